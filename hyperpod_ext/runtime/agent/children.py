@@ -143,7 +143,7 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 class MemoryServer:
     """A child process that keeps snapshots in memory. The process imports its modules when it starts, and answers
-    requests after `begin`. Its output is forwarded to this process's stderr."""
+    requests after `begin`. The server's output is forwarded to this process's stderr."""
 
     silent = ""
     """Why this agent killed the server because it did not answer; empty if it did not."""

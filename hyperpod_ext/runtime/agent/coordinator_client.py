@@ -110,8 +110,8 @@ class CoordinatorClient:
         self._lost: frozenset[int] = frozenset()
         """Nodes that are gone for good according to the operator, including the coordinator's node."""
         self._may_return = True
-        """Whether this node may return to the lost coordinator. It may not while another node may still count its vote,
-        because then the job could have two coordinators."""
+        """Whether this node may return to the lost coordinator. The node may not return while another node may still
+        count its vote, because then the job could have two coordinators."""
         self.given_up = False
         """Whether this node closed the connection because its coordinator was silent or gone."""
         self._counting: asyncio.Future[None] | None = None

@@ -232,8 +232,8 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether this node knows a coordinator that the voter lacks. That is a newer coordinator, or the
-        voter's lost coordinator if it has sent this node a message since the vote arrived.
+        """Return whether this node knows a coordinator that the voter lacks. Such a coordinator is newer, or is the
+        voter's lost one and has sent this node a message since the vote arrived.
 
         Args:
             arrived: arrival time of the vote, from `time.monotonic()`.

@@ -45,8 +45,8 @@ _OURS = (
 )
 _DRIVER = "libcuda.so.1"
 _LEFT_OUT = "HPX_NOT_PRELOADED"
-"""Environment variable with the reasons why modules are not preloaded, one per line. This process sets it before it
-executes itself again."""
+"""Environment variable with the reasons why modules are not preloaded, one per line. The fork server sets the variable
+before it executes itself again."""
 _BEGINS_S = 0.05
 """Seconds within which a new Python thread runs its first instruction."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"

@@ -1,5 +1,5 @@
-"""The hang monitor of a node reads the workers' heartbeats and times steps. It kills a hung worker after the worker has
-written its stacks."""
+"""The hang monitor of a node reads the workers' heartbeats and times steps. The monitor kills a hung worker after the
+worker has written its stacks."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class HangMonitor:
         self._tell(c.Heartbeats(heartbeats=known))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        """Make a hung worker write its stacks, then kill it. Its death is reported like any other, with cause
+        """Make a hung worker write its stacks, then kill it. The worker's death is reported like any other, with cause
         `cause`."""
         worker = self._workers().get(rank)
         if worker is None or worker.kill_reason:

@@ -30,7 +30,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _DIES_S = 2.0
-"""Seconds that a killed process may take to end. It cannot end while it waits for a disk."""
+"""Seconds that a killed process may take to end. A process cannot end while it waits for a disk."""
 
 
 class RestartLimit:

@@ -1,4 +1,4 @@
-"""The worker's connection to its agent. It receives generations and aborts, and sends reports.
+"""The worker's connection to its agent. The worker receives generations and aborts, and sends reports.
 
 A separate thread receives, so that an abort reaches a rank whose main thread hangs in a collective.
 """

@@ -1,8 +1,8 @@
 """Rank 0's decision for a generation: the step that all ranks restore, and each rank's source.
 
 Pure functions, except for one request to the durable tiers. Under our agent, a coordinator outside the ranks decides
-(`coordinator/coordinator.py`). Under another launcher or in a plain script (`dcp/tiers.py`), rank 0 decides. Both use
-the same negotiation (`membership/restoring.py`).
+(`coordinator/coordinator.py`). Under another launcher or in a plain script (`dcp/tiers.py`), rank 0 decides. The
+coordinator and rank 0 use the same negotiation (`membership/restoring.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class RestoreCoordinator:
         nodes: node of each rank.
         ask_durable: returns the checkpoints in shared durable tiers, except refused ones; None without such tiers.
         run: name of this run of the job.
-        script: whether the training script loads the state, and not the `@resilient` loop. It may start from step 0.
+        script: whether the training script loads the state, and not the `@resilient` loop. A script may start from step
+            0.
         step: step that the script requests; None for the newest step.
     """
 

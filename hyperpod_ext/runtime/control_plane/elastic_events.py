@@ -3,7 +3,7 @@
 Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, at different times. Some time later they kill
 processes that still run. At the end of each step, ranks start an all-reduce of a flag, which is set if the signal has
 arrived, and read its result at the end of the next step. So all ranks read the same result at the same step, and no
-rank waits for it. An error of the all-reduce is a fault like that of any other collective. It never counts as "no
+rank waits for it. An error of the all-reduce is a fault like that of any other collective, and never counts as "no
 signal".
 """
 

@@ -1,6 +1,6 @@
 """Decides whether a rank may commit the step that it was making when its generation was aborted.
 
-It may commit the step if no collective of that step was unfinished.
+A rank may commit the step if no collective of that step was unfinished.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SafeToCommit:
     @property
     def is_so(self) -> bool:
         """Whether the main thread was outside collectives, and outside forward and backward passes, which may contain
-        some. It must also have begun no collective since."""
+        some. The main thread must also have begun no collective since."""
         return self._begun is not None and self._begun == collectives_begun()
 
 

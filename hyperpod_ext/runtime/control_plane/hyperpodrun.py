@@ -155,6 +155,6 @@ class HyperpodMembers(Members):
 
 
 def _number(message: wire.Message) -> int:
-    """Return the number of the round that a `job_start` begins. It counts from 1; the operator counts restarts from
+    """Return the number of the round that a `job_start` begins. Rounds count from 1; the operator counts restarts from
     0."""
     return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

@@ -32,7 +32,7 @@ _PROGRESS_S = 10.0
 
 
 class NodeMemoryClient:
-    """A node's requests to its memory server. Only the node's first rank sends them.
+    """A node's requests to its memory server, which only the node's first rank sends.
 
     Args:
         config: configuration of a server that this process starts.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def open_control_plane(launcher: Launcher, groups: ProcessGroups) -> ControlPlane:
-    """Return the connected control plane of this process. It aborts `groups` when a generation ends."""
+    """Return the connected control plane of this process. The control plane aborts `groups` when a generation ends."""
     match launcher:
         case Launcher.AGENT:
             from hyperpod_ext.runtime.control_plane.agent import Session

@@ -1,4 +1,4 @@
-"""Name, checkpoint policy and secret of a job without our agent. All of them have defaults."""
+"""Name, checkpoint policy and secret of a job without our agent, all with defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORT_BASE = 29600
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one job. They are the same on every rank."""
+    """Settings of one job, the same on every rank."""
 
     config: RuntimeConfig
     named: bool

@@ -54,7 +54,7 @@ class RendezvousRound:
     """One attempt of all ranks to train together, with the ranks that their launcher assigned."""
 
     number: int
-    """Number of the attempt within a launch. It is part of the store's keys."""
+    """Number of the attempt within a launch, which is part of the store's keys."""
     rank: int
     world_size: int
     local_rank: int

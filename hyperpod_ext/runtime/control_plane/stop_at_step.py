@@ -75,7 +75,7 @@ class StopAtStep:
             self._making, self._stop, self._agreed, self._over = -1, None, False, False
 
     def begin(self, step: int, total: int) -> None:
-        """Begin the training loop at `step`. Its last step is `total`."""
+        """Begin the training loop at `step`. The loop's last step is `total`."""
         with self._changed:
             self._making, self._total = step, total
 

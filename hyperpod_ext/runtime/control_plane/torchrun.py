@@ -66,7 +66,7 @@ class TorchrunMembers(Members):
             self._log(_promise(launcher))
 
     def _meeting(self) -> TCPStore:
-        """Return the store in which ranks exchange their addresses. It is the launcher's, or else rank 0 hosts one.
+        """Return the store in which ranks exchange their addresses: the launcher's, or one that rank 0 hosts.
 
         Raises:
             UnreachableError: no store answers at MASTER_ADDR and MASTER_PORT.
@@ -163,7 +163,8 @@ def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
 
 
 def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
-    """Return rank 0's name for this start of all processes. It separates their addresses from those of earlier starts.
+    """Return rank 0's name for this start of all processes. The name separates their addresses from addresses of
+    earlier starts.
 
     TORCHELASTIC_RESTART_COUNT cannot be used, because each node counts only its own faults.
 

@@ -1,8 +1,9 @@
-"""The coordinator of a job, in the process of one agent. It connects `Membership`, which decides, with all agents.
+"""The coordinator of a job, in the process of one agent. The coordinator connects `Membership`, which decides, with all
+agents.
 
-Its parts share a `JobContext`. `admission.py` admits agents, `reports.py` processes reports, `lost_nodes.py` finds lost
-nodes, and `actions.py` carries out the membership's actions. A few agents receive the job state and its changes, so
-that one of them can replace the coordinator (`agent/coordinator_client.py`).
+The parts of the coordinator share a `JobContext`. `admission.py` admits agents, `reports.py` processes reports,
+`lost_nodes.py` finds lost nodes, and `actions.py` carries out the membership's actions. A few agents receive the job
+state and its changes, so that one of them can replace the coordinator (`agent/coordinator_client.py`).
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class JobEnd:
         self._cancelled_at: float | None = None
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
-        """Final state and error of a delayed end. They take effect once it is sure that no other coordinator exists."""
+        """Final state and error of a delayed end. The delayed end takes effect once it is sure that no other
+        coordinator exists."""
         self._reporting: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
         """Final state: succeeded, failed or cancelled."""

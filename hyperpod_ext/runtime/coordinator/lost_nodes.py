@@ -174,7 +174,8 @@ class LostNodes:
             self._actions.durable.node_lost(node)
 
     def lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
-        """Step down and stop the reachable nodes. They are no majority, so the other nodes may continue the job."""
+        """Step down and stop the reachable nodes. The reachable nodes are no majority, so the other nodes may continue
+        the job."""
         reached = self._members.agents.keys() - silent
         left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
         why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"

@@ -77,10 +77,10 @@ class Members:
     agents: dict[int, Agent] = field(default_factory=dict)
     """Open connections to agents, by node."""
     expected: dict[int, float] = field(default_factory=dict)
-    """Members without a connection, and the time until which they may connect. These are members from an earlier
-    coordinator, and doubted members."""
+    """Members without a connection, and the time until which they may connect. Such members come from an earlier
+    coordinator, or are doubted."""
     doubted: dict[int, str] = field(default_factory=dict)
-    """Members that are probably lost, with the cause for each. Their loss is not counted yet."""
+    """Members that are probably lost but not counted as lost yet, with the cause for each."""
     memberships: list[set[int]] = field(default_factory=list)
     """Every membership that some candidate may have: the last one that all candidates acknowledged, and all later
     ones."""
@@ -209,7 +209,7 @@ class Members:
         return late
 
     def silent(self, now: float, lease_s: float) -> set[int]:
-        """Return the nodes that have missed more than one heartbeat. They may be lost, but do not count as lost yet."""
+        """Return the nodes that have missed more than one heartbeat, and may be lost but do not count as lost yet."""
         return {node for node, agent in self.agents.items() if now - agent.heard_at > lease_s / 3 and node != self.node}
 
     def was_paused(self, now: float, lease_s: float) -> None:

@@ -1,8 +1,8 @@
 """Messages from the coordinator to agents, and the state that each agent has received.
 
-Candidates are the few agents that may have to coordinate. They receive the full job state once, and then its changes.
-Every agent receives the job news and its own node assignment whenever they change. A message to several agents is
-encoded once.
+Candidates, the few agents that may have to coordinate, receive the full job state once, and then its changes. Every
+agent receives the job news and its own node assignment whenever they change. A message to several agents is encoded
+once.
 """
 
 from __future__ import annotations

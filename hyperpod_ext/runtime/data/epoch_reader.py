@@ -23,7 +23,7 @@ class EpochReader:
 
     Args:
         loader: a `DataLoader`, or Accelerate's wrapper around one, that yields this rank's batches.
-        seed: seed of samplers and of random numbers in samples. It must be the same on every rank.
+        seed: seed of samplers and of random numbers in samples, the same on every rank.
         rank: makes random numbers in samples differ between ranks.
         per_step: number of batches per optimizer step. The last step of an epoch may have fewer.
 
@@ -140,7 +140,7 @@ class EpochReader:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """Key for the random numbers that samplers draw from global generators. It is the same on all ranks."""
+        """Key for the random numbers that samplers draw from global generators, the same on all ranks."""
         return (self._seed,)
 
     @property

@@ -1,4 +1,4 @@
-"""ElasticDataLoader: steps of micro-batches, read ahead. It continues exactly after the optimizer's last step.
+"""ElasticDataLoader: steps of micro-batches, read ahead. The loader continues exactly after the optimizer's last step.
 
 loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
 run.restore(model=model, optimizer=optimizer, data=loader)
@@ -60,9 +60,9 @@ class ElasticDataLoader:
     cannot be read. `fail` ends the job and names the sample. `skip` leaves the sample out, logs it, and adds it to
     `skipped`. More than `most_skipped` samples in one process raise an error.
 
-    Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and slot. They are equal
-    on any rank, at any world size, and after a repetition. This does not hold for threads, which share one generator
-    state.
+    Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and slot. The numbers are
+    equal on any rank, at any world size, and after a repetition. Threads share one generator state, so their numbers
+    may differ.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class ElasticDataLoader:
         self.sampler.set_weights(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run. It is small, and equal on every rank."""
+        """Return the position of the run, which is small and equal on every rank."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the sources. It does not depend on the weights."""
+        """Fingerprint of the sources, independent of the weights."""
         fingerprints = [fingerprint_of(source) for source in self.sources]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
@@ -80,7 +80,7 @@ class Segment:
 
 @functools.lru_cache(maxsize=64)
 def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return how many samples of each source a block has. They are rounded by largest remainder, and sum to BLOCK.
+    """Return how many samples of each source a block has: rounded by largest remainder, with sum BLOCK.
 
     Raises:
         JobFailedError: a weight is negative, not finite, or too small for one sample in a block.

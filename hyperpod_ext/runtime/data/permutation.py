@@ -58,7 +58,7 @@ class Permutation:
         return _drawn(self.n, self._key)[places].astype(np.int64)
 
     def place_of(self, items: Places) -> Places:
-        """Return the places of these items. This is the inverse of `at`."""
+        """Return the places of these items, as the inverse of `at`."""
         if self._feistel is not None:
             return self._feistel.place_of(items)
         return np.argsort(_drawn(self.n, self._key)).astype(np.int64)[items]
@@ -117,7 +117,7 @@ def _mix(words: _Words) -> _Words:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(n: int, key: bytes) -> NDArray[np.uint16]:
-    """Return the whole permutation for n <= 2**16, as 16-bit items. It takes at most 128 KiB."""
+    """Return the whole permutation for n <= 2**16, as 16-bit items in at most 128 KiB."""
     keys = np.frombuffer(key, "<u8").astype(np.uint64)
     counter = np.arange(n, dtype=np.uint64)
     turn = np.uint64(0)

@@ -90,7 +90,7 @@ def slots_of(count: int, micro: int) -> int:
 
 
 def owned(slots: int, rank: int, world_size: int) -> range:
-    """Return this rank's slots. They are consecutive, and their number differs by at most one between ranks."""
+    """Return this rank's consecutive slots. Their number differs by at most one between ranks."""
     return range(rank * slots // world_size, (rank + 1) * slots // world_size)
 
 

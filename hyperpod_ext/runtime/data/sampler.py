@@ -1,8 +1,8 @@
 """ElasticBatchSampler: the samples of each step, and this rank's part of them.
 
 Sample numbers depend only on seed, order and position. The world size only decides which rank has which slot. The state
-is small and equal on every rank. It is the position that steps have *used*: samples that were read ahead are read again
-after a fault.
+is small and equal on every rank. The state is the position that steps have *used*: samples that were read ahead are
+read again after a fault.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class ElasticBatchSampler:
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Slot]:
-        """Return this rank's slots in the next step. They stay the same until the step is acknowledged."""
+        """Return this rank's slots in the next step, which stay the same until the step is acknowledged."""
         return self.plan(self.cursor).slots
 
     def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
@@ -240,7 +240,7 @@ class ElasticBatchSampler:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run. It has only numbers and text, and is equal on every rank."""
+        """Return the position of the run, with only numbers and text, and equal on every rank."""
         return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -329,7 +329,7 @@ class ElasticBatchSampler:
 
     @property
     def _most_samples(self) -> int:
-        """Largest number of samples in a step. It is less than a batch if an epoch is smaller than a batch."""
+        """Largest number of samples in a step, which is less than a batch if an epoch is smaller than a batch."""
         return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:

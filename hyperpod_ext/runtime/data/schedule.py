@@ -17,8 +17,8 @@ def learning_rate(
     final: float = 0.0,
     shape: Literal["cosine", "linear", "constant"] = "cosine",
 ) -> float:
-    """Return the learning rate of step 1, 2, ..., `total_steps`. It rises to `peak` in `warmup_steps` equal parts, then
-    falls to `final` at the last step. Later steps stay at `final`.
+    """Return the learning rate of step 1, 2, ..., `total_steps`. The rate rises to `peak` in `warmup_steps` equal
+    parts, then falls to `final` at the last step. Later steps stay at `final`.
 
     Raises:
             JobFailedError: the step is invalid, or there are more warm-up steps than steps.

@@ -1,5 +1,4 @@
-"""The order of one source's samples in one epoch. It depends on seed, source and epoch, and any part can be
-computed."""
+"""The order of one source's samples in one epoch. Any part of the order can be computed from seed, source and epoch."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/neuron0")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _held: list[LivenessLock] = []
-"""Locks that threads of this process hold. They stay in memory, because the kernel accesses them when threads end."""
+"""Locks that threads of this process hold, kept in memory because the kernel accesses them when threads end."""
 
 
 class LivenessLock:

@@ -32,7 +32,7 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of fault. It is also a row of the table in docs/faults.md."""
+    """One kind of fault, which is also a row of the table in docs/faults.md."""
 
     kind: FaultKind
     meaning: str
@@ -240,8 +240,8 @@ def last_line(log: Path) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return a text such as `ValueError at train.py:57`. It stays equal if the error repeats with other numbers in
-    it."""
+    """Return a text such as `ValueError at train.py:57`. The text stays equal if the error repeats with other numbers
+    in it."""
     return f"{type(error).__name__} at {_line_of(error)}"
 
 

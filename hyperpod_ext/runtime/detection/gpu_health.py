@@ -1,6 +1,6 @@
 """Health of NVIDIA GPUs, through NVML and the CUDA driver if they are installed. Imports both only when used.
 
-Both are opened once and stay open, because opening them takes longer than all queries together.
+NVML and the driver are opened once and stay open, because opening them takes longer than all queries together.
 """
 
 from __future__ import annotations
@@ -114,9 +114,8 @@ def _events(nvml: Any) -> dict[int, list[int]]:
 def _context() -> str | None:
     """Return why the CUDA driver does not start; None if it does. Opens no context, because each worker opens its
     own."""
-    # A child of a process that has initialized CUDA cannot use a GPU. This may still run in the agent, because the
-    # agent forks no workers. The fork server forks them, and is started before the first check. Memory servers use no
-    # GPU.
+    # A child of a process that has initialized CUDA cannot use a GPU. The agent may still run this, because it forks no
+    # workers. The fork server forks them, and is started before the first check. Memory servers use no GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -16,9 +16,11 @@ from hyperpod_ext.runtime.detection.heartbeat import IN_STEP, Phase, Reading
 
 _REMEMBERED = 256
 _SLOW = 0.95
-"""Quantile of the step times that counts as a slow step. It includes periodic evaluations, but not a single outlier."""
+"""Quantile of the step times that counts as a slow step, high enough to include evaluations but not a single
+outlier."""
 _SILENT_S = 2.0
-"""Seconds without a beat after which a process has no GIL or no processor. It normally beats four times per second."""
+"""Seconds without a beat after which a process has no GIL or no processor. A process normally beats four times per
+second."""
 _LIVELY = 10.0
 """Factor for the limit of a rank that is behind but makes progress, because it may be evaluating while others wait."""
 

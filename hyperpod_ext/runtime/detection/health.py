@@ -42,7 +42,7 @@ class HealthContext:
 
 
 class HealthCheck(Protocol):
-    """A health check. It must change nothing, and must return soon."""
+    """A health check, which must change nothing and must return soon."""
 
     def __call__(self, context: HealthContext) -> str | None:
         """Return a sentence on why the node is unhealthy; None if it is healthy."""

@@ -1,7 +1,7 @@
 """A worker's heartbeat: a few bytes of shared memory with its present step and phase.
 
-At each change of phase, the worker writes them without a system call or a message. Its agent can read them at any time,
-even if the worker is stopped, hung or dead. Imports no heavy modules.
+At each change of phase, the worker writes its page without a system call or a message. The agent can read the page at
+any time, even if the worker is stopped, hung or dead. Imports no heavy modules.
 """
 
 from __future__ import annotations

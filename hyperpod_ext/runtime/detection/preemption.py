@@ -1,4 +1,4 @@
-"""Notices that this node will be preempted. They come from EC2, for a Spot instance, or from a file.
+"""Notices that this node will be preempted, from EC2 for a Spot instance, or from a file.
 
 EC2's instance metadata are read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets a
 different endpoint, and AWS_EC2_METADATA_DISABLED=true disables the metadata.

@@ -18,7 +18,7 @@ from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
-"""Signal that makes a worker dump its stacks. It is a real-time signal that nothing else uses; Slurm and Lightning use
+"""Signal that makes a worker dump its stacks: a real-time signal that nothing else uses. Slurm and Lightning use
 SIGUSR1."""
 _LOOK_S = 0.005
 _QUIET_S = 0.04

@@ -146,7 +146,7 @@ class LogUpload:
 
 
 def read_kept(store: ObjectStore) -> LogRead:
-    """Return the events of all nodes in time order. Their times are Unix times.
+    """Return the events of all nodes in time order, with Unix times.
 
     Raises:
         NotFoundError: the store has no events.

@@ -167,7 +167,7 @@ class ParityShort(ByCoordinator):
 
 
 class Go(ByCoordinator):
-    """All ranks have restored and continue. They repeat the steps after `step`."""
+    """All ranks have restored and continue, and repeat the steps after `step`."""
 
     event: Literal["go"] = "go"
     step: Count

@@ -1,7 +1,8 @@
-"""Files through which a node's processes pass events to the memory server. It uploads the lines and empties the files.
+"""Files through which a node's processes pass events to the memory server. The memory server uploads the lines and
+empties the files.
 
 Each process appends to its own file, whose name is the process id. Lines of a killed process stay in its file.
-Appending takes microseconds. It waits only for a reader that is emptying the same file.
+Appending takes microseconds, and waits only for a reader that is emptying the same file.
 """
 
 from __future__ import annotations

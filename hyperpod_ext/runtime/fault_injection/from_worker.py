@@ -197,7 +197,8 @@ def _hang(how: str) -> None:
 
 
 def _run_out_of_memory() -> None:
-    """Allocate more memory than this process may have. Its limit is lowered first, to protect other processes."""
+    """Allocate more memory than this process may have. The process's limit is lowered first, to protect other
+    processes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))

@@ -1,8 +1,8 @@
 """Connections that raise a ConnectionError after every kind of break.
 
-The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own errors. Each of
-them ends one connection. Code that catches ConnectionError handles all of them, and does not catch errors of files by
-mistake.
+The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own errors. Each
+such error ends one connection. Code that catches ConnectionError handles all of them, and does not catch errors of
+files by mistake.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BACKLOG = 4096
 """Maximum number of connections that wait to be accepted. All nodes of a job connect at once after the job's start or
 the loss of its coordinator."""
 _READ_AHEAD = 1 << 16
-"""Bytes that a reader buffers before it stops reading. This is asyncio's own default."""
+"""Bytes that a reader buffers before it stops reading, as by asyncio's own default."""
 
 
 class BrokenConnectionError(ConnectionError):

@@ -462,7 +462,7 @@ class Exited(Report):
 
 
 class Alive(Report):
-    """All ranks of the node are alive. This is the answer to the liveness query."""
+    """All ranks of the node are alive, in answer to the liveness query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["alive"] = "alive"
@@ -501,7 +501,7 @@ class Stalled(Report):
 
 
 class Heartbeats(Report):
-    """The heartbeats of the node's ranks. This is the answer to the hang query."""
+    """The heartbeats of the node's ranks, in answer to the hang query."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
@@ -815,7 +815,7 @@ class TryNext(GenerationOrder):
 
 
 class Addresses(GenerationOrder):
-    """Use these addresses of ranks' key-value servers. This is the answer to a look-up."""
+    """Use these addresses of ranks' key-value servers, which a rank has looked up."""
 
     type: Literal["addresses"] = "addresses"
     addresses: ByNumber[Address]

@@ -34,7 +34,7 @@ _short.maxstring = _short.maxother = 60
 
 
 class Declared(BaseModel):
-    """One kind of message or event. Its docstring describes the kind; the docstring below a field describes the
+    """One kind of message or event. The class docstring describes the kind; the docstring below a field describes the
     field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
@@ -56,7 +56,7 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Declared)
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A count, step, rank or generation. It is at least 0 and fits into 64 bits, for readers in other languages."""
+"""A count, step, rank or generation: at least 0, and within 64 bits for readers in other languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
 """A duration in seconds, of at most thirty years, which every function of the operating system accepts."""

@@ -35,7 +35,7 @@ def node_join(
 
 
 class RankJoin(NamedTuple):
-    """One rank's join within a `NodeJoin`. It has the fields of `Join` that differ between ranks."""
+    """One rank's join within a `NodeJoin`, with the fields of `Join` that differ between ranks."""
 
     rank: int
     pid: int
@@ -80,7 +80,7 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 
 
 class HeldOffers(Collection[Offer]):
-    """The offers of one node, from its memory and disks. They are stored in short form and created during iteration."""
+    """The offers of one node, from its memory and disks, stored in short form and created during iteration."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ def _once(values: Sequence[T]) -> tuple[T, ...]:
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
-    """Return `count` values, repeating a single value if there is only one. This is the inverse of `_once`.
+    """Return `count` values, repeating a single value if there is only one, as the inverse of `_once`.
 
     Raises:
         WireError: the number of values is neither 1 nor `count`.

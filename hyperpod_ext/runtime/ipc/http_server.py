@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on asyncio, for the operator's requests and the metrics. It needs no other package."""
+"""An HTTP/1.1 server on asyncio without other packages, for the operator's requests and the metrics."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def own_certificate() -> OwnCertificate:
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """Return the TLS context of clients. It accepts any certificate, because the proofs that follow are bound to it."""
+    """Return the TLS context of clients. Clients accept any certificate, because the proofs that follow are bound to
+    it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

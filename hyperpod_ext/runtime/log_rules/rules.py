@@ -24,7 +24,7 @@ _LINE_CHARS = 200
 
 
 class LogRule(BaseModel):
-    """One rule. Its aliases are the names that the operator uses."""
+    """One rule. Field aliases are the names that the operator uses."""
 
     name: str = Field(min_length=1)
     pattern: re.Pattern[str] = Field(alias="logPattern")

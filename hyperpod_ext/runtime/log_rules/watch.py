@@ -18,7 +18,7 @@ class LogWatch:
     """Reads a log as it grows, and evaluates rules on it.
 
     Args:
-        log: rank 0's log. It need not exist yet.
+        log: rank 0's log, which need not exist yet.
         broken: called with the broken rule and how it is broken. Called only once until the job has continued.
         is_here: returns whether rank 0 is on this node. If not, the log is not read.
     """

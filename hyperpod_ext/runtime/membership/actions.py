@@ -59,7 +59,7 @@ class Fault:
     """Place of the fault, such as a line of the script or the phase of a hang. A repeated fault is recognised by its
     kind and place. If the place is empty, the cause is compared instead."""
     late: bool = False
-    """Whether another fault counts instead of this one. That fault is on the same node, or had already ended the
+    """Whether another fault counts instead of this one. The other fault is on the same node, or had already ended the
     generation."""
 
     @property

@@ -324,7 +324,7 @@ class Membership:
             self.states.set_state(node, NodeState.SPARE)
 
     def node_came(self, node: int, at: float = 0.0) -> list[Action]:
-        """Process a node that joins without ranks. It gets the ranks of a lost node, or becomes a spare."""
+        """Process a node that joins without ranks, and so gets the ranks of a lost node or becomes a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
         lost = [] if gone else self.node_lost(node, "its agent was restarted", at)
         if self.phase is JobPhase.ENDED:
@@ -405,7 +405,7 @@ class Membership:
     # --- training without missing ranks -----------------------------------------------------------
 
     def _can_do_without(self, lost: Collection[int]) -> bool:
-        """Return whether the other ranks can continue without the `lost` ranks. They can if they have trained and each
+        """Return whether the other ranks can continue without the `lost` ranks, because they have trained and each
         holds the full state."""
         able = self.continuing.can_do_without(self.nodes, lost)
         held = self.held - self.held_for_fault

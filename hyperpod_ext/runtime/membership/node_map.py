@@ -43,6 +43,6 @@ class Nodes:
         return min(self.ranks(node))
 
     def index(self, node: int) -> int:
-        """Return the index of a node among the nodes on the same machine. It is 0 unless several nodes share a
+        """Return the index of a node among the nodes on the same machine, which is 0 unless several nodes share a
         machine."""
         return self.places[:node].count(self.places[node])

@@ -26,9 +26,10 @@ class NodeState(Enum):
     MEMBER = "member"
     """A node with ranks."""
     DEPARTING = "departing"
-    """A node with ranks that must leave. It has requested to leave, or a user has ordered to move its ranks."""
+    """A node with ranks that must leave, because it has requested to or because a user has ordered to move its
+    ranks."""
     DECOMMISSIONED = "decommissioned"
-    """A node whose ranks are now on other nodes. It ends its workers, and has not reported its snapshots yet."""
+    """A node whose ranks are now on other nodes, that ends its workers and has not reported its snapshots yet."""
     RETAINED = "retained"
     """A node without ranks whose snapshots may still be needed."""
     RELEASED = "released"
@@ -41,7 +42,7 @@ class Why(Enum):
     RESIZED = "resized"
     """The job continues with fewer nodes."""
     ASKED = "asked"
-    """The node will be removed. It has requested to leave, or a user has ordered to move its ranks."""
+    """The node will be removed, because it has requested to leave or a user has ordered to move its ranks."""
     FAILED = "failed"
     """Processes on the node die repeatedly."""
 
@@ -64,7 +65,7 @@ HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
 
 
 class TransitionError(Exception):
-    """A transition that `TRANSITIONS` does not list. This is a bug in this package."""
+    """A transition that `TRANSITIONS` does not list, because of a bug in this package."""
 
 
 class NodeStates:

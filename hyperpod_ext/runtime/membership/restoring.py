@@ -34,8 +34,8 @@ class RestoreNegotiation:
     """The choice of a step and of its sources for one generation."""
 
     durable: bool = False
-    """Whether the job has durable tiers. They are listed at the first start of a run, and whenever memory lacks the
-    newest committed step."""
+    """Whether the job has durable tiers. Durable tiers are listed at the first start of a run, and whenever memory
+    lacks the newest committed step."""
     outlives_run: bool = False
     """Whether memory outlives a run, and so may hold the only state of an earlier run."""
     script_saves: bool = False
@@ -180,8 +180,8 @@ class RestoreNegotiation:
 
     @property
     def _is_unasked(self) -> bool:
-        """Whether listing the durable tiers would show more checkpoints. This is so if they were not listed yet, or if
-        a listed checkpoint could not be restored: a list has only the newest checkpoints, and these may have been
+        """Whether listing the durable tiers would show more checkpoints. A new list is needed if none was made yet, or
+        if a listed checkpoint could not be restored: a list has only the newest checkpoints, and these may have been
         pruned since."""
         return self.durable and (self._stored is None or bool(self._refused_durable() - self._excluded))
 

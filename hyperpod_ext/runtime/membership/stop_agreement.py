@@ -35,7 +35,7 @@ class StopAgreement:
     ranks: int
     """Number of ranks."""
     ahead: int
-    """Number of steps from the newest step to the requested one. It doubles each time a rank was past the requested
+    """Number of steps from the newest step to the requested one, doubled each time a rank was past the requested
     step."""
     farthest: int
     """Largest value of `ahead`."""

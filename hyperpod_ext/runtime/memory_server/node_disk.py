@@ -1,4 +1,5 @@
-"""Snapshots of this node's ranks on the node's own disks. They are offered for a restore, and read for other nodes.
+"""Snapshots of this node's ranks on the node's own disks. These snapshots are offered for a restore, and read for other
+nodes.
 
 Every joining rank requests the list of snapshots. The list comes from an index, so that a hung disk blocks no rank.
 """

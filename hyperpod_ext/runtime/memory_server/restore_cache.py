@@ -82,8 +82,8 @@ class RestoreCache:
         """Read a rank's snapshot from a durable checkpoint into memory, once for all ranks of this node.
 
         Returns the manifest, the layout, the offset, a read-only descriptor of the memory, and whether a MAC proves
-        that the job wrote the bytes. That is False if an earlier version wrote the checkpoint without MACs. The CRC is
-        not verified.
+        that the job wrote the bytes. There is no such proof if an earlier version wrote the checkpoint without MACs.
+        The CRC is not verified.
 
         Raises:
                 NotFoundError, UnreachableError: the snapshot cannot be read.

@@ -52,7 +52,7 @@ class _Connection:
 
 
 class Server:
-    """One node's memory server. It answers only processes of the same user.
+    """One node's memory server, which answers only processes of the same user.
 
     Args:
         config: the configuration with which this process was started.

@@ -117,7 +117,7 @@ class NodeMemory:
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._departed: set[int] = set()
-        """Ranks of other nodes that still have memory here. It is freed once no copy reads it any more."""
+        """Ranks of other nodes that still have memory here, which is freed once no copy reads it any more."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
         self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 

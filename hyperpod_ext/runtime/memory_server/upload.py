@@ -1,6 +1,7 @@
 """Uploads one checkpoint to a durable tier: this node's part, notes to other nodes, and the commit.
 
-All code here runs in the single thread of an `Uploader`. It waits for other nodes and for S3, but never for a worker.
+All code here runs in the single thread of an `Uploader`. The thread waits for other nodes and for S3, but never for a
+worker.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
 """Minimum time limit, in seconds, of the wait for other nodes."""
 _TURN_S, _LAST_TURN_S = 2.0, 30.0
-"""Seconds per node number before a node commits instead of a lower node, and the maximum delay. Both are far below the
-time limit of the wait."""
+"""Seconds per node number before a node commits instead of a lower node, and the maximum delay. Both times are far
+below the time limit of the wait."""
 _SLOWEST_BYTES_S = 5e6
 """Assumed minimum upload rate of another node, in bytes per second. Nobody waits for nodes that are lost or that report
 a failure."""

@@ -21,8 +21,8 @@ class MetricsExporter:
 
     Args:
         config: `metrics` has host and port, and `name` is the label `hpx_job` of every metric.
-        past: events from earlier coordinators, so that counters continue. They are read in a thread after `open`,
-            because a long job has many events, and other nodes wait for a heartbeat.
+        past: events from earlier coordinators, so that counters continue. Past events are read in a thread after
+            `open`, because a long job has many, and other nodes wait for a heartbeat.
         event: logs an event with the endpoint's address, or with the reason why there is none.
     """
 

@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observed values, by upper bound. Its size is fixed, however long the job runs."""
+    """Counts of observed values, by upper bound. The number of counts is fixed, however long the job runs."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Computes metrics from a job's events, one event after another. Its size is bounded, however long the job runs."""
+"""Computes metrics from a job's events, one event after another. The size of the result is bounded, however long the
+job runs."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sam
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _FAULTS = [(kind, level) for kind in get_args(FaultKind) for level in (*(its.value for its in EscalationLevel), "")]
-"""Label pairs of `hpx_faults_total`. All of them are exported from the start, because Prometheus' increase() does not
-see the first count of a new series."""
+"""Label pairs of `hpx_faults_total`. All pairs are exported from the start, because Prometheus' increase() does not see
+the first count of a new series."""
 _REMEMBERED_STEPS = 4096
 """Number of steps to remember. When the job goes back to an earlier step, the time of later steps is subtracted."""
 

@@ -1,8 +1,8 @@
 """Metrics of a job that no agent of ours coordinates. Node 0's memory server exports them, from the events of all
 nodes.
 
-Events of nodes arrive a moment later, with different delays. They are counted in order of time, once they are older
-than that moment.
+Events of nodes arrive a moment later, with different delays. Events are counted in order of time, once they are older
+than that delay.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
 class Recoveries:
     """Builds trees of spans for a job's recoveries from its events. Pure, and of bounded size.
 
-    A recovery lasts from the first fault until every rank that continues has made its first step after the fault. It
-    contains the phases of every rank.
+    A recovery lasts from the first fault until every rank that continues has made its first step after the fault. A
+    recovery contains the phases of every rank.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
 
-This is the first process of a pod in a HyperPodPyTorchJob, and replaces `hyperpodrun`. It serves the operator's
-requests, and runs this node's agent with the rank and the addresses from `/start`. The output of workers goes to the
-pod's output, as `rank 2 | ...`.
+The agent is the first process of a pod in a HyperPodPyTorchJob, and replaces `hyperpodrun`. The process serves the
+operator's requests, and runs this node's agent with the rank and the addresses from `/start`. The output of workers
+goes to the pod's output, as `rank 2 | ...`.
 """
 
 from __future__ import annotations

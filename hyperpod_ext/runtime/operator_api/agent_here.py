@@ -1,4 +1,4 @@
-"""This node's agent, in the process that serves the operator. It runs a sequence of `Node`s, by the operator's
+"""This node's agent, in the process that serves the operator. The agent runs a sequence of `Node`s, by the operator's
 orders."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class AgentHere:
 
     Args:
         arguments: arguments of the pod: nodes, workers, port of the rendezvous, script.
-        prepared: helper processes for the first `Node`. They import modules while the pod waits, as on a spare.
+        prepared: helper processes for the first `Node`, which import modules while the pod waits, as on a spare.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""The HTTP server of a pod. It reads requests, lets `states` decide, and starts, pauses, resumes and ends the agent."""
+"""The HTTP server of a pod. The server reads requests, lets `states` decide, and starts, pauses, resumes and ends the
+agent."""
 
 from __future__ import annotations
 

@@ -336,7 +336,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Caller:
-    """The operator of a pod whose spec names no operator. It is the address that sent the first order."""
+    """The operator of a pod whose spec names no operator: the address that sent the first order."""
 
     address: str = ""
     """IP address; empty if no order was sent yet."""

@@ -1,9 +1,10 @@
 """The small process of a rank. `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one for each rank.
 
-It imports no heavy modules. It requests a rank from the fork server of its launcher, which the first small process
-starts, and represents the rank to `hyperpodrun`. It passes signals on to the rank, shares its output with the rank, and
-ends with the rank's exit status. When it is stopped or killed, the fork server stops or kills the rank. If the fork
-server cannot fork a rank, the script runs in the small process itself, which must still do the imports.
+The small process imports no heavy modules. It requests a rank from the fork server of its launcher, which the first
+small process starts, and represents the rank to `hyperpodrun`. The small process passes signals on to the rank, shares
+its output with the rank, and ends with the rank's exit status. When it is stopped or killed, the fork server stops or
+kills the rank. If the fork server cannot fork a rank, the script runs in the small process itself, which must still do
+the imports.
 """
 
 from __future__ import annotations

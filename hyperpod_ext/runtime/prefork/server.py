@@ -1,4 +1,5 @@
-"""The pod's fork server. It imports the modules of ranks, and forks a rank for each process that `hyperpodrun` starts.
+"""The pod's fork server, which imports the modules of ranks, and forks a rank for each process that `hyperpodrun`
+starts.
 
 The process that `hyperpodrun` starts is called the small process of the rank. If a small process ends, its rank and the
 rank's children are killed. If it is stopped, its rank is stopped. The end of a rank is reported to its small process.

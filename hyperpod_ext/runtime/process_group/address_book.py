@@ -1,4 +1,4 @@
-"""Addresses of the ranks' key-value servers. They are kept from generation to generation, and looked up on demand."""
+"""Addresses of the ranks' key-value servers, kept from generation to generation, and looked up on demand."""
 
 from __future__ import annotations
 

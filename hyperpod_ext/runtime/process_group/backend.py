@@ -44,4 +44,4 @@ class Backend(Protocol):
 
 
 class AbortStuckError(RuntimeError):
-    """Groups could not be aborted in time. Only the end of the process ends their threads and kernels."""
+    """Groups could not be aborted in time, so only the end of the process ends their threads and kernels."""

@@ -65,7 +65,7 @@ class Gloo:
     def __init__(self) -> None:
         self._waits = LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
-        """Listeners of the parent process's groups. Their inherited epoll sets name sockets by the parent's descriptor
+        """Listeners of the parent process's groups. Inherited epoll sets name sockets by the parent's descriptor
         numbers, which mean other files in this process."""
         self._near = range(0)
         """Descriptors that the only group probably uses; empty if there may be more groups."""

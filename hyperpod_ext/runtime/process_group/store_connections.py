@@ -1,4 +1,4 @@
-"""Connections to other ranks' key-value servers. They are kept from generation to generation."""
+"""Connections to other ranks' key-value servers, kept from generation to generation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class StoreConnection:
 
 
 class Connections:
-    """Connections to the servers of other ranks. They are kept from generation to generation."""
+    """Connections to the servers of other ranks, kept from generation to generation."""
 
     def __init__(self) -> None:
         self._idle: dict[Address, list[StoreConnection]] = {}

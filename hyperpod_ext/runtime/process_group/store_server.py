@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
-"""Number of connections that may wait to be accepted. It is large, because a whole job may connect at once."""
+"""Number of connections that may wait to be accepted: large, because a whole job may connect at once."""
 _UNKNOWN_BYTES = 1024
 """Maximum number of bytes that are buffered for an unauthenticated connection."""
 _PROVE_S = 10.0

@@ -19,8 +19,7 @@ __all__ = ["Reproducible", "reproducible", "seeded"]
 
 
 def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproducible:
-    """Wrap `module` as DistributedDataParallel does. It may be a plain module, or one after `fully_shard` (FSDP2,
-    HSDP).
+    """Wrap `module` as DistributedDataParallel does. The module may be plain, or one after `fully_shard` (FSDP2, HSDP).
 
     init_sync: whether to send rank 0's parameters and buffers to all ranks first. Has no effect on FSDP2 modules.
 

@@ -23,7 +23,7 @@ NONE, BAD = -128, 127
 """Values instead of a bin: no number was added; or a number that is not finite was added."""
 _BITS, _BINS = 16, 3
 _AT_ONCE = 1 << 15
-"""Number of values that a CPU processes at once. They are few enough to fit into its cache."""
+"""Number of values that a CPU processes at once, few enough to fit into its cache."""
 _LOWEST = -7  # with lower bins, scales would leave float32; 2^-144 is the last bit that float32 keeps
 
 

@@ -103,7 +103,8 @@ class Replicated(Reproducible):
         return torch.nn.utils.get_total_norm(gradients)
 
     def _is_reduced(self) -> bool:
-        """Return whether the gradients of the last reduction still exist. They are dropped before the next step."""
+        """Return whether the gradients of the last reduction still exist. Reduced gradients are dropped before the next
+        step."""
         given = [None if held is None else held() for held in self._given]
         return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))
 

@@ -1,8 +1,8 @@
 """For FSDP2 and HSDP. Each backward pass scatters its gradients as int32 bins, and each rank sums the bins of its
 shards.
 
-FSDP2 gets zeros instead of gradients. They are views of one flat tensor per parameter group, into which `reduce` writes
-the sums.
+FSDP2 gets zeros instead of gradients: views of one flat tensor per parameter group, into which `reduce` writes the
+sums.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def norm_of(shards: Sequence[torch.Tensor], group: dist.ProcessGroup, device: to
     """Return the 2-norm, in float32, of float tensors that have a part on each rank of `group`. All its ranks must call
     this.
 
-    Squares of float32 are exact in float64. They are added as integers of 62 - ceil(log2(count)) bits, so that even
+    Squares of float32 are exact in float64. Squares are added as integers of 62 - ceil(log2(count)) bits, so that even
     `count` of the largest squares stay below 2^62. NaN if a number is not finite.
     """
     squares = [shard.to(torch.float64).square() for shard in shards if shard.numel()]

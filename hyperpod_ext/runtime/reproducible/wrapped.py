@@ -1,4 +1,4 @@
-"""The base of all reproducible wrappers. It requires one reduction per step before the optimizer's step."""
+"""The base of all reproducible wrappers, which requires one reduction per step before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def norm(self) -> torch.Tensor:
-        """Return the 2-norm of all gradients, with the same bits for any number of ranks. All ranks must call this. It
-        calls `reduce` first if needed."""
+        """Return the 2-norm of all gradients, with the same bits for any number of ranks. All ranks must call this.
+        Calls `reduce` first if needed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -81,7 +81,7 @@ class Simulation:
     """One job, from its start to its end after `days`. The same seed produces the same job.
 
     Args:
-        every_rank: whether to simulate every rank in every decision. This is slow, and the decisions are the same.
+        every_rank: whether to simulate every rank in every decision, which is slow and leads to the same decisions.
     """
 
     def __init__(self, settings: Simulated, seed: int, *, every_rank: bool = False) -> None:

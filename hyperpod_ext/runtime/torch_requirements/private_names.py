@@ -221,7 +221,7 @@ def _titles(names: list[PrivateName]) -> list[str]:
 
 
 def _set_by_methods(kind: type) -> set[str]:
-    """Return the attributes that a class declares or its methods use. These are its instances' attributes, too."""
+    """Return the attributes that a class declares or its methods use, which its instances have, too."""
     declared = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", {})}
     return declared.union(*(code.co_names for each in kind.__mro__ for code in _codes(each)))
 

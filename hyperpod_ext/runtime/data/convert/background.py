@@ -71,7 +71,7 @@ class Conversion:
         self._thread.start()
 
     def store(self, timeout_s: float = 60.0) -> TokenStore:
-        """Return the unfinished store. It may have no segment yet.
+        """Return the unfinished store, which may have no segment yet.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -166,8 +166,8 @@ class Conversion:
 
 
 def main() -> None:
-    """Run the converter's process. It reads an order from stdin, and writes progress and at most one error to stdout,
-    as lines of JSON."""
+    """Run the converter's process, which reads an order from stdin, and writes progress and at most one error to
+    stdout, as lines of JSON."""
     from hyperpod_ext.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())

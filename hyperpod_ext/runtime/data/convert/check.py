@@ -23,7 +23,8 @@ class Findings:
     finished: bool = False
     problems: list[Problem] = field(default_factory=list)
     first_damaged: int | None = None
-    """Index of the first damaged or missing segment. It is the number of segments if only store.json is wrong."""
+    """Index of the first damaged or missing segment. The index equals the number of segments if only store.json is
+    wrong."""
     source_changes: list[str] = field(default_factory=list)
 
 

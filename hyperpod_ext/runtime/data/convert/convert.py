@@ -86,8 +86,8 @@ class Skipped:
 
 
 def default_place() -> Path:
-    """Return the folder for stores on this node. It is $HPX_DATA_DIR, ideally on local NVMe, or else in the user's
-    cache."""
+    """Return the folder for stores on this node. The default is $HPX_DATA_DIR, ideally on local NVMe, or else the
+    user's cache."""
     return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 

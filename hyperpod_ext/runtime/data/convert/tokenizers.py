@@ -39,7 +39,7 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     """Return the tokenizer for a name or function.
 
     Names are `bytes`; `none`, for records that already are tokens; `hf:NAME`, from the Hub's cache; a `tokenizer.json`;
-    and `module:function`. A function gets one text. It may have attributes `identity` and `vocab_size`. Without
+    and `module:function`. A function gets one text, and may have attributes `identity` and `vocab_size`. Without
     `identity`, its name and source text identify it, so data that it reads must not change.
 
     Raises:

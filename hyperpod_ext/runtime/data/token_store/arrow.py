@@ -1,4 +1,4 @@
-"""Arrow files with rows of tokens. They are mapped in place without conversion, because they have the form of a store.
+"""Arrow files with rows of tokens, mapped in place without conversion, because they have the form of a store.
 
 The rows must be lists of whole numbers, without compression and nulls, in Arrow's file or stream format (Feather, and
 the cache of Hugging Face's `datasets`). pyarrow locates the numbers in the file, and reads use the mapping.
@@ -46,7 +46,7 @@ class ArrowSegment:
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Offsets, in tokens, of each row's beginning and of the last row's end. They are mapped from the file, too."""
+        """Offsets, in tokens, of each row's beginning and of the last row's end, also mapped from the file."""
         self._file.check()
         return self._offsets
 

@@ -1,4 +1,4 @@
-"""Documents by number over several segments. This is the base of token stores and mapped Arrow files."""
+"""Documents by number over several segments, the base of token stores and mapped Arrow files."""
 
 from __future__ import annotations
 

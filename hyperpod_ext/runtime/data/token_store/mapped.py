@@ -49,7 +49,7 @@ class MappedFile:
         self.check()
 
     def identity(self) -> list[int]:
-        """Return the file's size and the checksums of both ends. They identify it without reading the whole file."""
+        """Return the file's size and the checksums of both ends, which identify the file without reading all of it."""
         end = self._size
         with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]

@@ -1,5 +1,4 @@
-"""Megatron's .bin and .idx files. They are mapped in place without conversion, because they have the form of a
-store."""
+"""Megatron's .bin and .idx files, mapped in place without conversion, because they have the form of a store."""
 
 from __future__ import annotations
 

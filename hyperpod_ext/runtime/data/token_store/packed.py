@@ -72,7 +72,7 @@ class Packed:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return sample `number`, shape [sequence_length + 1]. It is a view, or a copy if it is padded or in two
+        """Return sample `number`, shape [sequence_length + 1]. The sample is a view, or a copy if padded or in two
         segments."""
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)

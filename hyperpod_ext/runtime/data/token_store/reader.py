@@ -1,6 +1,7 @@
 """Reads a token store: documents by number, without a lock and without a copy.
 
-The published part of a growing store can be read. Its document numbers never change; only its length is not known yet.
+The published part of a growing store can be read. Document numbers never change; only the number of documents is not
+known yet.
 """
 
 from __future__ import annotations
@@ -86,12 +87,12 @@ class TokenStore(Documents[Segment]):
 
     @property
     def key(self) -> str:
-        """Identity of the store's source and options. It is known from the beginning."""
+        """Identity of the store's source and options, known from the beginning."""
         return key_of(self.about)
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the tokens. It is the same on every node and after every restart.
+        """Fingerprint of the tokens, the same on every node and after every restart.
 
         Raises:
             UnknownLengthError: the store is still growing.

@@ -180,8 +180,7 @@ class Segment:
         return self.tokens(item(at), item(at + 1), writable)
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of this segment, shape [end - begin], as a view. It is read-only unless
-        `writable`.
+        """Return tokens `begin` to `end` of this segment, shape [end - begin], as a view, read-only unless `writable`.
 
         Raises:
             CorruptSegmentError: a block does not match its checksum.

@@ -37,7 +37,7 @@ def key_of(about: Mapping[str, Any]) -> str:
 
 
 def digest_of(segments: Sequence[SegmentInfo]) -> str:
-    """Return the fingerprint of all tokens. It is equal on every node, for any folder and time of the build."""
+    """Return the fingerprint of all tokens, equal on every node, for any folder and time of the build."""
     content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 

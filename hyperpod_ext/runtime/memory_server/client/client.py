@@ -50,7 +50,7 @@ class Mapping:
 
 @dataclass(frozen=True, slots=True)
 class MappedSnapshot:
-    """A snapshot in this node's memory. Its manifest is verified, but its bytes are not."""
+    """A snapshot in this node's memory, with a verified manifest and unverified bytes."""
 
     manifest: Manifest
     plan: Plan

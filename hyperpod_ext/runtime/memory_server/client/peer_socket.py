@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 CHUNK = 4 << 20
 """Size of a replica's chunks. Between two chunks, the sender checks whether the copy was cancelled."""
 PIECE = 1 << 20
-"""Number of bytes in one receive. It is so small that they are still in the cache when their checksum is computed."""
+"""Number of bytes in one receive, so few that they are still in the cache when their checksum is computed."""
 TIMEOUT_S = 30.0
 """Seconds after which a peer counts as gone if no byte was received from it or accepted by it."""
 _BUFFERS = 256  # maximum number of buffers in one receive; the kernel allows 1024
@@ -56,7 +56,7 @@ def _connect_once(host: str, port: int, secret: bytes, timeout_s: float, encrypt
 
 
 def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
-    """Authenticate a client. This is the other side of `connect`.
+    """Authenticate a client that has called `connect`.
 
     Raises:
             OSError: the client belongs to another job, or has a different protocol version.

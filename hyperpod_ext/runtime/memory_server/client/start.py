@@ -62,8 +62,8 @@ def place_of(directory: Path) -> str:
 class ServerFiles:
     """The files of one node of one job.
 
-    `index` distinguishes nodes on the same machine, as in a rehearsal. It is 0 for a node with a machine of its own,
-    even if torchrun changes the node's number.
+    `index` distinguishes nodes on the same machine, as in a rehearsal. `index` is 0 for a node with a machine of its
+    own, even if torchrun changes the node's number.
     """
 
     directory: Path
@@ -130,7 +130,7 @@ def _secret_in(directory: Path, job: str) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on a file. It is released at the end of the `with` block, or when the process ends."""
+    """Hold a lock on a file. The lock is released at the end of the `with` block, or when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

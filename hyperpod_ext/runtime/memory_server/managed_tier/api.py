@@ -69,7 +69,7 @@ class _RefusedError(Exception):
 
 
 class _Conversation(BaseHTTPRequestHandler):
-    """One connection. It stays open between requests."""
+    """One client connection, which stays open between requests."""
 
     server: ApiServer
     protocol_version = "HTTP/1.1"

@@ -138,7 +138,8 @@ class Blobs:
 
     @contextmanager
     def reading(self, name: str, rank: int, step: int) -> Iterator[Blob]:
-        """Yield the blob. Its memory stays valid inside the `with` block even if the blob is deleted meanwhile."""
+        """Yield the blob. The blob's memory stays valid inside the `with` block even if the blob is deleted
+        meanwhile."""
         with self._lock:
             blob = self._find(self.namespace(name), name, rank, step)
             blob.users += 1

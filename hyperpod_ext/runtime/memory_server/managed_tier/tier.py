@@ -134,7 +134,7 @@ class ManagedTier:
         return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
-        """Return the newest steps that any rank has stored, newest first. These steps may be incomplete."""
+        """Return the newest steps that any rank has stored, newest first. A returned step may be incomplete."""
         try:
             found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
         except NotFoundError:

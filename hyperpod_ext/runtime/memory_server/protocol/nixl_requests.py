@@ -24,7 +24,7 @@ class Lane(Request[Done]):
 
 
 class MapRegion(Request[Done]):
-    """Map a region of shared memory for reading and writing. Its descriptor comes with this message."""
+    """Map a region of shared memory for reading and writing. The region's descriptor comes with this message."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["map_region"] = "map_region"

@@ -46,7 +46,7 @@ class PeerOpen(Request[SnapshotHead]):
 
 
 class SnapshotPart(Declared):
-    """The bytes of a part. They follow this message."""
+    """The bytes of a part follow this message."""
 
     nbytes: Bytes
 
@@ -64,7 +64,7 @@ class Read(Request[SnapshotPart]):
 
 
 class VerifiedParts(Declared):
-    """The bytes of all parts. They follow this message, in order."""
+    """The bytes of all parts follow this message, in order."""
 
     nbytes: Bytes
     crc64nvme: str

@@ -27,14 +27,14 @@ class Request(Declared, Generic[A_co]):
 
 
 class Done(Declared):
-    """The request was carried out. It has no result."""
+    """The request was carried out, and has no result."""
 
 
 def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
     """Return the parsed answer to a request.
 
     Raises:
-            HyperpodExtError: the server has sent an error. It is raised as its own type.
+            HyperpodExtError: the server has sent an error, which is raised as its own type.
         WireError: the message is not an answer to this request.
     """
     if "error" in answer:

@@ -1,4 +1,4 @@
-"""The CPU priority of copies during training. It consists of the nice values of threads, and of this process's group.
+"""The CPU priority of copies during training: the nice values of threads, and of this process's scheduling group.
 
 A nice value counts only among threads of the same scheduling group. With autogroup, on hosts without a CPU cgroup for
 the job, the kernel makes one group per session. Then workers and this process are in different groups, and only the

@@ -1,8 +1,7 @@
 """Incoming parts of other nodes' snapshots. Each part is XORed into this node's piece of a step.
 
 A piece counts once all parts have arrived and match their checksums. Until then, the piece of an earlier step counts.
-If a part is interrupted, it has been XORed only in half. Its piece is then dropped, and the next step makes a new
-piece.
+An interrupted part has been XORed only in half, so its piece is dropped, and the next step makes a new piece.
 """
 
 from __future__ import annotations
@@ -335,8 +334,8 @@ def _incomplete(part: _Part) -> str | None:
 
 
 def _record(piece: _Piece) -> Manifest:
-    """Return the record of a complete piece. It is unsigned, because the lost rank's own manifest checks a rebuilt
-    image."""
+    """Return the record of a complete piece. The record is unsigned, because the lost rank's own manifest checks a
+    rebuilt image."""
     any_of_them = next(iter(piece.manifests.values()))
     return {
         "rank": piece.holder,

@@ -4,7 +4,7 @@ python -m hyperpod_ext.runtime.memory_server.replication.nixl_process DESCRIPTOR
 
 The process is separate because of UCX, which may end its process, patch `mmap`, and listen for any client. The process
 has neither the job's secret nor the manifests, and decides nothing. The memory server can kill it at any moment to stop
-its writes. It ends when the memory server closes the socket or ends.
+its writes. The process ends when the memory server closes the socket or ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 
 MODULES = ("nixl_cu13", "nixl_cu12")
-"""Modules in NIXL's wheels. Any of them works for CPU memory."""
+"""Modules in NIXL's wheels, each of which works for CPU memory."""
 _SETTINGS = {
     # UCX's own TCP transport serves any client, and is slower than ours
     "UCX_TLS": "^tcp",

@@ -73,7 +73,7 @@ class _Process:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self, why: str = "") -> None:
-        """Kill the process. It writes nothing after this call has returned."""
+        """Kill the process, which writes nothing after this call has returned."""
         if why and self.popen.poll() is None:
             self.ended = why
         self.popen.kill()

@@ -5,8 +5,8 @@ different steps could not be restored. So no copy of a step begins while a rank 
 of an earlier step. Otherwise the slots of a peer might not hold any step of all ranks.
 
 The newest snapshot with replicas stays on this node until the next snapshot has replicas, because the node with its
-replica may be lost. It even stays until the snapshot after that is copied. If a slower node is lost before it is done,
-this is the step that all ranks have.
+replica may be lost. The snapshot even stays until the one after the next is copied. If a slower node is lost before it
+is done, this is the step that all ranks have.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Replicator:
         """The newest steps that were requested. None if the tier's own interval applies."""
         self._sealed: dict[int, deque[Manifest]] = {}
         self._behind: set[int] = set()
-        """Ranks whose newest snapshot was requested but is still provisional. It is copied once it is confirmed."""
+        """Ranks whose newest snapshot was requested but is still provisional, and is copied once it is confirmed."""
         self._writing: dict[int, tuple[int, int]] = {}
         """Generation and step of each rank's snapshot that is not sealed yet."""
         self._superseded = (0, 0)

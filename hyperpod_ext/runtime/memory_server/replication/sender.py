@@ -297,7 +297,7 @@ class PeerSender:
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
 
     def _together(self) -> int:
-        """Return the number of chunks in one read. It is 1 if the rate is limited."""
+        """Return the number of chunks in one read, which is 1 if the rate is limited."""
         return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:

@@ -71,7 +71,7 @@ def newest_sealed(slots: Sequence[Slot]) -> int | None:
 def forget_newer(slots: Sequence[Slot], step: int, generation: int) -> None:
     """Drop snapshots of earlier generations after `step`, where this generation began.
 
-    Their steps are abandoned. They must neither be restored nor hide the valid step.
+    Abandoned steps must neither be restored nor hide the valid step.
     """
     for slot in slots:
         if slot.step > step and slot.generation < generation and slot.state is not State.EMPTY:

@@ -62,8 +62,7 @@ class Over:
 
 
 class AbortWatcher:
-    """The watching thread. It is started early, because starting it during an abort took as long as the abort
-    itself."""
+    """The watching thread, started early because starting it during an abort took as long as the abort itself."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()

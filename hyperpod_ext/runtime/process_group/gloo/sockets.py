@@ -71,8 +71,7 @@ def next_descriptor() -> int:
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
-    """Return the event loop of every gloo group in this process. It is an epoll set with a pipe and one listening
-    socket.
+    """Return the event loop of every gloo group in this process: an epoll set with a pipe and one listening socket.
 
     Includes groups of a parent process, because epoll sets are inherited.
 

@@ -2,10 +2,10 @@
 
 When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer. The
 thread of that operation sleeps until the group's timeout, which is half an hour by default. A thread that waits for a
-connection that the peer will never make has the same problem. Both wait on a condition variable inside a gloo object.
-The kernel shows the address on which a thread sleeps, and the object around this address is recognized by its virtual
-function table. gloo's own function, which libtorch exports, then makes a buffer's wait raise. A wait for a connection
-is ended by an ordinary connection (`sockets.answer_for`).
+connection that the peer will never make has the same problem. Both kinds of threads wait on a condition variable inside
+a gloo object. The kernel shows the address on which a thread sleeps, and the object around this address is recognized
+by its virtual function table. gloo's own function, which libtorch exports, then makes a buffer's wait raise. A wait for
+a connection is ended by an ordinary connection (`sockets.answer_for`).
 
 Nothing here depends on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
 """

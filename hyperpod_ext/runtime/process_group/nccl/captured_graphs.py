@@ -1,7 +1,7 @@
 """Drops CUDA graphs with collectives before NCCL's abort, because the abort would wait for the graphs.
 
-A graph has collectives if any were begun during its capture. A dropped graph cannot be replayed. It must be captured
-again, in the groups of the next generation. Source: `commReclaim` of NCCL, which waits while `localPersistentRefs` is
+A graph has collectives if any were begun during its capture. A dropped graph cannot be replayed, and must be captured
+again in the groups of the next generation. Source: `commReclaim` of NCCL, which waits while `localPersistentRefs` is
 not 0. On a GPU, an abort ended if the graph was reset first, and hung otherwise (docs/gpu.md, E9). This module has not
 run on a GPU.
 """
@@ -26,7 +26,7 @@ class CapturedGraphs:
 
     Args:
         begun: returns the number of collectives that this process has begun.
-        graphs: torch's class of graphs. Its methods are wrapped.
+        graphs: torch's class of graphs, whose methods are wrapped.
     """
 
     def __init__(self, begun: Callable[[], int], graphs: Any) -> None:

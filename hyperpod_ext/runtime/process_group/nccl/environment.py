@@ -25,7 +25,7 @@ _SECOND: tuple[Engine, ...] = ("nccl2",)
 _BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
 
 _FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
-"""Values that torch's `getCvarBool` accepts, in upper or lower case. It raises for any other value."""
+"""Values that torch's `getCvarBool` accepts, in upper or lower case. Any other value raises an error."""
 _DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
 
 

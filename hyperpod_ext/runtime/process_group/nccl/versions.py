@@ -244,8 +244,7 @@ def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterat
 
 
 def _plugin(files: Iterable[Path]) -> Component | None:
-    """Return AWS's plugin. It is recognized by its content, because plugins of other vendors have the same file
-    name."""
+    """Return AWS's plugin, recognized by its content, because plugins of other vendors have the same file name."""
     for path in files:
         if (text := _aws_text_in(path)) is not None:
             number = _PLUGIN_VERSION.fullmatch(text)
