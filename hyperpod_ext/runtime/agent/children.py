@@ -69,7 +69,7 @@ def start_module(
     than one thread is never forked, since another thread may hold a lock at that moment.
 
     Args:
-            output: file descriptor for the new process's stdout and stderr. Default: stdout and stderr of this process.
+        output: file descriptor for the new process's stdout and stderr. Default: stdout and stderr of this process.
     """
     loaded = sys.modules.get(module)
     if loaded is None or threading.active_count() > 1:

@@ -137,8 +137,8 @@ class CoordinatorClient:
         """Connect to the first coordinator, which may start later than this node.
 
         Args:
-                give_up: returns a reason to stop waiting; empty to keep waiting.
-                limit_s: time limit, in seconds; None for the time limit for a node to join.
+            give_up: returns a reason to stop waiting; empty to keep waiting.
+            limit_s: time limit, in seconds; None for the time limit for a node to join.
 
         Raises:
             JobFailedError: the coordinator did not start in time, or `give_up` returned a reason.
@@ -484,7 +484,7 @@ class CoordinatorClient:
         """Return the first message of `node`, which may be the coordinator already; None if no message arrives in time.
 
         Args:
-                share: share of the lease for making the connection.
+            share: share of the lease for making the connection.
         """
         ends = time.monotonic() + min(search.left_s, self._lease_s * _DIAL)
         try:

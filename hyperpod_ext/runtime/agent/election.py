@@ -87,9 +87,9 @@ class ElectionListener:
     counts as a vote for this node.
 
     Args:
-            places: limit for simultaneous unproven connections (see `places_for`).
+        places: limit for simultaneous unproven connections (see `places_for`).
         encrypted: whether agents use TLS.
-            succeeded: whether the job has succeeded. Agents that connect then receive the end of the job.
+        succeeded: whether the job has succeeded. Agents that connect then receive the end of the job.
     """
 
     def __init__(

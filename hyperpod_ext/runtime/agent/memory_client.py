@@ -53,7 +53,7 @@ class AsyncMemoryClient:
     one.
 
     Args:
-            limit_s: time limit for an answer, in seconds, for requests that do not wait for another process.
+        limit_s: time limit for an answer, in seconds, for requests that do not wait for another process.
     """
 
     def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:

@@ -231,8 +231,8 @@ class Node:
     # --- leaving --------------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
-        """Leave the job if other nodes can continue, because SIGTERM may be for this node alone. Otherwise cancel the
-        job."""
+        """Leave the job if other nodes can continue, because SIGTERM may be for this node alone. If other nodes cannot
+        continue, cancel the job."""
         config = self._settings.config
         leaves = config.elastic is not None or config.restart.policy == "continue"
         if not leaves or self.asked_to_leave or not self._client.connected:

@@ -216,10 +216,10 @@ class Operator:
         """Hold training of the whole job until `resume`. Processes and memory stay.
 
         Args:
-                limit_s: seconds after which ranks of this node that have not left their step are killed. None if a
-                    fault is the
-                    reason: then `restart.leave_timeout_s` is the limit, and a job that can train without the missing
-                        ranks is not held.
+            limit_s: seconds after which ranks of this node that have not left their step are killed. None if a
+                fault is the
+                reason: then `restart.leave_timeout_s` is the limit, and a job that can train without the missing
+                ranks is not held.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)

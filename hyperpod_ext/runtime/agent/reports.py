@@ -95,8 +95,8 @@ class Gathering:
     ranks have reported, or shortly after the first report.
 
     Args:
-            send: sends a message to the coordinator.
-            ranks: returns the ranks of this node.
+        send: sends a message to the coordinator.
+        ranks: returns the ranks of this node.
     """
 
     def __init__(self, send: Callable[[c.FromAgent], None], ranks: Callable[[], Collection[int]]) -> None:

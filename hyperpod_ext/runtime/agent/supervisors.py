@@ -61,7 +61,7 @@ class ForkSupervisor:
     """Keeps a fork server running. Workers are not children of the fork server, so they continue training when it ends.
 
     Args:
-            mend: repairs the agent's socket. Called before each fork.
+        mend: repairs the agent's socket. Called before each fork.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
     """Run the script as `__main__` in this process, then exit with its exit code. Call `close_inherited` first.
 
     Args:
-            order: a dict with the keys argv (script first), env, cwd and log.
+        order: a dict with the keys argv (script first), env, cwd and log.
     """
     code = SCRIPT_RAISED
     try:
@@ -135,7 +135,7 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Wait for the end of the process between this one and the agent. Otherwise `die_with_parent` would watch that
+    """Wait for the end of the process between this one and the agent, so that `die_with_parent` does not watch that
     process."""
     parent = os.getppid()
     if parent == agent_pid:

@@ -442,7 +442,7 @@ class Workers:
         """Resume a worker's broken connection over `writer`. The worker has the first `received` orders.
 
         Raises:
-                WireError: some of the missing orders are no longer kept.
+            WireError: some of the missing orders are no longer kept.
         """
         missing = worker.sent.after(received)
         if worker.writer is not None:

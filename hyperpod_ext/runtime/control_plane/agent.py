@@ -223,7 +223,7 @@ class Session:
         """Return the next order of one of these kinds.
 
         Raises:
-                AbortedError: the generation ended before such an order arrived.
+            AbortedError: the generation ended before such an order arrived.
         """
         while not self.aborted:
             order = self._inbox.get()

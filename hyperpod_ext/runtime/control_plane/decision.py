@@ -60,13 +60,13 @@ class RestoreCoordinator:
         """Return the decision for a new generation.
 
         Args:
-                answers: `live`, `committed`, `began`, `generation` and `error` of each rank. The first rank of each
-                    node adds `held` and `disk`. Fields may be missing.
+            answers: `live`, `committed`, `began`, `generation` and `error` of each rank. The first rank of each
+                node adds `held` and `disk`. Fields may be missing.
 
         Raises:
-                NoCheckpointError: steps were made, but none of them can be restored.
-                UnreachableError: a tier that may have a newer step is unreachable.
-                HyperpodExtError: a rank reports an error that keeps it from joining.
+            NoCheckpointError: steps were made, but none of them can be restored.
+            UnreachableError: a tier that may have a newer step is unreachable.
+            HyperpodExtError: a rank reports an error that keeps it from joining.
         """
         answers = [{**_NOTHING, **one} for one in answers]
         if errors := [one["error"] for one in answers if one.get("error")]:
@@ -93,7 +93,7 @@ class RestoreCoordinator:
         """Return the next decision, after the ranks in `errors` could not restore.
 
         Raises:
-                NoCheckpointError: no other source is left. The message contains the last error.
+            NoCheckpointError: no other source is left. The message contains the last error.
         """
         self._restoring.refuse(errors, self._nodes)
         return self._decide()
@@ -102,7 +102,7 @@ class RestoreCoordinator:
         """Return the next decision, without these offers, which could not be restored.
 
         Raises:
-                NoCheckpointError: no other source is left. The message contains `error`.
+            NoCheckpointError: no other source is left. The message contains `error`.
         """
         self._restoring.refuse_offers(refused, error)
         return self._decide()

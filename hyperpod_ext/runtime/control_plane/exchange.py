@@ -86,7 +86,7 @@ class Exchange:
             timeout_s: time limit for the reports. Default: the limit of this object.
 
         Raises:
-            HyperpodExtError: `decide` raised it. Every rank raises it.
+            HyperpodExtError: `decide` raised this error, and every rank raises it.
             GenerationOverError: the generation ended before the answer, or a rank has not reported in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s

@@ -51,8 +51,8 @@ class NodeMemoryClient:
         """Connect to the node's memory server. Starts a server if there is none.
 
         Raises:
-                ConflictError: the server was started with a different policy.
-                UnreachableError: the server does not start.
+            ConflictError: the server was started with a different policy.
+            UnreachableError: the server does not start.
         """
         if self._place == place:
             return
@@ -74,7 +74,7 @@ class NodeMemoryClient:
         `pids`: the job's present processes on this node.
 
         Raises:
-                ConflictError: another process saves snapshots under the job's name.
+            ConflictError: another process saves snapshots under the job's name.
         """
         others = self._ask(r.WaitOthers(pids=tuple(pids), timeout_s=_QUIET_S)).others
         if others:

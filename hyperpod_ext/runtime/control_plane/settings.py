@@ -31,8 +31,8 @@ class Settings:
 
     @classmethod
     def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
-        """Return the settings in HPX_RUNTIME and HPX_SECRET_FILE. Without them, use defaults named after the script and
-        `suffix`.
+        """Return the settings in HPX_RUNTIME and HPX_SECRET_FILE. Without these variables, use defaults named after the
+        script and `suffix`.
 
         Raises:
             HyperpodExtError: the secret is unreadable, or other users can read it.
@@ -54,8 +54,8 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
     """Return the configuration with its launcher's numbers of nodes and ranks.
 
     Raises:
-            ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs
-                our agent.
+        ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs
+            our agent.
     """
     world_size = nodes * workers_per_node
     if (problem_of_parity := without_agent(config.checkpoint)) is not None:

@@ -38,7 +38,7 @@ class LostNodes:
 
     @property
     def has_left(self) -> bool:
-        """Whether the coordinator's own node has left the job. Then another node coordinates, or soon will."""
+        """Whether the coordinator's own node has left the job, so that another node coordinates, or soon will."""
         return self._members.stepped_down and self._run.node not in self._members.members
 
     @property

@@ -168,8 +168,8 @@ class Members:
 
         Args:
             lost: node of the lost coordinator.
-                until: time until which the other members may connect to this coordinator.
-                gone: nodes that will not return to the job.
+            until: time until which the other members may connect to this coordinator.
+            gone: nodes that will not return to the job.
         """
         self.members, self.memberships = members, [set(members) - gone]
         self.expected = {node: until for node in members if node not in {self.node, lost, *gone}}

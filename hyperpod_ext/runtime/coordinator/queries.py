@@ -79,7 +79,7 @@ class DurableQuery:
     """The query for checkpoints in durable tiers. Only one query runs at a time, on the agent of one node.
 
     Args:
-            send: sends the query to an agent and returns the agent's node; None if no agent is connected.
+        send: sends the query to an agent and returns the agent's node; None if no agent is connected.
     """
 
     def __init__(self, send: Callable[[Excluded], int | None]) -> None:
@@ -105,7 +105,7 @@ class DurableQuery:
         """Return whether to use an answer. If a tier was not reached, the query is repeated until its time is over.
 
         Args:
-                reached: whether the agent could reach all tiers.
+            reached: whether the agent could reach all tiers.
         """
         if not reached and self._again():
             return False

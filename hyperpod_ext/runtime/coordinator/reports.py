@@ -75,7 +75,7 @@ class Reports:
         """Process a report of the agent of `node` about a rank or about the node.
 
         Raises:
-                WireError: the report is an event that lacks required fields.
+            WireError: the report is an event that lacks required fields.
         """
         if isinstance(report, c.Join | c.Died | c.Failed) and self._membership.rescaling.is_joining(report.rank, node):
             self._joining(report)

@@ -44,7 +44,8 @@ def orders_due(
     """Return the orders that can be carried out now, oldest first.
 
     An order is due if it is newer than all accepted orders and its joining nodes are members. An older order that still
-    waits for nodes is dropped for good. Otherwise the job would return to an outdated size when the nodes finally join.
+    waits for nodes is dropped for good. Without this rule, the job would return to an outdated size when the nodes
+    finally join.
     """
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]

@@ -26,9 +26,9 @@ class SaveSchedule:
     """Schedules steps to copy, so far ahead that every node receives the schedule before it makes the step.
 
     Args:
-            log: writes an event to the log.
-            now: start of this coordinator, on the monotonic clock.
-            learned: state of the former coordinator's tuner; empty for the first coordinator.
+        log: writes an event to the log.
+        now: start of this coordinator, on the monotonic clock.
+        learned: state of the former coordinator's tuner; empty for the first coordinator.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class SaveSchedule:
         self.policy = config.checkpoint
         """The checkpoint policy that all ranks use in this generation."""
         self.peer_step: int | None = None
-        """The step that was scheduled last for copies on peers. Nodes that join later need it, too."""
+        """The step that was scheduled last for copies on peers, which nodes that join later need, too."""
         self.replicated = False
-        """Whether every rank holds the same state. Then no copies are made on peers."""
+        """Whether every rank holds the same state, so that no copies are made on peers."""
         self._look_at: dict[str, float] = {}
         """For each overdue tier, the time of the next attempt to schedule a step."""
         if learned:

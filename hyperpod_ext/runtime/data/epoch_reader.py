@@ -68,7 +68,7 @@ class EpochReader:
         """Compare the present values with the saved ones.
 
         Raises:
-                JobFailedError: the samples, their sampler, the seed or the number of steps per epoch differ.
+            JobFailedError: the samples, their sampler, the seed or the number of steps per epoch differ.
         """
         for name, now in self.must_be_same().items():
             if state.get(name) != now:

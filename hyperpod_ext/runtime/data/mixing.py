@@ -34,7 +34,7 @@ class Mixture:
     end, because each source begins its next epoch separately.
 
     Raises:
-            JobFailedError: the weights are invalid, or a source has no samples or no length.
+        JobFailedError: the weights are invalid, or a source has no samples or no length.
     """
 
     def __init__(self, sources: Sequence[Any], weights: Sequence[float]) -> None:

@@ -53,8 +53,8 @@ class ElasticBatchSampler:
     fingerprint: fingerprint of the source, for a source that has none or whose fingerprint changes between runs.
 
     Raises:
-            JobFailedError: batch sizes do not divide, a source has no length, or there are too few samples for one
-                step.
+        JobFailedError: batch sizes do not divide, a source has no length, or there are too few samples for one
+            step.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class ElasticBatchSampler:
 
     @property
     def step_size(self) -> int:
-        """Number of samples in the next step. With `samples: fewer`, it is smaller while ranks are missing."""
+        """Number of samples in the next step, which with `samples: fewer` is smaller while ranks are missing."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
@@ -180,7 +180,7 @@ class ElasticBatchSampler:
         """Advance the state past the next step, which the optimizer has made. `step`: its number, or a loader's step.
 
         Raises:
-                JobFailedError: `step` is not the next step, or was planned before the sampler was changed.
+            JobFailedError: `step` is not the next step, or was planned before the sampler was changed.
         """
         number = step if isinstance(step, int) else step.cursor.step + 1 if step is not None else self.cursor.step + 1
         if number != self.cursor.step + 1:
@@ -203,7 +203,7 @@ class ElasticBatchSampler:
         """Set rank and world size, from the next step on. With None for both, use torch.distributed's each time.
 
         Raises:
-                JobFailedError: the rank does not exist, or slots do not divide with uneven="error".
+            JobFailedError: the rank does not exist, or slots do not divide with uneven="error".
         """
         given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
         if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
@@ -223,7 +223,7 @@ class ElasticBatchSampler:
         """Set the weights of the mixture from the next step on.
 
         Raises:
-                JobFailedError: the source is not a mixture, or the weights are invalid.
+            JobFailedError: the source is not a mixture, or the weights are invalid.
         """
         segment = self._segment
         if segment is None or len(weights) != len(segment.weights):
@@ -250,7 +250,7 @@ class ElasticBatchSampler:
         arguments than at that time.
 
         Raises:
-                JobFailedError: the state belongs to other samples or another order, or is damaged.
+            JobFailedError: the state belongs to other samples or another order, or is damaged.
         """
         saved = read_state(state)
         saved.check_same(self.saved_at(self.cursor))

@@ -28,7 +28,7 @@ class Saved:
     asked_weights: tuple[float, ...] | None
     segment: Segment | None
     length: int | None
-    """Number of samples in an epoch. Not saved, because the fingerprint contains it."""
+    """Number of samples in an epoch, not saved because the fingerprint contains it."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -81,7 +81,7 @@ def read_state(state: Any) -> Saved:
     """Parse a saved state, with all checks that do not need a sampler.
 
     Raises:
-            JobFailedError: the state is not a sampler's, or belongs to a newer version.
+        JobFailedError: the state is not a sampler's, or belongs to a newer version.
     """
     if not isinstance(state, dict) or "v" not in state:
         raise damaged("it is not the state of an elastic sampler")

@@ -21,7 +21,7 @@ def learning_rate(
     parts, then falls to `final` at the last step. Later steps stay at `final`.
 
     Raises:
-            JobFailedError: the step is invalid, or there are more warm-up steps than steps.
+        JobFailedError: the step is invalid, or there are more warm-up steps than steps.
     """
     if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
         raise JobFailedError(

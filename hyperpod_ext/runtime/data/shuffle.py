@@ -36,7 +36,7 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
     """Return the order for a `shuffle` argument.
 
     Raises:
-            JobFailedError: the value is invalid.
+        JobFailedError: the value is invalid.
     """
     if shuffle is False:
         return None

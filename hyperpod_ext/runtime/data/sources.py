@@ -14,7 +14,7 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class Shards:
-    """Shards that `read(shard)` reads whole. A few of them stay in memory. Made for `shuffle="block"`."""
+    """Shards that `read(shard)` reads whole, a few of which stay in memory. Made for `shuffle="block"`."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ def length_of(source: Any) -> int | None:
     """Return the number of samples in one epoch; None for a stream.
 
     Raises:
-            JobFailedError: the source is neither a stream nor an object with a length and numbered samples.
+        JobFailedError: the source is neither a stream nor an object with a length and numbered samples.
     """
     if isinstance(source, Stream):
         return None

@@ -53,8 +53,8 @@ def in_processes(
     """Read up to `prefetch` steps ahead in processes of torch's DataLoader. Each first calls `init` with its number.
 
     Raises:
-            RuntimeError: a worker was killed. The job then repeats the step, as after any fault.
-            JobFailedError: a worker ended without being killed.
+        RuntimeError: a worker was killed. The job then repeats the step, as after any fault.
+        JobFailedError: a worker ended without being killed.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -76,8 +76,7 @@ def in_processes(
         sampler=tasks(),
         num_workers=workers,
         prefetch_factor=each,
-        # type: ignore[arg-type]  # receives the result of one task, because there is no batch_size
-        collate_fn=_as_it_is,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]  # receives one task's result, without a batch_size
         multiprocessing_context=start_method,
         # without a generator, the iterator would draw a seed from torch's global generator, which would change the
         # random numbers of dropout in the step after a restart

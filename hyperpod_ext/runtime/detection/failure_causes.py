@@ -150,7 +150,7 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
     Args:
         status: the status from the kernel.
         kill_reason: why this project killed the process; empty if it did not.
-        last_log_line: last line in the process's log. For an exception, it has the type and message.
+        last_log_line: last line in the process's log, which for an exception has the type and message.
         oom: whether the kernel killed a process on this node for lack of memory at about that time.
     """
     if kill_reason:
@@ -228,7 +228,7 @@ def shortened(line: str) -> str:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a process's log. For an exception, it has the type and message."""
+    """Return the last line of a process's log, which for an exception has the type and message."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

@@ -189,7 +189,7 @@ async def examine(context: HealthContext) -> Health:
 
 
 async def examine_until_fit(context: HealthContext) -> Health:
-    """Examine the node. If it only lacks free space, repeat for `timeout_s`.
+    """Examine the node. While the node only lacks free space, repeat for up to `timeout_s`.
 
     The memory of a dead process may be freed in this time, and files may be deleted.
 

@@ -27,7 +27,7 @@ _TOKEN_S = 21_600
 _TIMEOUT_S = 2.0
 _LONGEST = 4096
 _PAUSE_S = 60.0
-"""Seconds to wait after the metadata did not answer. In a container they may never be reachable."""
+"""Seconds to wait after the metadata did not answer. In a container, the metadata may never be reachable."""
 
 
 @dataclass(frozen=True, slots=True)

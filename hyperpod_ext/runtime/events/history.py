@@ -52,8 +52,8 @@ def read_history(path: Path) -> JobHistory:
     """Return the history in `path`, which is an events.jsonl or a job's run directory.
 
     Raises:
-            NotFoundError: the file does not exist.
-            ConfigError: the file cannot be read, or its events span no time.
+        NotFoundError: the file does not exist.
+        ConfigError: the file cannot be read, or its events span no time.
     """
     file = path / "events.jsonl" if path.is_dir() else path
     try:
@@ -70,7 +70,7 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
     """Return the history of a job's events.
 
     Raises:
-            ConfigError: the events span no time.
+        ConfigError: the events span no time.
     """
     wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:

@@ -65,7 +65,7 @@ class KeptLog:
         """Write the lines that were added.
 
         Raises:
-                HyperpodExtError: the store is unreachable or full. The next call tries again.
+            HyperpodExtError: the store is unreachable or full. The next call tries again.
         """
         if self._written == len(self._part):
             return

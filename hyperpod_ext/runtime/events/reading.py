@@ -96,8 +96,8 @@ def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, mu
     """Return the events in a file. A missing file has no events, unless `must_exist` is set.
 
     Args:
-            nbytes: read only this many bytes, because the file may still grow.
-            steps: whether to include `step` events, which are nearly all lines of a long log.
+        nbytes: read only this many bytes, because the file may still grow.
+        steps: whether to include `step` events, which are nearly all lines of a long log.
     """
     try:
         with open_regular(path) as file:

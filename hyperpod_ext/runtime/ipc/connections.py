@@ -90,7 +90,7 @@ async def open_tcp(host: str, port: int) -> Connection:
     """Return a connection to a TCP server.
 
     Raises:
-            OSError: no process listens at the port.
+        OSError: no process listens at the port.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, host, port))
 
@@ -99,7 +99,7 @@ async def open_unix(path: Path) -> Connection:
     """Return a connection to a server on a Unix socket.
 
     Raises:
-            OSError: no process listens at the socket.
+        OSError: no process listens at the socket.
     """
     return await _opened(lambda factory: asyncio.get_running_loop().create_unix_connection(factory, str(path)))
 

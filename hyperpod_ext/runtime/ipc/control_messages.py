@@ -469,7 +469,7 @@ class Alive(Report):
 
 
 class Decommissioned(Report):
-    """All workers of the node have ended. `held` and `pieces` are the contents of its memory."""
+    """All workers of the node have ended. `held` and `pieces` are the contents of the node's memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["decommissioned"] = "decommissioned"
@@ -789,8 +789,8 @@ class BeginGeneration(GenerationOrder):
     full_size: Count | None = None
     """World size when no rank is missing; null if no rank is missing now."""
     addresses: ByNumber[Address]
-    """Addresses of ranks' key-value servers. A small job gets all of them. A large job gets only addresses that are new
-    since generation `follows`, and ranks look up the others."""
+    """Addresses of ranks' key-value servers. A small job gets all addresses. A large job gets only addresses that are
+    new since generation `follows`, and ranks look up the others."""
     follows: Count
     """Generation to which `addresses` are added; 0 if all earlier addresses are invalid."""
     peers: ByNumber[Address]
@@ -801,7 +801,7 @@ class BeginGeneration(GenerationOrder):
     peer_step: Count | None = None
     """Next step to copy to peers; null if the interval in the policy applies."""
     rank: Number = -1
-    """Rank of the receiving worker. The worker's agent adds it."""
+    """Rank of the receiving worker, which the worker's agent adds."""
 
 
 class TryNext(GenerationOrder):

@@ -103,7 +103,7 @@ class Kinds(Generic[D]):
         """Return the instance that a JSON object describes.
 
         Raises:
-                WireError: no kind has this name, or a field is missing, unknown or invalid.
+            WireError: no kind has this name, or a field is missing, unknown or invalid.
         """
         name = message.get(self.key)
         kind = self._by_name.get(name) if isinstance(name, str) else None

@@ -19,8 +19,8 @@ def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) ->
     """Return a markdown table of all kinds of a set.
 
     Args:
-            common: fields that all kinds have; the table leaves them out.
-            answer_of: returns the answer's type for a kind of request; None if the kinds are not requests.
+        common: fields that all kinds have; the table leaves them out.
+        answer_of: returns the answer's type for a kind of request; None if the kinds are not requests.
     """
     head = ["name", "meaning", "fields", *(["answer"] if answer_of else []), "from", "to"]
     rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]

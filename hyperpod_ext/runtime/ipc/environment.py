@@ -59,7 +59,7 @@ def read_secret(path: Path) -> bytes:
     job.
 
     Raises:
-            HyperpodExtError: the file is unreadable, is readable by other users, or is shorter than 16 bytes.
+        HyperpodExtError: the file is unreadable, is readable by other users, or is shorter than 16 bytes.
     """
     try:
         status = path.stat()

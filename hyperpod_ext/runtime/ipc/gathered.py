@@ -47,7 +47,7 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
     """Yield the joins that a message contains.
 
     Raises:
-            WireError: a rank has no process, no port or no live state.
+        WireError: a rank has no process, no port or no live state.
     """
     count = len(report.ranks)
     if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:

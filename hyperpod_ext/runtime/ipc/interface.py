@@ -20,7 +20,7 @@ def address_of(interface: str) -> str:
     """Return the IPv4 address of an interface. If it has none, return an IPv6 address that is not link-local.
 
     Raises:
-            JobFailedError: the interface does not exist on this machine, or has no address.
+        JobFailedError: the interface does not exist on this machine, or has no address.
     """
     request = struct.pack("256s", interface.encode()[:15])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -38,8 +38,8 @@ class RefusedError(WireError):
 
 
 class TooLongError(JobFailedError):
-    """A message is longer than allowed. No part of it was sent, so the connection is unchanged. A retry does not
-    help."""
+    """A message is longer than allowed. No part of the message was sent, so the connection is unchanged. A retry does
+    not help."""
 
 
 class BusyError(ConnectionError):
@@ -50,7 +50,7 @@ def encode(message: Message) -> bytes:
     """Return the frame of a message: its length and its JSON.
 
     Raises:
-            TooLongError: the message is longer than allowed.
+        TooLongError: the message is longer than allowed.
     """
     body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -81,7 +81,7 @@ def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
     """Return the length of the body that follows `header`.
 
     Raises:
-            WireError: the length is above the limit.
+        WireError: the length is above the limit.
     """
     length = int(_LENGTH.unpack(header)[0])
     if length > MAX_FRAME_BYTES:
@@ -170,7 +170,7 @@ def check_same_user(sock: socket.socket) -> int:
     """Return the process id of a Unix-socket peer, as reported by the kernel.
 
     Raises:
-            WireError: the peer is a process of a different user.
+        WireError: the peer is a process of a different user.
     """
     with breaking():
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -236,7 +236,7 @@ async def accept_peer(
     """Run the server's side of the handshake on an asyncio stream, with TLS if `encrypted`.
 
     Raises:
-            WireError: the peer has not proved within the time limit that it has the job's secret.
+        WireError: the peer has not proved within the time limit that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     writer.write(encode(_challenge(ours, encrypted)))
@@ -276,7 +276,7 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
     """Run the server's side of the handshake on a blocking socket, with TLS if it is an `ssl.SSLSocket`.
 
     Raises:
-            WireError: the peer has not proved within `timeout_s` that it has the job's secret.
+        WireError: the peer has not proved within `timeout_s` that it has the job's secret.
     """
     ours = secrets.token_hex(16)
     try:
@@ -301,8 +301,8 @@ async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) 
     """Return an authenticated connection to another agent of the job. The caller must set a time limit.
 
     Raises:
-            OSError: no agent listens at the address.
-            BusyError, WireError: as in `join_peer`.
+        OSError: no agent listens at the address.
+        BusyError, WireError: as in `join_peer`.
     """
     reader, writer = await open_tcp(host, port)
     try:
@@ -319,8 +319,8 @@ async def join_peer(
     """Run the client's side of the handshake on an asyncio stream.
 
     Raises:
-            BusyError: the server has not answered. A retry may help.
-            WireError: the server does not have the job's secret, or has refused this process's proof.
+        BusyError: the server has not answered. A retry may help.
+        WireError: the server does not have the job's secret, or has refused this process's proof.
     """
     ours = secrets.token_hex(16)
     challenge = await _answered(reader)
@@ -359,9 +359,9 @@ def join_peer_blocking(
     Returns the socket to use afterwards, which is a different one if `encrypted`.
 
     Raises:
-            BusyError: the server has closed the connection without an answer, because it is ending or many peers
-                connect.
-            WireError: the server belongs to another job, or has not answered within `timeout_s`.
+        BusyError: the server has closed the connection without an answer, because it is ending or many peers
+            connect.
+        WireError: the server belongs to another job, or has not answered within `timeout_s`.
     """
     ours = secrets.token_hex(16)
     try:

@@ -31,7 +31,7 @@ class Sent:
         """Return the frames to send again to a peer that has received the first `received` frames.
 
         Raises:
-                WireError: the frames are no longer kept, or `received` is more than the number sent.
+            WireError: the frames are no longer kept, or `received` is more than the number sent.
         """
         missing = self._count - received
         if not 0 <= missing <= len(self._frames):

@@ -55,7 +55,7 @@ class OwnCertificate:
 
 @functools.cache
 def own_certificate() -> OwnCertificate:
-    """Return the certificate of this process. The first call makes it."""
+    """Return the certificate of this process, which the first call makes."""
     return OwnCertificate()
 
 
@@ -71,7 +71,8 @@ def client_context() -> ssl.SSLContext:
 
 
 def bound(secret: bytes, certificate: bytes | None) -> bytes:
-    """Return the key for proofs to the server with `certificate`. Proofs with it are invalid for any other server.
+    """Return the key for proofs to the server with `certificate`. Proofs with this key are invalid for any other
+    server.
 
     Raises:
         ConnectionError: the server has sent no certificate.

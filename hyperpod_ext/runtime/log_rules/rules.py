@@ -66,7 +66,7 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
     """Parse the rules that an operator has sent.
 
     Raises:
-            ValueError: the rules are invalid. The message has the reasons.
+        ValueError: the rules are invalid. The message has the reasons.
     """
     found, wrong = list[LogRule](), list[str]()
     for index, rule in enumerate(rules):

@@ -20,7 +20,7 @@ class LogWatch:
     Args:
         log: rank 0's log, which need not exist yet.
         broken: called with the broken rule and how it is broken. Called only once until the job has continued.
-        is_here: returns whether rank 0 is on this node. If not, the log is not read.
+        is_here: returns whether rank 0 is on this node. The log is read only while rank 0 is here.
     """
 
     def __init__(

@@ -140,7 +140,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """End the workers of a node whose ranks are now on other nodes. Then pass the offers from its memory to
+    """End the workers of a node whose ranks are now on other nodes. Then pass the offers from the node's memory to
     `decommissioned`."""
 
     node: int

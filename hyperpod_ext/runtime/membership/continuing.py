@@ -49,8 +49,8 @@ class Continuing:
     places: list[int] = field(default_factory=list)
     """Node of each block in the full-size job while ranks are missing; empty if no rank is missing."""
     gave_up: bool = False
-    """Whether replacements have repeatedly died before they were ready. Then no more are started until another fault or
-    a new node changes the situation."""
+    """Whether replacements have repeatedly died before they were ready. No more replacements are then started until
+    another fault or a new node changes the situation."""
 
     @property
     def is_short(self) -> bool:

@@ -41,7 +41,7 @@ def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, 
     """Return a copy of `state` with these changes applied. `state` and its nested objects stay unchanged.
 
     Raises:
-            KeyError: a path contains a key that does not exist.
+        KeyError: a path contains a key that does not exist.
     """
     copied: dict[Path, dict[str, Any]] = {(): dict(state)}
     for change in made:

@@ -55,13 +55,13 @@ class Membership:
     """State machine of one job's membership.
 
     Args:
-            nodes: node of each rank.
-            durable: whether the job has durable tiers.
-            scale: allowed numbers of nodes; None if only the number in `nodes` is allowed.
-            reserve: number of spares that are not used for growth.
-            states: states of all nodes; None if all nodes in `nodes` are members.
-            continues: whether the remaining ranks continue while lost ranks are replaced.
-            script_saves: whether the script saves and loads its own state.
+        nodes: node of each rank.
+        durable: whether the job has durable tiers.
+        scale: allowed numbers of nodes; None if only the number in `nodes` is allowed.
+        reserve: number of spares that are not used for growth.
+        states: states of all nodes; None if all nodes in `nodes` are members.
+        continues: whether the remaining ranks continue while lost ranks are replaced.
+        script_saves: whether the script saves and loads its own state.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class Membership:
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
-        """Newest step that any rank has committed in the current history. Restoring an earlier step lowers it."""
+        """Newest step that any rank has committed in the current history. Restoring an earlier step lowers this
+        number."""
         self.began = dict(began or {})
         """Step from which each generation of this run continued, except generations that never trained."""
         self.faults, self.spares_used = list(faults), spares_used
@@ -211,10 +212,10 @@ class Membership:
         """Process the list of checkpoints in the durable tiers.
 
         Args:
-                stored: checkpoints that were found.
-                generation: newest generation in the durable tiers.
-                problems: one sentence for each file or tier that could not be read.
-                unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
+            stored: checkpoints that were found.
+            generation: newest generation in the durable tiers.
+            problems: one sentence for each file or tier that could not be read.
+            unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         if not self.began:
             self.generation = max(self.generation, generation + 1)  # must be above all generations of earlier runs
@@ -571,8 +572,8 @@ class Membership:
         return [*dropped, Release((node,)), *following]
 
     def _depart(self, node: int) -> list[Action]:
-        """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes or a spare.
-        Otherwise the node stays until another node joins."""
+        """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes or a spare. If
+        neither is possible, the node stays until another node joins."""
         if self._can_do_without(ranks := self.ranks_on(node)):
             dropped = self.rescaling.drop(self.states)
             return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
@@ -626,7 +627,7 @@ class Membership:
         return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the change in preparation. Prepare it again, unless too many attempts have failed."""
+        """Cancel the change in preparation, and prepare it again unless too many attempts have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
@@ -740,7 +741,7 @@ class Membership:
 
         Args:
             data: the membership's part of the newest job state.
-                generation, committed: newest generation and newest committed step that any voter reports.
+            generation, committed: newest generation and newest committed step that any voter reports.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}

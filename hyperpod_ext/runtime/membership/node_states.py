@@ -106,7 +106,7 @@ class NodeStates:
         """Change the state of `node`.
 
         Args:
-                why: reason why the node must leave; None to keep an earlier reason.
+            why: reason why the node must leave; None to keep an earlier reason.
 
         Raises:
             TransitionError: `state` may not follow the node's current state.

@@ -28,7 +28,8 @@ def place_replicas(
 
     Args:
         nodes: failure domain of each node: a rack or an availability zone.
-        before: the previous placement. Without it copies are placed less evenly, but none is missing.
+        before: the previous placement. Without a previous placement, copies are placed less evenly, but none is
+            missing.
 
     Raises:
         ValueError: `replicas` is less than one.

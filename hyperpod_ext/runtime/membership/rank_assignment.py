@@ -54,10 +54,10 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
     """Return the node of each block of the new rank assignment.
 
     Args:
-            before: node of each block in the old rank assignment.
-            nodes: nodes in the new rank assignment, including joining nodes.
-            sharded: whether each node holds its own shard. If so, as much state as possible stays on its node.
-                Otherwise as many nodes as possible keep their ranks.
+        before: node of each block in the old rank assignment.
+        nodes: nodes in the new rank assignment, including joining nodes.
+        sharded: whether each node holds its own shard. In a sharded job, as much state as possible stays on its node.
+            In any other job, as many nodes as possible keep their ranks.
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)

@@ -70,7 +70,7 @@ class Reassignment:
 
         Args:
             nodes: current node of each rank.
-                    staying: nodes that have ranks afterwards, including joining nodes.
+            staying: nodes that have ranks afterwards, including joining nodes.
             each: ranks per node.
             sharded: whether each rank holds its own shard of the state.
         """

@@ -105,9 +105,9 @@ class RestoreNegotiation:
         """Record the list of checkpoints in the durable tiers.
 
         Args:
-                stored: checkpoints that were found.
-                problems: one sentence for each file or tier that could not be read.
-                unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
+            stored: checkpoints that were found.
+            problems: one sentence for each file or tier that could not be read.
+            unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         refused = [offer for offer in self._stored or [] if (offer.url, offer.save_id) in self._excluded]
         self._stored, self._problems, self._unreachable = [*stored, *refused], problems, unreachable

@@ -49,10 +49,10 @@ class NodeEventLog:
     """This node's part of the job's event log.
 
     Args:
-            directory: folder to which the node's processes write events.
-            store: the job's folder in a durable tier. None if there is no such tier; events are then not uploaded.
-            node: returns this node's current number.
-            numbers: computes metrics from the events; None if metrics are not configured.
+        directory: folder to which the node's processes write events.
+        store: the job's folder in a durable tier. None if there is no such tier; events are then not uploaded.
+        node: returns this node's current number.
+        numbers: computes metrics from the events; None if metrics are not configured.
     """
 
     def __init__(

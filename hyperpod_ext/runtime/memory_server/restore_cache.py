@@ -86,8 +86,8 @@ class RestoreCache:
         The CRC is not verified.
 
         Raises:
-                NotFoundError, UnreachableError: the snapshot cannot be read.
-                CorruptSnapshotError: the snapshot is damaged or belongs to another job.
+            NotFoundError, UnreachableError: the snapshot cannot be read.
+            CorruptSnapshotError: the snapshot is damaged or belongs to another job.
         """
         manifest, plan, bound, region = self._region(url, folder, rank)
         return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound

@@ -41,7 +41,7 @@ class NodeMemory:
 
     Args:
         policy: tiers and their intervals.
-            node, nodes, owners: this node's number, the number of nodes, and the number of ranks per node.
+        node, nodes, owners: this node's number, the number of nodes, and the number of ranks per node.
         most_nodes: maximum number of nodes after a resize. Default: `nodes`.
         group: see `CpuPriority`.
         encrypted: whether connections to other nodes use TLS.
@@ -133,7 +133,7 @@ class NodeMemory:
         region.
 
         Raises:
-                MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
+            MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
         """
         self._departed = self._departed - {owner}  # the rank is on this node again
         try:
@@ -199,7 +199,8 @@ class NodeMemory:
         """Begin a generation: refuse writers of earlier generations, and drop snapshots after `step`.
 
         Args:
-            step: step after which the generation begins. None if it is not decided yet; then nothing is dropped.
+            step: step after which the generation begins. None if the step is not decided yet, so that no snapshot is
+                dropped.
             run: name of this run of the job; empty to leave it unchanged.
             stored: URLs of the durable tiers that already have `step`.
             again: whether the generation saves `step` once more.

@@ -218,7 +218,7 @@ class Upload:
     ) -> bool:
         """Wait until all parts are uploaded and the checkpoint is committed. Returns whether this node committed it.
 
-        The lowest node commits. If it does not, a higher node commits after a delay.
+        The lowest node commits. If the lowest node does not, a higher one commits after a delay.
 
         Args:
             nodes: numbers of the nodes with verified records.

@@ -104,7 +104,7 @@ class UploadQueue:
             self._gathering.pop(task.save_id).drop()
 
         def is_given_up(task: UploadTask) -> bool:
-            """Return whether some node may never have sealed this checkpoint. Then no node may wait for it."""
+            """Return whether some node may never have sealed this checkpoint, so that no node may wait for it."""
             return task.generation < generation and (task.step > step or (again and task.step == step))
 
         for task in [task for task in self.tasks if is_given_up(task)]:

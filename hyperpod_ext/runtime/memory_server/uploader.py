@@ -1,7 +1,7 @@
 """Uploads snapshots from this node's memory to a durable tier, in one thread per tier and without the workers.
 
 A snapshot that every node has sealed reaches the tier even if the workers or the whole job die. `upload_queue.py`
-decides which snapshots are due and in which order. `upload.py` uploads one of them.
+decides which snapshots are due and in which order. `upload.py` uploads a single snapshot.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Uploader:
         """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
 
         Args:
-                run: name of this run, which distinguishes it from other runs of jobs with the same name.
-                stored: URLs of the tiers that already have `step`, so that it is not uploaded to them again.
-                again: see `UploadQueue.enter`.
+            run: name of this run, which distinguishes it from other runs of jobs with the same name.
+            stored: URLs of the tiers that already have `step`, so that it is not uploaded to them again.
+            again: see `UploadQueue.enter`.
         """
         with self._changed:
             self._upload.entered[generation] = step, run
@@ -121,7 +121,7 @@ class Uploader:
             self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot. If it is due, pin it at once."""
+        """Record a sealed snapshot, and pin a due one at once."""
         with self._changed:
             self._queue.newest = max(self._queue.newest, int(manifest["step"]))
             if self._queue.is_due(int(manifest["step"])):
@@ -130,7 +130,7 @@ class Uploader:
     def take_now(self, manifests: list[Manifest]) -> None:
         """Upload these snapshots of one step, one for each rank of this node, even if the step is not due.
 
-        Does nothing if they are already uploaded or queued.
+        Does nothing for snapshots that are already uploaded or queued.
         """
         with self._changed:
             for save_id in {str(manifest["save_id"]) for manifest in manifests}:

@@ -62,7 +62,7 @@ class Histogram:
 
 
 def gauge(name: str, help: str, value: float | None) -> Family:
-    """Return a metric that may rise and fall. A value of None makes no sample; it is not zero."""
+    """Return a metric that may rise and fall. A value of None makes no sample, not a sample of zero."""
     return Family(name, "gauge", help, () if value is None else (Sample(value),))
 
 

@@ -75,7 +75,7 @@ class AgentHere:
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
-        """Whether training is held. An agent that is about to start then holds it, too."""
+        """Whether training is held, also by an agent that is about to start."""
         self._settings_of_job: NodeSettings | None = None
         self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         """Task that reports the job's end to pods that start late."""
@@ -215,7 +215,8 @@ class AgentHere:
 
     async def _serve_end(self, settings: NodeSettings, number: int) -> None:
         """Report the job's end to pods that start late, until the next order. A pod may start late because another pod
-        was lost after all ranks were done. Without this report, it would wait for the job and then start it again."""
+        was lost after all ranks were done. Without this report, the pod would wait for the job and then start the job
+        again."""
         address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
         if address is None:
             return

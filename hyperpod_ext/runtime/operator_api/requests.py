@@ -44,7 +44,7 @@ class Ranks(BaseModel):
     ipVersion: str | None = None  # noqa: N815
     """Version of the table of addresses."""
     rankIps: list[RankAddress] | None = None  # noqa: N815
-    """Addresses of nodes. At first all of them, later only those that have changed."""
+    """Addresses of nodes: at first all addresses, later only changed ones."""
     worker_data: Any = None
     spare: Annotated[bool, BeforeValidator(_flag)] = False
 

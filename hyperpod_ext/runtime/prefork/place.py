@@ -62,7 +62,8 @@ def connect(path: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a socket inside the `with` block. The kernel releases it at the latest when the process ends."""
+    """Hold the lock of a socket inside the `with` block. The kernel releases the lock at the latest when the process
+    ends."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -86,7 +87,7 @@ def receive(line: socket.socket) -> dict[str, Any]:
     """Receive the next message.
 
     Raises:
-            ConnectionError: the peer has closed the connection.
+        ConnectionError: the peer has closed the connection.
         ValueError: the message is invalid.
     """
     return parse(exactly(line, length_of(exactly(line, 4))))
@@ -107,7 +108,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Parse the bytes of a message.
 
     Raises:
-            ValueError: the bytes are not a message.
+        ValueError: the bytes are not a message.
     """
     message = json.loads(body)
     if not isinstance(message, dict):
@@ -119,7 +120,7 @@ def exactly(line: socket.socket, count: int) -> bytes:
     """Receive `count` bytes.
 
     Raises:
-            ConnectionError: the peer has closed the connection.
+        ConnectionError: the peer has closed the connection.
     """
     found = bytearray()
     while len(found) < count:

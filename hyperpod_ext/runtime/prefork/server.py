@@ -54,7 +54,7 @@ class Order:
         """Read an order from a connection.
 
         Raises:
-                OSError: the connection ended, or the order did not arrive in time.
+            OSError: the connection ended, or the order did not arrive in time.
             ValueError: the message is not an order, or comes from another user.
         """
         _, uid = place.peer_of(line)
@@ -149,7 +149,7 @@ class Server:
         """Fork a rank. Returns its process id; in the rank itself, returns 0.
 
         Raises:
-                OSError: no process id or descriptor is left.
+            OSError: no process id or descriptor is left.
         """
         server, handle = os.getpid(), -1
         try:

@@ -107,7 +107,7 @@ class LookedUp:
         """Return the address of the rank's server.
 
         Raises:
-                IndexError: the rank does not exist.
+            IndexError: the rank does not exist.
             ConnectionError: the generation is over.
         """
         if not 0 <= rank < self._world_size:

@@ -142,7 +142,7 @@ class Gloo:
         """Return the event loops of the groups that this process has opened.
 
         Args:
-                near: whether to check likely descriptors first, and all descriptors only if those have no event loop.
+            near: whether to check likely descriptors first, and all descriptors only if those have no event loop.
         """
         if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
             return [loop]

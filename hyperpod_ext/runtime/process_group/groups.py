@@ -169,7 +169,8 @@ class ProcessGroups:
 
 
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-    """Check that all ranks use the same backend. Otherwise the other ranks would wait for a rank without a GPU."""
+    """Check that all ranks use the same backend. Without this check, other ranks would wait for a rank without a
+    GPU."""
     store.set(f"backend/{rank}", kind)
     if kind == "gloo":  # ranks with NCCL do the check
         return

@@ -24,7 +24,7 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
     init_sync: whether to send rank 0's parameters and buffers to all ranks first. Has no effect on FSDP2 modules.
 
     Raises:
-            JobFailedError: the module has parts whose results depend on the number of ranks, or its layout is unknown.
+        JobFailedError: the module has parts whose results depend on the number of ranks, or its layout is unknown.
     """
     check(Feature.REPRODUCIBLE_DDP)
     if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):

@@ -185,7 +185,7 @@ def check_loaded() -> None:
     process.
 
     Raises:
-        HyperpodExtError: this torch lacks names without which a job cannot recover. The message has all of them.
+        HyperpodExtError: this torch lacks names without which a job cannot recover. The message has all missing names.
     """
     check(*(feature for feature in _NEEDED if feature.is_loaded))
 

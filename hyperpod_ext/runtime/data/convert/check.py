@@ -37,7 +37,7 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
     """Read a whole store, and return the findings.
 
     Raises:
-            NotFoundError: the folder has no store.
+        NotFoundError: the folder has no store.
     """
     found = Findings()
     about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
@@ -86,7 +86,7 @@ def drop_from(folder: Path, index: int) -> list[str]:
     """Remove segment `index`, all later segments, and the mark of a finished store. Returns the removed segments.
 
     Raises:
-            ConflictError: another process is writing the store.
+        ConflictError: another process is writing the store.
     """
     lock = FileLock(folder / LOCK)
     if not lock.acquire(timeout_s=0.5):

@@ -43,7 +43,7 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     `identity`, its name and source text identify it, so data that it reads must not change.
 
     Raises:
-            ConfigError: the tokenizer does not exist.
+        ConfigError: the tokenizer does not exist.
         HyperpodExtError: a package is missing.
     """
     if not isinstance(tokenizer, str):

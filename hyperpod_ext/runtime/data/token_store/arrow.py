@@ -88,8 +88,8 @@ class ArrowStore(Documents[ArrowSegment]):
         """Map files, folders or patterns, in order. `column`: default the only column that can be mapped.
 
         Raises:
-                NotFoundError: no file exists.
-                ConfigError: a file can only be read after a conversion. The message has the reason.
+            NotFoundError: no file exists.
+            ConfigError: a file can only be read after a conversion. The message has the reason.
         """
         super().__init__()
         many = [sources] if isinstance(sources, str | Path) else sources
@@ -136,7 +136,7 @@ def columns_of(path: Path) -> list[Column]:
     """Return the columns of an Arrow file, and whether each can be mapped in place, from the file's first record batch.
 
     Raises:
-            ConfigError: the file is not an Arrow file.
+        ConfigError: the file is not an Arrow file.
     """
     file = _mapped(path)
     with explained(path):

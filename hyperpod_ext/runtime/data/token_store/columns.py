@@ -78,7 +78,7 @@ def column_named(path: Path, wanted: str, there: list[str]) -> str:
     """Return `wanted` if the file has this column.
 
     Raises:
-            ConfigError: the file has no such column.
+        ConfigError: the file has no such column.
     """
     if wanted not in there:
         from hyperpod_ext.config.files.nearest import suggest

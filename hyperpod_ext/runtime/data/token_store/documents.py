@@ -58,8 +58,8 @@ class Documents(Generic[P]):
         """Return document `number`, as a view of shape [n]. Only this process sees writes to a writable view.
 
         Raises:
-                CorruptSegmentError: bytes do not match their checksum.
-                DatasetChangedError: the file was changed since it was mapped.
+            CorruptSegmentError: bytes do not match their checksum.
+            DatasetChangedError: the file was changed since it was mapped.
         """
         number = operator.index(number)
         if not 0 <= number < self._documents[-1]:

@@ -33,7 +33,7 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
     """Write the consecutive `parts` to `final` atomically. Returns the size of the file.
 
     Raises:
-            DiskFullError: no space is left. No part of the file remains.
+        DiskFullError: no space is left. No part of the file remains.
     """
     views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     nbytes = sum(len(view) for view in views)
@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return a document that `publish_json` has written. None if the file does not exist.
 
     Raises:
-            CorruptSegmentError: the file does not contain such a document.
+        CorruptSegmentError: the file does not contain such a document.
     """
     try:
         with path.open("rb") as file:
@@ -124,7 +124,7 @@ def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
 
 
 class FileLock:
-    """`flock` on one file. The kernel releases it when its holder dies."""
+    """A lock by `flock` on one file, which the kernel releases when its holder dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -172,7 +172,7 @@ class FileLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Release the lock. Has no effect if it is not locked."""
+        """Release the lock, if it is held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             if self._owner == os.getpid():  # a forked child may hold the file too, and must not release the lock itself

@@ -46,7 +46,7 @@ class MegatronStore:
 
         Raises:
             NotFoundError: a file is missing.
-                ConfigError: the files are damaged, or contain no tokens.
+            ConfigError: the files are damaged, or contain no tokens.
         """
         self.prefix = prefix_of(path)
         self._idx, self._bin = Path(f"{self.prefix}.idx"), Path(f"{self.prefix}.bin")

@@ -141,7 +141,7 @@ class Packed:
         return self._starts
 
     def _unsplit_begins(self) -> npt.NDArray[np.int64]:
-        """Return the index array. The first process computes it, and later processes map it."""
+        """Return the index array, which the first process computes and later processes map."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():

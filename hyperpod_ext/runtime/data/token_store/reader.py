@@ -40,7 +40,7 @@ class TokenStore(Documents[Segment]):
         """Open a store. `segments`: use only this many segments, as in `prefix`.
 
         Raises:
-                NotFoundError: the folder has no store.
+            NotFoundError: the folder has no store.
             CorruptSegmentError: the store is damaged.
         """
         super().__init__()
@@ -136,8 +136,8 @@ class TokenStore(Documents[Segment]):
         documents.
 
         Raises:
-                UnknownLengthError: the writer has ended, and no other writer continues.
-                WaitTimeoutError: `timeout_s` has passed.
+            UnknownLengthError: the writer has ended, and no other writer continues.
+            WaitTimeoutError: `timeout_s` has passed.
         """
         now = written_at = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
@@ -172,7 +172,7 @@ class TokenStore(Documents[Segment]):
             )
 
     def close(self) -> None:
-        """Release the store. Arrays that it has returned stay valid."""
+        """Release the store. Arrays from the store stay valid."""
         self._readers.release()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -79,7 +79,7 @@ class ReadyRing:
         return made
 
     def get(self, step: int, slot: int) -> Arrays | None:
-        """Return the mapped arrays; None if they are not cached. Only this process sees writes to them."""
+        """Return the mapped arrays; None if they are not cached. Only this process sees writes to the arrays."""
         path = self._path(step, slot)
         try:
             with path.open("rb") as file:
@@ -103,7 +103,7 @@ class ReadyRing:
         (below 0).
 
         Raises:
-                DiskFullError: the disk has no room even after dropping old steps.
+            DiskFullError: the disk has no room even after dropping old steps.
         """
         if slot < 0:
             return False

@@ -80,7 +80,7 @@ def write_segment(
     """Publish a segment of flat `tokens`. `offsets` are u64, one more than there are documents.
 
     Raises:
-            DiskFullError: no space is left. No part of the segment remains.
+        DiskFullError: no space is left. No part of the segment remains.
     """
     offsets = np.ascontiguousarray(offsets, dtype="<u8")
     tokens = np.ascontiguousarray(tokens, dtype=tokens.dtype.newbyteorder("<"))
@@ -101,8 +101,8 @@ def read_info(path: Path) -> SegmentInfo:
     """Check a segment's header and the file's length. Returns the header.
 
     Raises:
-            FileNotFoundError: the file does not exist.
-            CorruptSegmentError: the segment is damaged. The message names the place.
+        FileNotFoundError: the file does not exist.
+        CorruptSegmentError: the segment is damaged. The message names the place.
     """
     with path.open("rb") as file:
         return _parse(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)

@@ -57,8 +57,8 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
     """Return the files in `sources` (files, folders, patterns), sorted within each source, so that all nodes agree.
 
     Raises:
-            NotFoundError: a source matches no file.
-            ConfigError: a file is of an unsupported kind.
+        NotFoundError: a source matches no file.
+        ConfigError: a file is of an unsupported kind.
     """
     found: list[Path] = []
     for source in map(str, sources):

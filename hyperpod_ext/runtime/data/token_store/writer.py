@@ -133,7 +133,7 @@ class StoreWriter:
 
         Raises:
             HyperpodExtError: `tokens` are invalid.
-                DiskFullError: no space is left. Published segments stay.
+            DiskFullError: no space is left. Published segments stay.
         """
         largest = _largest(tokens, self.documents)
         if self._declared is not None and largest > np.iinfo(self._declared).max:

@@ -231,12 +231,12 @@ class MemoryClient:
         """Return a complete snapshot on this node, own or replica, with verified manifest and plan.
 
         Args:
-            mapped: memory whose pages are already mapped. Used to read the snapshot if the snapshot is in it.
+            mapped: memory whose pages are already mapped. Used for the read if the snapshot is in this memory.
             plan: a known plan. If it is the snapshot's plan, the server does not send it again.
 
         Raises:
             NotFoundError: the snapshot is not on this node.
-                CorruptSnapshotError: the manifest belongs to another job or another snapshot.
+            CorruptSnapshotError: the manifest belongs to another job or another snapshot.
         """
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)

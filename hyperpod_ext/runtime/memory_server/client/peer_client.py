@@ -67,7 +67,7 @@ class PeerClient:
 
         Raises:
             NotFoundError: the node does not have the snapshot.
-                CorruptSnapshotError: the manifest belongs to another job.
+            CorruptSnapshotError: the manifest belongs to another job.
         """
         with self._connection() as sock:
             head = _ask(sock, PeerOpen(owner=owner, save_id=save_id))
@@ -89,7 +89,7 @@ class PeerClient:
 
         Raises:
             NotFoundError: the node does not have the piece.
-                CorruptSnapshotError: the manifest belongs to another job.
+            CorruptSnapshotError: the manifest belongs to another job.
         """
         with self._connection() as sock:
             head = _ask(sock, PieceOpen(owner=owner, save_id=save_id, lost=lost))
@@ -136,7 +136,7 @@ class PeerClient:
 
         Raises:
             NotFoundError: the node no longer has the image.
-                CorruptSnapshotError: the image is damaged on the other node, or the parts were damaged in transit.
+            CorruptSnapshotError: the image is damaged on the other node, or the parts were damaged in transit.
         """
         starts, sizes = tuple(start for start, _ in parts), tuple(len(destination) for _, destination in parts)
         with self._connection() as sock:

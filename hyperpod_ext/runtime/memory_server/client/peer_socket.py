@@ -36,7 +36,7 @@ def connect(
     """Return a connection to a peer of the same job, with TLS if `encrypted`.
 
     Raises:
-            OSError: the peer is unreachable, belongs to another job, has too many connections, or does not answer.
+        OSError: the peer is unreachable, belongs to another job, has too many connections, or does not answer.
     """
     return wire.again_while_busy(lambda: _connect_once(host, port, secret, timeout_s, encrypted))
 
@@ -59,7 +59,7 @@ def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
     """Authenticate a client that has called `connect`.
 
     Raises:
-            OSError: the client belongs to another job, or has a different protocol version.
+        OSError: the client belongs to another job, or has a different protocol version.
     """
     prepare(sock, timeout_s)
     wire.accept_peer_blocking(sock, secret)

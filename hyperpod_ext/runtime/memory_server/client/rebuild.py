@@ -32,12 +32,12 @@ class Rebuilt:
         """Read the descriptions of the pieces of a lost rank's stripe.
 
         Args:
-                    peers: memory server of each other rank in the stripe, by rank. The server has the rank's image and
-                        one piece.
+            peers: memory server of each other rank in the stripe, by rank. The server has the rank's image and
+                one piece.
 
         Raises:
             NotFoundError: a node no longer has its piece.
-                    CorruptSnapshotError: the nodes have different manifests, or the manifests of another job.
+            CorruptSnapshotError: the nodes have different manifests, or the manifests of another job.
             UnreachableError: a node is gone.
         """
         heads = {rank: peer.open_piece(rank, save_id, lost, job=job) for rank, peer in sorted(peers.items())}
@@ -53,7 +53,7 @@ class Rebuilt:
         return cls(first.manifest, plan, lost, Stripe(tuple(first.stripe)), nbytes, peers)
 
     def load(self) -> memoryview:
-        """Return the image. All of its parts are rebuilt at the same time.
+        """Return the image, whose parts are all rebuilt at the same time.
 
         Raises:
             NotFoundError: an image or a piece no longer exists.

@@ -32,10 +32,10 @@ _LONGEST_SOCKET = 107  # the kernel's limit, in bytes
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory for this user's sockets, which other users cannot access. Makes it if it is missing.
+    """Return the directory for this user's sockets, which other users cannot access. Makes a missing directory.
 
     Raises:
-            HyperpodExtError: the directory belongs to another user, or another user can access it.
+        HyperpodExtError: the directory belongs to another user, or another user can access it.
     """
     found = environ.get(ENV_SOCKET_DIR)
     path = Path(found) if found else Path(tempfile.gettempdir()) / f"hyperpod_ext-{os.getuid()}"
@@ -51,8 +51,8 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def place_of(directory: Path) -> str:
-    """Return an identifier of the machine and the directory. Containers that do not share the directory differ in
-    it."""
+    """Return an identifier of the machine and the directory. Containers that do not share the directory have different
+    identifiers."""
     known = directory.stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{known.st_dev}-{known.st_ino}"
@@ -95,13 +95,13 @@ class ServerFiles:
 
 
 def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
-    """Return the file with the job's secret on this machine. Makes it if it is missing.
+    """Return the file with the job's secret on this machine. Makes a missing file.
 
     The file is in the user's state folder, because the secret must survive a reboot, as the durable copies do that need
     it. For a job without durable copies, the file is next to the socket if the user has no state folder.
 
     Raises:
-            HyperpodExtError: there is no state folder, but the job has durable copies.
+        HyperpodExtError: there is no state folder, but the job has durable copies.
     """
     try:
         return _secret_in(state_folder(environ) / "hyperpod_ext" / "secrets", job)
@@ -145,7 +145,7 @@ def start_server(
     """Return a connection to the node's memory server. Starts the server if it does not run.
 
     Raises:
-            UnreachableError: the server does not start. The message contains the end of its output.
+        UnreachableError: the server does not start. The message contains the end of its output.
     """
     # hold the lock until the server has our connection, because an idle server could end at this moment
     with locked(place.lock):

@@ -1,4 +1,4 @@
 """The HTTP API of AWS's managed tiered checkpointing, served from the memory of this process.
 
-Scripts for `amzn-sagemaker-checkpointing` 1.1.3 use it without changes. `serve.py` starts it.
+Scripts for `amzn-sagemaker-checkpointing` 1.1.3 use the API without changes. `serve.py` starts it.
 """

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 def reset_token(secret: bytes) -> str:
-    """Return the token for a reset of everything. Clients send it as `Authorization: Bearer`."""
+    """Return the token for a reset of everything, which clients send as `Authorization: Bearer`."""
     return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
 
 

@@ -97,7 +97,7 @@ class Blobs:
         """Yield memory into which to receive `nbytes`. `keep` makes the blob visible; otherwise it is freed at the end.
 
         Raises:
-                MemoryTierFullError: there is not enough memory. Stored blobs stay.
+            MemoryTierFullError: there is not enough memory. Stored blobs stay.
         """
         cost = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         with self._lock:
@@ -185,7 +185,7 @@ class Blobs:
             blob.memory = memoryview(b"")  # drops the last reference, so that the pages are unmapped
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
-        """Delete as many steps older than the newest complete step as needed. Deletes none if they would not
+        """Delete as many steps older than the newest complete step as needed. Deletes no step if that would not
         suffice."""
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._reserved)

@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `serve`. `--parent` is not among them, because every memory server has it."""
+    """Add the arguments of `serve`. Not `--parent`, because every memory server has this argument."""
     parser.add_argument(
         "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
     )
@@ -41,7 +41,8 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _may_reset(anybody: bool) -> Callable[[str], bool]:
-    """Return a function that checks the reset token. Without a secret it refuses every token, which is safe."""
+    """Return a function that checks the reset token. Without a secret, the function refuses every token, which is
+    safe."""
     if anybody:
         return lambda _: True
     secret_file = os.environ.get(ENV_SECRET_FILE)

@@ -63,7 +63,7 @@ def decode(header: str) -> tuple[str, bytes, dict[str, Any]]:
     """Return the algorithm, the digest, and all fields of the header.
 
     Raises:
-            ValueError: the header does not have the form that AWS's client uses.
+        ValueError: the header does not have the form that AWS's client uses.
     """
     try:
         meta = json.loads(header)

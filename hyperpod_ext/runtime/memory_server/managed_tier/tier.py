@@ -61,7 +61,7 @@ class ManagedTier:
         """Create the namespace, unless it already exists with the same numbers.
 
         Raises:
-                ConflictError: the namespace exists with a different number of ranks or of steps to retain.
+            ConflictError: the namespace exists with a different number of ranks or of steps to retain.
         """
         wanted = {"num_ranks": self._world_size, "steps_to_retain_per_rank": self._steps_retained}
         try:
@@ -110,7 +110,7 @@ class ManagedTier:
         """Return the blob of `rank` for `step`, at the start of `into` or in new memory, and the blob's `meta`.
 
         Raises:
-                NotFoundError: the blob does not exist.
+            NotFoundError: the blob does not exist.
             CorruptSnapshotError: the bytes do not match their checksum.
         """
         with self._connection() as connection:
@@ -206,7 +206,7 @@ def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> mem
     """Return the whole body, which is received directly into its final memory.
 
     Raises:
-            HTTPException: the body ended too early.
+        HTTPException: the body ended too early.
     """
     length = response.length
     if length is None:  # a chunked body has no known length before its end

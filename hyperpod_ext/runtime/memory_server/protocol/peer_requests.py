@@ -1,5 +1,5 @@
 """Requests to the memory server of another node over TCP, and the answers. Memory servers and restoring workers send
-them.
+these requests.
 
 Both sides have already proved that they have the job's secret. The first message of a connection contains only the
 version of the protocol.
@@ -132,7 +132,7 @@ class ReplicaBegun(Declared):
     """Number of bytes from the start of the image that the receiver already has, because these parameters are
     frozen."""
     need_plan: bool = False
-    """Whether the receiver lacks the layout. The request must then be sent again with it."""
+    """Whether the receiver lacks the layout, so that the request must be sent again with the layout."""
     have: bool = False
     """Whether the receiver already has the replica."""
 
@@ -169,8 +169,8 @@ class PieceComplete(Declared):
 
 
 class AskPiece(Request[PieceComplete]):
-    """Return whether a parity piece has the parts of all its ranks. Until it has, the sender keeps the previous
-    step."""
+    """Return whether a parity piece has the parts of all its ranks. Until the piece is complete, the sender keeps the
+    previous step."""
 
     sender = "memory server"
     op: Literal["ask_piece"] = "ask_piece"

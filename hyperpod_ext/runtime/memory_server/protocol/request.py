@@ -34,7 +34,7 @@ def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
     """Return the parsed answer to a request.
 
     Raises:
-            HyperpodExtError: the server has sent an error, which is raised as its own type.
+        HyperpodExtError: the server has sent an error, which is raised as its own type.
         WireError: the message is not an answer to this request.
     """
     if "error" in answer:

@@ -34,7 +34,7 @@ CheckpointId = Annotated[tuple[str, str], Strict(False)]
 
 
 class Mapped(Declared):
-    """The slots of a rank. A descriptor of their memory comes with this message, unless `slots` is 0."""
+    """The slots of a rank. A descriptor of the slots' memory comes with this message, unless `slots` is 0."""
 
     slots: Count
     slot_bytes: Bytes = 0
@@ -154,7 +154,7 @@ class Resolve(Request[Done]):
 
 
 class Image(Declared):
-    """An image. A descriptor of its memory comes with this message."""
+    """An image, whose memory's descriptor comes with this message."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any] | None

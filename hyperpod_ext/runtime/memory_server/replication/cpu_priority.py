@@ -22,7 +22,7 @@ _STEP = 1.25
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Seconds before the group's value is changed again. Without root, it may be changed ten times per second."""
+"""Seconds before the group's nice value is changed again. Without root, the kernel allows ten changes per second."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 

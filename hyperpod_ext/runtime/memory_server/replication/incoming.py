@@ -69,7 +69,7 @@ class IncomingReplicas:
         Returns the token for its chunks, and the number of bytes from the image's start that are already in the slot.
 
         Raises:
-                MemoryTierFullError: this node has not enough memory, or every slot is being read.
+            MemoryTierFullError: this node has not enough memory, or every slot is being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
@@ -93,7 +93,7 @@ class IncomingReplicas:
         """Receive one chunk from `sock` directly into its slot.
 
         Raises:
-                NotFoundError: this chunk is not expected. None of its bytes was read.
+            NotFoundError: this chunk is not expected. No byte of the chunk was read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -108,12 +108,12 @@ class IncomingReplicas:
             self._find(token).read_into = read_into
 
     def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Read several chunks from the sender's memory directly into their slot. After a failure, they are expected
-        again.
+        """Read several chunks from the sender's memory directly into their slot. After a failure, the chunks are
+        expected again.
 
         Raises:
             NotFoundError: these chunks are not expected.
-                NixlFailure: the read failed. No other chunks of this replica will be read.
+            NixlFailure: the read failed. No other chunks of this replica will be read.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)

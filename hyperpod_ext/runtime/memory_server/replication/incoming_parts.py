@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
 _FIRST_TOKEN = 1 << 32
-"""First token of parts. The tokens of whole copies are below it."""
+"""First token of parts. Tokens of whole copies are smaller."""
 _SLOT_WAIT_S = 10.0  # a piece's slot is in use only while another process reads it
 _TIMEOUT_S = 2 * ps.TIMEOUT_S
 """Maximum seconds without a byte to wait for nodes that have not sent their parts."""
@@ -111,7 +111,7 @@ class IncomingParts:
         complete.
 
         Raises:
-                NotFoundError: this node keeps no piece of this stripe, or no longer keeps one of this step.
+            NotFoundError: this node keeps no piece of this stripe, or no longer keeps one of this step.
             MemoryTierFullError: this node has not enough memory, or every slot is being read.
             StaleGenerationError: a newer generation has begun.
         """
@@ -210,7 +210,7 @@ class IncomingParts:
         complete.
 
         Raises:
-                NotFoundError: the piece was dropped, or a newer piece has replaced it.
+            NotFoundError: the piece was dropped, or a newer piece has replaced it.
         """
         stripe, holder = self._place(owner, None)
         number = generation_of(save_id), step
@@ -308,7 +308,7 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Drop pieces. Afterwards no thread writes to their slots. The caller must hold `_changed`."""
+        """Drop pieces. Afterwards no thread writes to the slots of these pieces. The caller must hold `_changed`."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue

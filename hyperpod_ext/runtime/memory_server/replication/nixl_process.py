@@ -229,7 +229,7 @@ def make_agent() -> tuple[Any, str]:
     """Return a NIXL agent with UCX, and its version.
 
     Raises:
-            HyperpodExtError: NIXL is not installed, or does not work on this machine.
+        HyperpodExtError: NIXL is not installed, or does not work on this machine.
     """
     for name, value in _SETTINGS.items():
         os.environ.setdefault(name, value)

@@ -124,7 +124,7 @@ class NixlTransfer:
         """Return NIXL's version.
 
         Raises:
-                NixlFailure: NIXL is not available on this node.
+            NixlFailure: NIXL is not available on this node.
         """
         return self._running().version
 
@@ -148,7 +148,7 @@ class NixlTransfer:
         there.
 
         Raises:
-                NixlFailure: the read failed, or `stop()` returned true.
+            NixlFailure: the read failed, or `stop()` returned true.
         """
         process = self._running()
         number, address = self._number(process, region, stop), offer.address + at

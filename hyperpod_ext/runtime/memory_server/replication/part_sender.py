@@ -25,7 +25,7 @@ class SentParts:
 
     Args:
         senders: senders, by the rank whose node keeps the piece.
-        own: the pieces of this node. One of them belongs to the same stripe.
+        own: the pieces of this node, one of which belongs to the same stripe.
         stop: returns whether the group has changed.
     """
 
@@ -52,10 +52,10 @@ class SentParts:
 
         Raises:
             Superseded: the copy was cancelled.
-                NotFoundError: the snapshot is no longer on this node, or a peer has dropped the piece.
-                UnreachableError: a peer is lost, or does not accept bytes.
-                CorruptSnapshotError: the snapshot differs from the sealed one, or received bytes differ from the bytes
-                    sent.
+            NotFoundError: the snapshot is no longer on this node, or a peer has dropped the piece.
+            UnreachableError: a peer is lost, or does not accept bytes.
+            CorruptSnapshotError: the snapshot differs from the sealed one, or received bytes differ from the bytes
+                sent.
         """
         nbytes, sent = int(self.manifest["nbytes"]), dict[int, int]()
         spans = [(rank, *span) for rank, span in self._stripe.spans(self._owner, nbytes).items()]

@@ -123,7 +123,7 @@ class Replicator:
         self._writing: dict[int, tuple[int, int]] = {}
         """Generation and step of each rank's snapshot that is not sealed yet."""
         self._superseded = (0, 0)
-        """Newest superseded step. Ranks that reach it later skip it, too."""
+        """Newest superseded step, which ranks that reach it later skip, too."""
         self._copying = False
         self._kept: dict[int, _Kept] = {}
         """For each rank on this node, the newest snapshot with replicas."""
@@ -166,7 +166,7 @@ class Replicator:
             self._changed.notify_all()
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot. If it is due, copy it."""
+        """Record a sealed snapshot, and copy a due one."""
         with self._changed:
             self.left_out(owner)
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
@@ -301,7 +301,7 @@ class Replicator:
         return True
 
     def _learn_interval(self, step: _Step) -> None:
-        """Measure the interval between due steps. The copies of a step must be done within it."""
+        """Measure the interval between due steps, within which the copies of a step must be done."""
         now = time.monotonic()
         if self._latest.nbytes:
             copies = len(self._targets) if self._parts is None else 1

@@ -127,7 +127,7 @@ class PeerSender:
         """Open the connections, and start NIXL, before a snapshot is pinned.
 
         Raises:
-                UnreachableError: the peer is unreachable, or was unreachable a moment ago.
+            UnreachableError: the peer is unreachable, or was unreachable a moment ago.
         """
         if (left := self._not_before - time.monotonic()) > 0:
             raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
@@ -155,8 +155,8 @@ class PeerSender:
 
         Raises:
             Superseded: the pin was cancelled.
-                UnreachableError: the peer is lost, or does not accept bytes.
-                HyperpodExtError: the peer has answered with this error.
+            UnreachableError: the peer is lost, or does not accept bytes.
+            HyperpodExtError: the peer has answered with this error.
         """
         return self._guarded(lambda: self._send(pin, plan))
 
@@ -266,7 +266,7 @@ class PeerSender:
             yield accepted
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop, first: int = 0, *, by_nixl: bool = False) -> None:
-        """Send all chunks from byte `first` on, over all connections. `by_nixl`: whether the peer reads them
+        """Send all chunks from byte `first` on, over all connections. `by_nixl`: whether the peer reads the chunks
         instead."""
         left, failed = _Remaining(len(data), first, by_nixl=by_nixl), threading.Event()
 

@@ -24,7 +24,7 @@ class Budget:
         """Reserve memory before it is touched.
 
         Raises:
-                MemoryTierFullError: there is not enough memory.
+            MemoryTierFullError: there is not enough memory.
         """
         with self._lock:
             self._filling = [region for region in self._filling if region.untouched]

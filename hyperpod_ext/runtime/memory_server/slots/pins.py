@@ -14,9 +14,9 @@ class Hold(IntEnum):
 
     KEPT_BEFORE = 0
     """A completed copy that is older than another completed copy. Needed only if a slower node is lost. A save does not
-    wait for it."""
+    wait for such a copy."""
     WAITING = 1
-    """A due copy that has not begun. The next due copy would replace it."""
+    """A due copy that has not begun, which the next due copy would replace."""
     KEPT = 2
     """A completed copy, whose step is restored if another node is lost."""
     BEGUN = 3

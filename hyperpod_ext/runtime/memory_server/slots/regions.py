@@ -47,7 +47,7 @@ class Regions:
         """Return the region of `owner` with slots of `slot_bytes`, and a descriptor of its memory.
 
         Raises:
-                MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
+            MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
         """
         with self._changed:
             held = self._regions.setdefault(owner, [])
@@ -73,7 +73,7 @@ class Regions:
         """Return a slot that `owner` may write. Waits as `when_busy` says. None if the save must be skipped.
 
         Raises:
-                NotFoundError: the owner has no region, or `gone()` reports that the owner died while it waited.
+            NotFoundError: the owner has no region, or `gone()` reports that the owner died while it waited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -140,7 +140,7 @@ class Regions:
 
         Raises:
             StaleGenerationError: a newer generation has begun.
-                NotFoundError: the slot contains the newest snapshot, is being copied, or does not exist.
+            NotFoundError: the slot contains the newest snapshot, is being copied, or does not exist.
         """
         with self._changed:
             self._check_generation(owner, step, generation)
@@ -232,7 +232,7 @@ class Regions:
         `begin_reading`, and may be cancelled before. `restoring`: no write to the slot may begin until the end.
 
         Raises:
-                NotFoundError: the snapshot is no longer on this node, or is about to be overwritten.
+            NotFoundError: the snapshot is no longer on this node, or is about to be overwritten.
         """
         with self._changed:
             region, index, slot = self._find(owner, save_id)

@@ -32,7 +32,8 @@ class Slot:
 
     state: State = State.EMPTY
     sequence: int = -1
-    """Increased by one with each save of the owner. Unlike the step number, it never goes back after a restore."""
+    """Increased by one with each save of the owner. Unlike the step number, the sequence never goes back after a
+    restore."""
     step: int = -1
     generation: int = 0
     save_id: str = ""
@@ -40,7 +41,7 @@ class Slot:
     pins: set[str] = field(default_factory=set)
     """Names of the copies that have pinned the slot."""
     provisional: bool = False
-    """Whether the owner must still confirm the snapshot. Until then it is not copied."""
+    """Whether the owner must still confirm the snapshot, which is not copied before that."""
     promised: bool = False
     """Whether the owner may begin to write the slot at any moment, so that it cannot be copied."""
 

@@ -190,9 +190,9 @@ def installed(
     """Return the libraries that this process has loaded or would load.
 
     Args:
-            built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. Used if no library is found,
-                because some builds of torch contain NCCL.
-            folders: folders to search for the plugin, in addition to those in the environment.
+        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. Used if no library is found,
+            because some builds of torch contain NCCL.
+        folders: folders to search for the plugin, in addition to those in the environment.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
     found.append(_plugin(_plugin_files(environ, folders)))
