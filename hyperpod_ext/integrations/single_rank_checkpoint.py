@@ -20,14 +20,15 @@ from hyperpod_ext.errors import ConflictError, CorruptSnapshotError, NotFoundErr
 from hyperpod_ext.runtime.snapshot.fast_copy import bytes_of
 from hyperpod_ext.runtime.snapshot.image import Layout, views
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
-from hyperpod_ext.runtime.snapshot.manifest import FORMAT, crc64nvme, crc_text, save_id_of, sign
+from hyperpod_ext.runtime.snapshot.manifest import FORMAT, Manifest, crc64nvme, crc_text, save_id_of, sign
 from hyperpod_ext.runtime.snapshot.tree import put_together, take_apart
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
-from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading
+from hyperpod_ext.runtime.storage.mac import UNBOUND, Expected, Reading, is_bound
 from hyperpod_ext.runtime.storage.names import fence_name, fenced_generations, folder_of, image_of
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore
 from hyperpod_ext.runtime.storage.open import open_store
 from hyperpod_ext.runtime.storage.retention import remove
+from hyperpod_ext.runtime.storage.upload_split import files_of
 
 _CHUNK = 256 * MIB
 """Bytes that are read and verified at a time, and the memory that a load needs in addition to the tensors."""
@@ -115,10 +116,9 @@ class SingleRankCheckpoint:
             )
         manifest = checkpoint["ranks"]["0"]
         plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
-        file = Expected.of(checkpoint, image_of(0), manifest)
-        if file.mac is None:
+        if not is_bound(checkpoint):
             warnings.warn(f"{self._store.url}/{newest.folder}: {UNBOUND}", RuntimeWarning, stacklevel=2)
-        tensors = self._read(newest.folder, plan, file)
+        tensors = self._read(newest.folder, plan, checkpoint)
         return put_together(plan.shape, tensors, manifest["values"])
 
     def remove(self) -> None:
@@ -145,25 +145,25 @@ class SingleRankCheckpoint:
         remove(self._store, names)
         self._store.delete([fence_name(number) for number in fenced_generations(names)])
 
-    def _read(self, folder: str, plan: Plan, file: Expected) -> list[torch.Tensor]:
+    def _read(self, folder: str, plan: Plan, checkpoint: Manifest) -> list[torch.Tensor]:
         """Read the tensors of an image into their own memory. Raises CorruptSnapshotError."""
         tensors = [torch.empty(item.sizes, dtype=getattr(torch, item.dtype)) for item in plan.items]
         left = [(item, bytes_of(tensor)) for item, tensor in zip(plan.items, tensors, strict=True) if item.nbytes]
         left.reverse()
-        name, reading = f"{folder}/{file.name}", Reading(file, self._secret)
-        if plan.nbytes != file.nbytes:
-            raise CorruptSnapshotError(
-                f"{self._store.url}/{name}: its plan is for {plan.nbytes} bytes, not {file.nbytes}"
-            )
+        files = files_of(checkpoint, "0")
+        if plan.nbytes != (nbytes := sum(file.nbytes for file in files)):
+            raise CorruptSnapshotError(f"{self._store.url}/{folder}: its plan is for {plan.nbytes} bytes, not {nbytes}")
         buffer = memoryview(bytearray(min(_CHUNK, plan.nbytes)))
-        for start in range(0, plan.nbytes, _CHUNK):
-            piece = buffer[: min(_CHUNK, plan.nbytes - start)]
-            self._store.read_into(name, piece, start)
-            reading.update(piece)
-            while left and _give(*left[-1], piece, start):
-                left.pop()
-        if wrong := reading.wrong():
-            raise CorruptSnapshotError(f"{self._store.url}/{name}: {wrong}")
+        for file in files:
+            name, reading = f"{folder}/{file.name}", Reading(Expected.of(checkpoint, file), self._secret)
+            for start in range(0, file.nbytes, _CHUNK):
+                piece = buffer[: min(_CHUNK, file.nbytes - start)]
+                self._store.read_into(name, piece, start)
+                reading.update(piece)
+                while left and _give(*left[-1], piece, file.start + start):
+                    left.pop()
+            if wrong := reading.wrong():
+                raise CorruptSnapshotError(f"{self._store.url}/{name}: {wrong}")
         return tensors
 
 

@@ -67,8 +67,8 @@ class Spread:
     ranks_per_copy: int
     """Ranks that share one copy: all (FSDP), one shard group (HSDP), or one rank (DDP)."""
     trained: float = 1.0
-    """Share of the state's bytes that training changes. The rest, such as the base model of LoRA, is copied to memory
-    and to a peer once, and to a durable tier each time."""
+    """Share of the state's bytes that training changes. The rest, such as the base model of LoRA, is sent to each tier
+    once, unless peers keep parity."""
 
     def __post_init__(self) -> None:
         if not 0 < self.trained <= 1:
@@ -89,8 +89,8 @@ class Spread:
 
     @property
     def distinct_node_bytes(self) -> float:
-        """Bytes of a durable checkpoint that one node writes: each part is written once."""
-        return self.state_bytes / self.nodes
+        """Bytes of a durable checkpoint that one node writes after its first one: each part is written once."""
+        return self.state_bytes * self.trained / self.nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,9 @@ def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
 
 def disk_cost(spread: Spread, speeds: Speeds) -> TierCost:
     """Return the cost of snapshots on each node's own disk. Each node writes each part of its state once."""
-    write = min(spread.node_bytes, float(spread.state_bytes)) / speeds.disk
-    return TierCost(write * speeds.slowdown, write, write)
+    read = min(spread.node_bytes, float(spread.state_bytes)) / speeds.disk
+    write = read * spread.trained
+    return TierCost(write * speeds.slowdown, write, read)
 
 
 def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:

@@ -82,8 +82,7 @@ def _check(folder: Path, seed: int) -> None:
         for rank in ("0", "1"):
             found = checkpoints.read(next(one for one in checkpoints.found() if one.folder == newest["folder"]))
             image = bytearray(int(found["ranks"][rank]["nbytes"]))
-            checkpoints.store.read_into(f"{newest['folder']}/{found['files'][rank]}", memoryview(image))
-            checkpoints.check_image(newest["folder"], found, rank, memoryview(image))
+            checkpoints.read_image(newest["folder"], found, rank, memoryview(image))
 
     def unless_in_the_way(action: Callable[[], None]) -> Callable[[], None]:
         def run() -> None:

@@ -111,8 +111,7 @@ class RestoreCache:
                 region = self._budget.make(f"hpx-fetched-{rank}", nbytes, 1, f"restoring {folder} from {url}")
                 try:
                     with region.view(0, nbytes) as view:
-                        uploader.checkpoints.store.read_into(f"{folder}/{name}", view)
-                        uploader.checkpoints.check_image(folder, checkpoint, str(rank), view)
+                        uploader.checkpoints.read_image(folder, checkpoint, str(rank), view)
                 except BaseException:
                     region.close()
                     self._budget.give_back(region.nbytes)

@@ -10,7 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError, NotFoundError
 from hyperpod_ext.runtime.memory_server.slots.regions import Regions
@@ -20,9 +20,9 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 from hyperpod_ext.runtime.storage.checkpoints import CheckpointProgress, Checkpoints
 from hyperpod_ext.runtime.storage.mac import Mac
-from hyperpod_ext.runtime.storage.names import folder_of, parse_folder
+from hyperpod_ext.runtime.storage.names import folder_of, image_of, parse_folder
 from hyperpod_ext.runtime.storage.object_store import Cancelled
-from hyperpod_ext.runtime.storage.upload_split import partition_uploads
+from hyperpod_ext.runtime.storage.upload_split import ImageFile, frozen_part, partition_uploads, split_image
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
@@ -33,6 +33,15 @@ below the time limit of the wait."""
 _SLOWEST_BYTES_S = 5e6
 """Assumed minimum upload rate of another node, in bytes per second. Nobody waits for nodes that are lost or that report
 a failure."""
+
+
+class _Written(NamedTuple):
+    """A file of frozen parameters in the tier."""
+
+    folder: str
+    file: str
+    generation: int
+    mac: Mac
 
 
 class Upload:
@@ -61,6 +70,8 @@ class Upload:
         self.entered: dict[int, tuple[int, str]] = {}
         """First step of each generation, and name of its run."""
         self._fenced: set[int] = set()
+        self._frozen: dict[tuple[int, str], _Written] = {}
+        """Files of frozen parameters in this node's last checkpoint, by length and CRC64-NVME."""
         self._reported: set[str] = set()
         """Save ids that this node has already reported as failed or cancelled."""
         self.wake = threading.Event()
@@ -94,11 +105,12 @@ class Upload:
         files, uploads = partition_uploads(records)
         # only one node uploads each of several equal images
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
-        macs = {}
+        macs: dict[str, Mac] = {}
         for rank in uploads[task.node]:
-            macs[files[rank]] = self._upload(task, f"{folder}/{files[rank]}", rank)
+            macs |= self._upload(task, folder, rank)
             del task.left[rank]
-        task.stack.close()  # from here on, workers may overwrite the slots
+        self._frozen = {part: written for part, written in self._frozen.items() if written.folder == folder}
+        task.stack.close()  # from here on workers may overwrite the slots
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
             checkpoints.put_done(folder, task.node, macs)
@@ -189,9 +201,9 @@ class Upload:
         )
         return found
 
-    def _upload(self, task: UploadTask, name: str, rank: int) -> Mac:
-        """Upload one image and return its MAC. The MAC is computed here, because no worker waits for this thread."""
-        pin = task.pins[rank]
+    def _upload(self, task: UploadTask, folder: str, rank: int) -> dict[str, Mac]:
+        """Upload one image and return the MACs of its files, computed here because no worker waits for this thread."""
+        pin, macs = task.pins[rank], {}
 
         def handed_over(nbytes: int) -> None:
             task.left[rank] -= nbytes
@@ -199,11 +211,35 @@ class Upload:
 
         if not self._regions.begin_reading(pin):
             raise Cancelled
+        frozen = frozen_part(pin.manifest)
         with pin.data as data:
-            crc = str(pin.manifest["crc64nvme"])
-            mac = self._checkpoints.mac(data, task.cancelled)
-            self._checkpoints.store.put(name, data, crc, cancelled=task.cancelled, on_bytes=handed_over)
-        return mac
+            for file in split_image(image_of(rank), pin.manifest, frozen):
+                if file is frozen and (mac := self._copy_frozen(task, folder, file)) is not None:
+                    task.left[rank] -= file.nbytes
+                else:
+                    name = f"{folder}/{file.name}"
+                    with data[file.start : file.start + file.nbytes] as part:
+                        mac = self._checkpoints.mac(part, task.cancelled)
+                        self._checkpoints.store.put(
+                            name, part, file.crc64nvme, cancelled=task.cancelled, on_bytes=handed_over
+                        )
+                macs[file.name] = mac
+                if file is frozen:
+                    self._frozen[file.nbytes, file.crc64nvme] = _Written(folder, file.name, task.generation, mac)
+        return macs
+
+    def _copy_frozen(self, task: UploadTask, folder: str, file: ImageFile) -> Mac | None:
+        """Let the tier copy a file of equal bytes, which this node has uploaded before; return its MAC.
+
+        None: there is no such file any more, and the bytes must be uploaded. After a fault they are uploaded once, too,
+        so that a file that was damaged in the tier does not get into every later checkpoint.
+        """
+        known = self._frozen.get((file.nbytes, file.crc64nvme))
+        if known is None or known.generation != task.generation:
+            return None
+        source, name = f"{known.folder}/{known.file}", f"{folder}/{file.name}"
+        copied = self._checkpoints.store.copy(source, name, file.nbytes, file.crc64nvme, cancelled=task.cancelled)
+        return known.mac if copied else None
 
     def _see_committed(
         self,

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperpod_ext.runtime.snapshot.layout_plan import Plan
+from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
 from hyperpod_ext.runtime.snapshot.tree import fqn, put_together
 from hyperpod_ext.runtime.snapshot.zip_file import archive
 
@@ -31,6 +31,14 @@ class RankFile:
     values: Sequence[Any]
     file: str
     """Name of the rank's image, relative to the checkpoint's folder."""
+    frozen: tuple[str, int] = ("", 0)
+    """Name and length of the file with the first bytes of the image, which are then not in `file`."""
+
+    def place(self, item: Item) -> _ShardExtent:
+        """Return the file of a shard, and its place there."""
+        first, nbytes = self.frozen
+        file, start = (first, item.start) if item.end <= nbytes else (self.file, item.start - nbytes)
+        return _ShardExtent(item.sizes, file, start, item.end - item.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +55,7 @@ def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
     for part in sorted(parts, key=lambda part: part.rank):
         for item in part.plan.items:
             entry = tensors.setdefault(item.fqn, _TensorEntry(item.dtype, item.shape, {}))
-            place = _ShardExtent(item.sizes, part.file, item.start, item.end - item.start)
-            entry.chunks.setdefault(item.offsets, place)
+            entry.chunks.setdefault(item.offsets, part.place(item))
     paths: dict[str, tuple[str | int, ...]] = {}
     body, places = b"", {}
     for part in sorted(parts, key=lambda part: part.rank):

@@ -17,7 +17,8 @@ from typing import Any
 from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.terminal import quote
 
-FORMAT = 1
+FORMAT = 2
+"""2: a checkpoint may have frozen parameters in files of their own. Both formats are read."""
 LIGHT_BYTES = 4 << 20
 LIGHT_VALUES = 1 << 18
 """Documents with more bytes or values are parsed only if signed by the job: a parsed value may take 30 times its
@@ -31,8 +32,9 @@ Manifest = dict[str, Any]
 crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
 
 Fields of a checkpoint's manifest: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
-snapshot), files (rank to the name of its image), macs (name of a file to its MAC, see storage/mac.py), derived (sizes
-and checksums of torch's files), created_at, signature."""
+snapshot), files (rank to the name of its image), frozen (name of an image to file, nbytes and crc64nvme of its frozen
+part, which is not in the image's file), macs (name of a file to its MAC, see storage/mac.py), derived (sizes and
+checksums of torch's files), created_at, signature."""
 
 
 def save_id_of(generation: int, step: int) -> str:
@@ -72,6 +74,13 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
     for checksum, nbytes in parts:
         combined = int(checksums.combine_crc64nvme(combined, checksum, nbytes))
     return combined
+
+
+def checksum_after(whole: int, first: int, nbytes: int) -> int:
+    """Return the CRC64-NVME of the last `nbytes` bytes, from the checksums of all bytes and of the bytes before."""
+    from awscrt import checksums
+
+    return whole ^ int(checksums.combine_crc64nvme(first, 0, nbytes))
 
 
 def crc_text(checksum: int) -> str:

@@ -4,6 +4,7 @@
       generations/000002.json            claimed once, by one run: fences writers of older ones
       step-000000100-g000002/
         __0_0.distcp __1_0.distcp ...    images, byte for byte as in memory
+        __0_2.distcp __1_2.distcp ...    first bytes of those images: frozen parameters, if they are large
         plan-3f2a….json                  their layouts, by digest
         __0_1.distcp .metadata           derived, for plain dcp.load
         manifest.json                    signed, created only if absent, last: with it the checkpoint exists
@@ -52,12 +53,14 @@ from hyperpod_ext.runtime.storage.names import (
     Found,
     fence_name,
     fenced_generations,
+    image_of,
     parse_file,
     parse_folder,
     plan_name,
 )
 from hyperpod_ext.runtime.storage.object_store import ObjectStore, Until, never
 from hyperpod_ext.runtime.storage.retention import is_passed, remove, to_keep, without_abandoned
+from hyperpod_ext.runtime.storage.upload_split import ImageFile, files_of, frozen_part, split_image
 from hyperpod_ext.terminal import quote
 
 _UNPROVED = 10_000
@@ -167,7 +170,13 @@ class Checkpoints:
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
             raise CorruptSnapshotError(f"{where}: it is the manifest of {quote(manifest.get('save_id'))}")
         _check_parts(ranks, manifest, where)
-        if is_bound(manifest) and (missing := set(files.values()) - set(macs)):
+        try:
+            names = {file.name for rank in ranks for file in files_of(manifest, rank)}
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise CorruptSnapshotError(
+                f"{where}: it does not say which files have a rank's image: {error!r}"
+            ) from error
+        if is_bound(manifest) and (missing := names - set(macs)):
             raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
         return manifest
 
@@ -175,15 +184,18 @@ class Checkpoints:
         """Return an image's MAC for `commit`: the proof that this job wrote the image."""
         return mac_of(self._secret, data, cancelled)
 
-    def check_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
-        """Check an image against the verified manifest of its checkpoint.
+    def read_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
+        """Read a rank's image, and check it against the verified manifest of its checkpoint.
 
         Raises:
+            NotFoundError: a file is missing.
             CorruptSnapshotError: the image is damaged, or not written by this job.
         """
-        name = manifest["files"][rank]
-        file = Expected.of(manifest, name, manifest["ranks"][rank])
-        file.check(image, self._secret, f"{self.store.url}/{folder}/{name}")
+        for file in files_of(manifest, rank):
+            name = f"{folder}/{file.name}"
+            with image[file.start : file.start + file.nbytes] as part:
+                self.store.read_into(name, part)
+                Expected.of(manifest, file).check(part, self._secret, f"{self.store.url}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
         """Return the layout of one rank's image.
@@ -466,7 +478,14 @@ class Checkpoints:
         if parse_folder(folder) != Found(one["step"], one["generation"]):
             raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: it would be {one['save_id']}")
         _check_parts({str(rank): manifest for rank, manifest in manifests.items()}, one, f"{self.store.url}/{folder}")
-        if missing := set(files.values()) - macs.keys():
+        prefixes = {name: frozen_part(manifests[rank]) for rank, name in files.items() if name == image_of(rank)}
+        frozen = {name: prefix for name, prefix in prefixes.items() if prefix is not None}
+        images = {
+            file.name: file
+            for rank, manifest in manifests.items()
+            for file in split_image(files[rank], manifest, frozen.get(files[rank]))
+        }
+        if missing := images.keys() - macs.keys():
             raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
@@ -475,7 +494,10 @@ class Checkpoints:
         torchs: tuple[tuple[str, bytes], ...] = ()
         part = of_node and len(manifests) < int(one["world_size"])
         if not part:  # torch cannot load a part
-            parts = [RankFile(r, plans[str(m["plan"])], m["values"], files[r]) for r, m in sorted(manifests.items())]
+            parts = [
+                RankFile(rank, plans[str(each["plan"])], each["values"], files[rank], _prefix(frozen.get(files[rank])))
+                for rank, each in sorted(manifests.items())
+            ]
             derived = derive(parts, VALUES)
             torchs = (VALUES, derived.values_file), (METADATA_FILE, derived.metadata)
         for name, data in torchs:
@@ -489,10 +511,11 @@ class Checkpoints:
             **{key: one[key] for key in ("generation", "step", "save_id", "world_size")},
             "ranks": {str(rank): manifest for rank, manifest in sorted(manifests.items())},
             "files": {str(rank): name for rank, name in sorted(files.items())},
+            **({"frozen": {name: _in_manifest(prefix) for name, prefix in frozen.items()}} if frozen else {}),
             "macs": all_macs,
             "derived": files_of_torch,
             **({"of_node": True} if part else {}),
-            "nbytes": sum({files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}.values()),
+            "nbytes": sum(file.nbytes for file in images.values()),
             "created_at": time.time(),
         }
         signed = signed_text(document, self._secret)
@@ -501,7 +524,7 @@ class Checkpoints:
                 f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
                 hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
             )
-        wanted: dict[str, int | None] = {files[rank]: int(m["nbytes"]) for rank, m in manifests.items()}
+        wanted: dict[str, int | None] = {name: file.nbytes for name, file in images.items()}
         wanted |= {name: len(data) for name, data in torchs}
         there = self._require(folder, wanted | {plan_name(digest): None for digest in digests})
         created = self.store.put_new(f"{folder}/{MANIFEST}", signed)
@@ -555,6 +578,14 @@ class Checkpoints:
                 left.append(one.generation)
         self.store.delete([fence_name(number) for number in fenced_generations(names) if number < min(left)])
         return gone
+
+
+def _prefix(frozen: ImageFile | None) -> tuple[str, int]:
+    return (frozen.name, frozen.nbytes) if frozen is not None else ("", 0)
+
+
+def _in_manifest(frozen: ImageFile) -> dict[str, Any]:
+    return {"file": frozen.name, "nbytes": frozen.nbytes, "crc64nvme": frozen.crc64nvme}
 
 
 def _check_parts(ranks: Mapping[str, Manifest], commit: Mapping[str, Any], where: str) -> None:

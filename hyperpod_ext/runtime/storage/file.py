@@ -122,6 +122,28 @@ class FileStore:
             os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # readers see all of it or none of it
             os.fsync(folder)
 
+    def copy(
+        self, source: str, name: str, nbytes: int, crc64nvme: str, *, cancelled: Callable[[], bool] = never
+    ) -> bool:
+        *parts, original = checked_name(source).split("/")
+        checked_name(name)
+        self._look(cancelled)
+        with self._explained("write", name), self._unfinished(name) as (folder, last, partial, _):
+            os.unlink(partial, dir_fd=folder)
+            try:
+                with self._folder(parts) as origin:
+                    os.link(original, partial, src_dir_fd=origin, dst_dir_fd=folder, follow_symlinks=False)
+                found = os.stat(partial, dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                if isinstance(error, _GONE) or error.errno in _NO_LINKS | {errno.EXDEV, errno.ELOOP}:
+                    return False
+                raise
+            if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
+                return False
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect if it is the same file
+            os.fsync(folder)
+            return True
+
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         checked_name(name)
         self._look(cancelled)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 from hyperpod_ext.runtime.snapshot.dcp_metadata import METADATA_FILE
@@ -40,6 +40,7 @@ from hyperpod_ext.runtime.storage.names import (
 )
 from hyperpod_ext.runtime.storage.object_store import MIB, ObjectStore, is_name
 from hyperpod_ext.runtime.storage.retention import is_passed, to_keep, without_abandoned
+from hyperpod_ext.runtime.storage.upload_split import ImageFile, files_of
 from hyperpod_ext.terminal import quote
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
@@ -265,6 +266,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
         yield Defect(MANIFEST, f"it does not name each of its {quote(manifest['world_size'])} ranks")
         return
+    known_images: dict[str, ImageFile] = {}
     for rank, snapshot in manifest["ranks"].items():
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
@@ -272,23 +274,23 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
             its = f"{quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
             yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {its}")
-        if any(images(manifest)[manifest["files"][rank]][key] != snapshot[key] for key in ("nbytes", "crc64nvme")):
-            file = quote(manifest["files"][rank])
-            yield Defect(MANIFEST, f"rank {rank}: it shares {file} with a rank of another content")
-    for name, snapshot in images(manifest).items():
-        yield from _check_size(files, name, int(snapshot["nbytes"]))
+        for file in files_of(manifest, rank):
+            if known_images.setdefault(file.name, file) != file:
+                yield Defect(MANIFEST, f"rank {rank}: it shares {quote(file.name)} with a rank of another content")
+    for name, file in known_images.items():
+        yield from _check_size(files, name, file.nbytes)
         if not _IMAGE.fullmatch(name):
             yield Defect(MANIFEST, f"{quote(name)} is no name of an image")
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
-    for name in {**images(manifest), **known} if is_bound(manifest) else ():
+    for name in {**known_images, **known} if is_bound(manifest) else ():
         try:
             read_mac(manifest["macs"].get(name))
         except (KeyError, ValueError) as error:
             yield Defect(MANIFEST, f"its MAC of {quote(name)} is {error}")
     for name in (VALUES, METADATA_FILE) if not is_of_node(manifest) else ():
-        yield from _check_size(files, name, int(known[name]["nbytes"]) if name in known else None)
+        yield from _check_size(files, name, known[name].nbytes if name in known else None)
 
 
 def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Defect]:
@@ -307,9 +309,9 @@ def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iter
         yield Defect(name, f"it is {files[name]} bytes long, the manifest says {quote(nbytes)}")
 
 
-def images(manifest: Manifest) -> dict[str, Manifest]:
-    """Return the image files of a checkpoint, each with the manifest of a snapshot in it."""
-    return {str(manifest["files"][rank]): snapshot for rank, snapshot in manifest["ranks"].items()}
+def images(manifest: Manifest) -> dict[str, ImageFile]:
+    """Return the files of all ranks' images, by name."""
+    return {file.name: file for rank in manifest["ranks"] for file in files_of(manifest, rank)}
 
 
 def plans(manifest: Manifest) -> dict[str, str]:
@@ -318,10 +320,14 @@ def plans(manifest: Manifest) -> dict[str, str]:
     return {plan_name(digest): digest for digest in digests}
 
 
-def derived(manifest: Manifest) -> dict[str, Any]:
-    """Return sizes and checksums of the files for plain dcp.load; manifests of earlier versions have none."""
-    known: dict[str, Any] = manifest.get("derived", {})
-    return {name: known[name] for name in (VALUES, METADATA_FILE) if name in known}
+def derived(manifest: Manifest) -> dict[str, ImageFile]:
+    """Return the files for plain dcp.load with a checksum, by name; manifests of earlier versions have none."""
+    known = manifest.get("derived", {})
+    return {
+        name: ImageFile(name, 0, int(known[name]["nbytes"]), str(known[name]["crc64nvme"]))
+        for name in (VALUES, METADATA_FILE)
+        if name in known
+    }
 
 
 def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> InventoryEntry:

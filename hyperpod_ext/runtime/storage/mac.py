@@ -16,6 +16,7 @@ from typing import Any
 from hyperpod_ext.errors import CorruptSnapshotError, HyperpodExtError
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, never
+from hyperpod_ext.runtime.storage.upload_split import ImageFile
 from hyperpod_ext.terminal import quote
 
 KIND = "aes-256-gmac"
@@ -102,10 +103,10 @@ class Expected:
     """None: an earlier version wrote it."""
 
     @classmethod
-    def of(cls, manifest: Manifest, name: str, known: Mapping[str, Any]) -> Expected:
-        """`known`: the file's length and CRC in the checkpoint's manifest."""
-        mac = manifest["macs"][name] if is_bound(manifest) else None
-        return cls(name, int(known["nbytes"]), str(known["crc64nvme"]), mac)
+    def of(cls, manifest: Manifest, file: ImageFile) -> Expected:
+        """Return a file of a checkpoint, with the MAC in the checkpoint's manifest."""
+        mac = manifest["macs"][file.name] if is_bound(manifest) else None
+        return cls(file.name, file.nbytes, file.crc64nvme, mac)
 
     def check(self, data: memoryview, secret: bytes, where: str) -> None:
         """Check the file's MAC. Files without a MAC pass; the reader checks their CRC.

@@ -42,6 +42,11 @@ def image_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
+def frozen_part_of(rank: int) -> str:
+    """Return the name of the file with the frozen parameters of one rank's image."""
+    return f"__{rank}_2.distcp"
+
+
 def parse_folder(name: str) -> Found | None:
     """Return the checkpoint of a folder, or of a blob in it. Only names in the form of `folder_of` count."""
     match = _FOLDER.match(name)

@@ -87,6 +87,15 @@ class ObjectStore(Protocol):
         a time calls it; it may sleep, which slows down every stream.
         """
 
+    def copy(
+        self, source: str, name: str, nbytes: int, crc64nvme: str, *, cancelled: Callable[[], bool] = never
+    ) -> bool:
+        """Write or replace a blob with the bytes of another one, which are not sent; it stays if `source` is deleted.
+
+        Returns False if `source` does not have these bytes (a directory compares the length only), or the store cannot
+        copy it; then `put` must write the blob.
+        """
+
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         """Write a small blob; return False if the name exists. Exactly one of several racing writers succeeds."""
 
@@ -148,6 +157,11 @@ class Until:
         on_bytes: Callable[[int], None] = ignore,
     ) -> None:
         self._store.put(name, data, crc64nvme, cancelled=self._either(cancelled), on_bytes=on_bytes)
+
+    def copy(
+        self, source: str, name: str, nbytes: int, crc64nvme: str, *, cancelled: Callable[[], bool] = never
+    ) -> bool:
+        return self._store.copy(source, name, nbytes, crc64nvme, cancelled=self._either(cancelled))
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         return self._store.put_new(name, data, cancelled=self._either(cancelled))

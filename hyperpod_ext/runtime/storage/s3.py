@@ -109,6 +109,13 @@ class S3Store:
         except WrongChecksumError:
             raise changed(call.what) from None
 
+    def copy(
+        self, source: str, name: str, nbytes: int, crc64nvme: str, *, cancelled: Callable[[], bool] = never
+    ) -> bool:
+        key, call = self._key(name), Call(self.deadline_s, f"{self.url}/{source} to {name}", cancelled)
+        self._multipart.take_back(lambda upload: (upload.key == key and upload.crc != crc64nvme) or upload.is_old())
+        return self._multipart.copy(self._key(source), key, nbytes, crc64nvme, call)
+
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
         call = Call(self.deadline_s, f"{self.url}/{name} with {self.create_only}", cancelled)
         key, header = self._key(name), base64_of(checksum(data))

@@ -1,16 +1,17 @@
-"""Upload blobs to S3 in parts, several at a time; the next put resumes one that gave up."""
+"""Upload or copy blobs to S3 in parts, several at a time; the next put resumes one that gave up."""
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hyperpod_ext.errors import HyperpodExtError, NotFoundError
+from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableError
 from hyperpod_ext.runtime.storage.object_store import MIB
-from hyperpod_ext.runtime.storage.s3_errors import UploadGoneError, WrongChecksumError
+from hyperpod_ext.runtime.storage.s3_errors import ShortError, UploadGoneError, WrongChecksumError
 from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, changed, checksum
 from hyperpod_ext.runtime.storage.transfer import Call
 
@@ -32,16 +33,39 @@ class Multipart:
 
     def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
         """Upload `data`, which has checksum `crc`."""
+        try:
+            self._make(key, len(data), crc, call, lambda upload, number: self._put_part(upload, number, data, call))
+        except WrongChecksumError:
+            raise changed(call.what) from None
+
+    def copy(self, source: str, key: str, nbytes: int, crc: str, call: Call) -> bool:
+        """Let S3 copy an object of `nbytes` with checksum `crc`; return False if it does not, and `put` must.
+
+        S3 checks the checksum of all parts before the copy is visible. The copy is read back by its headers, because
+        some stores accept a checksum without checking it.
+        """
+        try:
+            self._make(key, nbytes, crc, call, lambda upload, number: self._copy_part(upload, number, source, call))
+        except (NotFoundError, ShortError, WrongChecksumError):
+            return False
+        except UnreachableError:
+            if call.gave_up:
+                raise
+            return False  # the store refuses copies; a put says so if it refuses everything
+        return self._is_there(key, nbytes, crc, call)
+
+    def _make(
+        self, key: str, nbytes: int, crc: str, call: Call, make_part: Callable[[MultipartUpload, int], None]
+    ) -> None:
         while True:
-            upload = self._begin(key, data, crc, call)
+            upload = self._begin(key, nbytes, crc, call)
             try:
-                self._finish(upload, data, call)
+                missing = [number for number in upload.numbers() if number not in upload.done]
+                call.in_streams(functools.partial(make_part, upload), missing, self._streams)
+                self._complete(upload, call)
                 return
             except UploadGoneError:  # a lifecycle rule or somebody removed it with its parts
                 call.count(-upload.done_bytes())
-            except WrongChecksumError:
-                self._abort(upload)
-                raise changed(call.what) from None
             except BaseException:
                 if call.gave_up:
                     with self._lock:
@@ -50,19 +74,14 @@ class Multipart:
                     self._abort(upload)
                 raise
 
-    def _finish(self, upload: MultipartUpload, data: memoryview, call: Call) -> None:
-        missing = [number for number in upload.numbers() if number not in upload.done]
-        call.in_streams(lambda number: self._put_part(upload, number, data, call), missing, self._streams)
-        self._complete(upload, call)
-
-    def _begin(self, key: str, data: memoryview, crc: str, call: Call) -> MultipartUpload:
+    def _begin(self, key: str, nbytes: int, crc: str, call: Call) -> MultipartUpload:
         """Return the upload of an earlier put of the same bytes that gave up, or a new one."""
         with self._lock:
-            left = self._left.pop((key, crc, len(data)), None)
+            left = self._left.pop((key, crc, nbytes), None)
         if left:
             call.count(left.done_bytes())
             return left
-        least = -(-len(data) // MAX_PARTS)
+        least = -(-nbytes // MAX_PARTS)
         part_bytes = max(self._part_bytes, -(-least // MIB) * MIB)
         answer = self._requests.persist(
             "write",
@@ -71,7 +90,7 @@ class Multipart:
             ),
             call,
         )
-        return MultipartUpload(key, crc, len(data), answer["UploadId"], part_bytes)
+        return MultipartUpload(key, crc, nbytes, answer["UploadId"], part_bytes)
 
     def _put_part(self, upload: MultipartUpload, number: int, data: memoryview, call: Call) -> None:
         first = (number - 1) * upload.part_bytes
@@ -92,6 +111,18 @@ class Multipart:
         upload.done[number] = answer["ETag"]
         upload.touched = time.monotonic()
 
+    def _copy_part(self, upload: MultipartUpload, number: int, source: str, call: Call) -> None:
+        part: dict[str, Any] = {"PartNumber": number, "CopySource": {"Bucket": self._bucket, "Key": source}}
+        if len(upload.numbers()) > 1:  # S3 refuses ranges of objects of 5 MB or less
+            first = (number - 1) * upload.part_bytes
+            part["CopySourceRange"] = f"bytes={first}-{min(first + upload.part_bytes, upload.nbytes) - 1}"
+
+        def attempt() -> Any:
+            return self._client.upload_part_copy(Bucket=self._bucket, Key=upload.key, UploadId=upload.id, **part)
+
+        upload.done[number] = self._requests.persist("copy", attempt, call)["CopyPartResult"]["ETag"]
+        upload.touched = time.monotonic()
+
     def _complete(self, upload: MultipartUpload, call: Call) -> None:
         call.look()
         parts = [{"PartNumber": number, "ETag": upload.done[number]} for number in upload.numbers()]
@@ -109,19 +140,21 @@ class Multipart:
                 call,
             )
         except UploadGoneError:
-            if not self._is_there(upload, call):  # completed, and only the answer was lost
+            if not self._is_there(
+                upload.key, upload.nbytes, upload.crc, call
+            ):  # completed, and only the answer was lost
                 raise
 
-    def _is_there(self, upload: MultipartUpload, call: Call) -> bool:
+    def _is_there(self, key: str, nbytes: int, crc: str, call: Call) -> bool:
         try:
             head = self._requests.persist(
                 "read",
-                lambda: self._client.head_object(Bucket=self._bucket, Key=upload.key, ChecksumMode="ENABLED"),
+                lambda: self._client.head_object(Bucket=self._bucket, Key=key, ChecksumMode="ENABLED"),
                 call,
             )
         except NotFoundError:
             return False
-        return bool(head["ContentLength"] == upload.nbytes and head.get("ChecksumCRC64NVME") == base64_of(upload.crc))
+        return bool(head["ContentLength"] == nbytes and head.get("ChecksumCRC64NVME") == base64_of(crc))
 
     def _abort(self, upload: MultipartUpload) -> None:
         """Abort an upload, best effort: a lifecycle rule of the bucket removes the rest."""

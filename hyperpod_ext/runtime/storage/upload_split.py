@@ -1,11 +1,68 @@
-"""Split the upload of a checkpoint among its nodes."""
+"""Split a checkpoint: its images among the nodes, and each image into its frozen parameters and the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from hyperpod_ext.runtime.snapshot.manifest import Manifest, content_of
-from hyperpod_ext.runtime.storage.names import image_of
+from hyperpod_ext.runtime.snapshot.manifest import Manifest, checksum_after, content_of, crc_text, crc_value
+from hyperpod_ext.runtime.storage.names import frozen_part_of, image_of
+
+FROZEN_BYTES = 1 << 20
+"""Fewer bytes of frozen parameters get no file of their own: uploading them again costs less than copying a file."""
+
+
+class ImageFile(NamedTuple):
+    """A file with consecutive bytes of one rank's image."""
+
+    name: str
+    start: int
+    """Position of the file's first byte in the image."""
+    nbytes: int
+    crc64nvme: str
+
+
+def frozen_part(snapshot: Manifest) -> ImageFile | None:
+    """Return the file for the frozen parameters at the start of a rank's image; None if they get no file of their own.
+
+    Args:
+        snapshot: manifest of the rank that uploads the image.
+    """
+    nbytes, checksum = snapshot.get("extras", {}).get("frozen") or (0, "")
+    if not FROZEN_BYTES <= int(nbytes) < int(snapshot["nbytes"]):
+        return None
+    return ImageFile(frozen_part_of(int(snapshot["rank"])), 0, int(nbytes), str(checksum))
+
+
+def split_image(name: str, snapshot: Manifest, frozen: ImageFile | None) -> tuple[ImageFile, ...]:
+    """Return the files of one rank's image, in the order of their bytes.
+
+    Args:
+        name: name of the image, which is the file of all bytes that are not in `frozen`.
+
+    Raises:
+        ValueError: the sizes or checksums are impossible.
+    """
+    nbytes, checksum = int(snapshot["nbytes"]), str(snapshot["crc64nvme"])
+    if frozen is None:
+        return (ImageFile(name, 0, nbytes, checksum),)
+    rest = nbytes - frozen.nbytes
+    if not 0 < frozen.nbytes < nbytes:
+        raise ValueError(f"{frozen.name} cannot have {frozen.nbytes} of the {nbytes} bytes of an image")
+    checksum = crc_text(checksum_after(crc_value(checksum), crc_value(frozen.crc64nvme), rest))
+    return frozen, ImageFile(name, frozen.nbytes, rest, checksum)
+
+
+def files_of(checkpoint: Manifest, rank: str) -> tuple[ImageFile, ...]:
+    """Return the files of one rank's image, according to the checkpoint's manifest, in the order of their bytes.
+
+    Raises:
+        ValueError: see `split_image`.
+    """
+    name = str(checkpoint["files"][rank])
+    known = checkpoint.get("frozen", {}).get(name)
+    frozen = known and ImageFile(str(known["file"]), 0, int(known["nbytes"]), str(known["crc64nvme"]))
+    return split_image(name, checkpoint["ranks"][rank], frozen)
 
 
 def partition_uploads(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:

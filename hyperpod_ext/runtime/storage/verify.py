@@ -30,7 +30,7 @@ FILES_AT_ONCE = 4
 
 def expected(manifest: Manifest) -> list[Expected]:
     """Return all files of a checkpoint that have checksums in its manifest."""
-    return [Expected.of(manifest, *each) for each in (*images(manifest).items(), *derived(manifest).items())]
+    return [Expected.of(manifest, file) for file in (*images(manifest).values(), *derived(manifest).values())]
 
 
 def what_is_wrong(
