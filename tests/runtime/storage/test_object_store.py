@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import s3_server
 from awscrt import checksums
 
-from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, NotFoundError
+from hyperpod_ext.errors import ConfigError, CorruptSnapshotError, NotFoundError, UnreachableError
+from hyperpod_ext.runtime.storage.file import FileStore
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, Entry, ObjectStore, Until
 from hyperpod_ext.runtime.storage.open import open_store
+from hyperpod_ext.runtime.storage.s3 import S3Store
 
 LARGE = 12 * MIB + 345
 """Three parts of 5 MiB, the least that S3 takes."""
@@ -119,6 +123,52 @@ class StoreContract:
         assert store.list() == [Entry("blob", 3)]
         assert store.get("blob") == b"old"
 
+    # one part without a range, and several with one: S3 takes no range of a small object
+    @pytest.mark.parametrize("nbytes", [1, 5 * MIB, LARGE])
+    def test_a_copy_has_the_same_bytes_and_stays_when_its_source_is_deleted(
+        self, store: ObjectStore, nbytes: int
+    ) -> None:
+        data = os.urandom(nbytes)
+        put(store, "step-1/a b", data)
+        assert store.copy("step-1/a b", "step-2/blob", nbytes, crc(data))
+        store.delete(["step-1/a b"])
+        assert store.get("step-2/blob") == data
+        assert store.list() == [Entry("step-2/blob", nbytes)]
+        self.nothing_unfinished(store)
+
+    def test_a_copy_replaces_and_a_put_of_its_source_does_not_change_it(self, store: ObjectStore) -> None:
+        put(store, "source", b"copied")
+        put(store, "blob", b"before")
+        for _ in range(2):  # the second finds itself there
+            assert store.copy("source", "blob", 6, crc(b"copied"))
+        put(store, "source", b"later.")
+        assert (store.get("blob"), store.get("source")) == (b"copied", b"later.")
+        put(store, "blob", b"own")
+        assert (store.get("blob"), store.get("source")) == (b"own", b"later.")
+        self.nothing_unfinished(store)
+
+    @pytest.mark.parametrize("source", ["gone", "step-9/gone", "shorter", "longer"])
+    def test_what_is_not_there_or_of_another_length_is_not_copied(self, store: ObjectStore, source: str) -> None:
+        data = os.urandom(LARGE)
+        put(store, "shorter", data[:-1])
+        put(store, "longer", b"x" + data)
+        assert not store.copy(source, "blob", LARGE, crc(data))
+        put(store, "blob", data)
+        assert store.get("blob") == data
+        self.nothing_unfinished(store)
+
+    def test_a_cancelled_copy_leaves_nothing(self, store: ObjectStore) -> None:
+        data = os.urandom(LARGE)
+        put(store, "source", data)
+        for call in (
+            lambda: store.copy("source", "blob", LARGE, crc(data), cancelled=lambda: True),
+            lambda: Until(store, lambda: True).copy("source", "blob", LARGE, crc(data)),
+        ):
+            with pytest.raises(Cancelled):
+                call()
+        assert [entry.name for entry in store.list()] == ["source"]
+        self.nothing_unfinished(store)
+
     def nothing_unfinished(self, store: ObjectStore) -> None:
         raise NotImplementedError
 
@@ -211,6 +261,50 @@ class TestFileStore(StoreContract):
     def store(self, tmp_path: Path) -> ObjectStore:
         return open_store(f"{tmp_path}/a place", deadline_s=10)
 
+    def test_a_copy_is_the_same_file(self, store: FileStore) -> None:
+        put(store, "a/source", b"x")
+        assert store.copy("a/source", "b/blob", 1, crc(b"x"))
+        assert (store.root / "a/source").samefile(store.root / "b/blob")
+
+    @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, errno.EMLINK, errno.EXDEV])
+    def test_where_a_link_cannot_be_made_nothing_is_copied(
+        self, store: FileStore, monkeypatch: pytest.MonkeyPatch, number: int
+    ) -> None:
+        put(store, "source", b"x")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "link", refuse)
+        assert not store.copy("source", "blob", 1, crc(b"x"))
+        assert [entry.name for entry in store.list()] == ["source"]
+        self.nothing_unfinished(store)
+
+    def test_a_full_disk_is_an_error(self, store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        put(store, "source", b"x")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "link", refuse)
+        with pytest.raises(UnreachableError, match=r"Cannot write .*/blob"):
+            store.copy("source", "blob", 1, crc(b"x"))
+        self.nothing_unfinished(store)
+
+    def test_no_link_and_no_pipe_is_copied_and_no_folder_left(self, store: FileStore, tmp_path: Path) -> None:
+        (outside := tmp_path / "outside").mkdir()
+        (outside / "thesis").write_bytes(b"x")
+        put(store, "source", b"x")
+        (store.root / "link").symlink_to(outside / "thesis")
+        (store.root / "step-1").symlink_to(outside)
+        (store.root / "folder").mkdir()
+        os.mkfifo(store.root / "pipe")
+        for source in ("link", "step-1/thesis", "folder", "pipe"):
+            assert not store.copy(source, "blob", 1, crc(b"x"))
+        assert not (store.root / "blob").exists()
+        assert (outside / "thesis").stat().st_nlink == 1
+        self.nothing_unfinished(store)
+
     def nothing_unfinished(self, store: ObjectStore) -> None:
         root = Path(store.root)  # type: ignore[attr-defined]
         assert [path for path in root.rglob("*") if path.name.endswith(".partial")] == []
@@ -228,6 +322,31 @@ class TestS3Store(StoreContract):
         store.close()
         others = [item["Key"] for item in s3_server.client(url).list_objects_v2(Bucket=bucket).get("Contents", [])]
         assert all(key.startswith("jobs/first/") for key in others)
+
+    def test_bytes_of_another_content_are_not_copied(self, store: S3Store) -> None:
+        data = os.urandom(LARGE)
+        put(store, "source", data)
+        assert not store.copy("source", "blob", LARGE, crc(data[::-1]))
+        assert [entry.name for entry in store.list()] == ["source"]
+        self.nothing_unfinished(store)
+
+    def test_a_source_that_is_deleted_during_the_copy_is_not_copied(
+        self, store: S3Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        data = os.urandom(LARGE)
+        put(store, "source", data)
+        copy_part = store._client.upload_part_copy
+
+        def copy_one(**part: Any) -> Any:
+            answer = copy_part(**part)
+            store.delete(["source"])
+            return answer
+
+        monkeypatch.setattr(store._client, "upload_part_copy", copy_one)
+        monkeypatch.setattr(store._multipart, "_streams", 1)
+        assert not store.copy("source", "blob", LARGE, crc(data))
+        assert store.list() == []
+        self.nothing_unfinished(store)
 
     def nothing_unfinished(self, store: ObjectStore) -> None:
         bucket = store.url.split("/")[2]

@@ -64,6 +64,23 @@ class Bucket:
         self._parts[PartNumber] = _read(Body)
         return {"ETag": str(PartNumber)}
 
+    def upload_part_copy(
+        self,
+        *,
+        PartNumber: int,  # noqa: N803
+        CopySource: dict[str, str],  # noqa: N803
+        CopySourceRange: str = "",  # noqa: N803
+        **_: Any,
+    ) -> dict[str, Any]:
+        self.asked.append(f"copy {CopySourceRange}".strip())
+        if CopySource["Key"] not in self.blobs:
+            raise RefusedError("NoSuchKey", 404)
+        data = self.blobs[CopySource["Key"]]
+        first, last = map(int, (CopySourceRange or f"bytes=0-{len(data) - 1}").removeprefix("bytes=").split("-"))
+        assert self._parts is not None
+        self._parts[PartNumber] = data[first : last + 1]
+        return self._answer({"CopyPartResult": {"ETag": str(PartNumber)}})
+
     def complete_multipart_upload(self, *, Key: str, **_: Any) -> dict[str, Any]:  # noqa: N803
         self.asked.append("complete")
         if self.taken:
@@ -184,6 +201,70 @@ def test_what_never_gets_an_answer_is_given_up_at_its_deadline(bucket: Bucket) -
     bucket.lost = 1_000_000
     with pytest.raises(UnreachableError, match="the answer was lost"):
         S3Store("b", "p", deadline_s=0.0).put("image", memoryview(b"1"), f"{checksums.crc64nvme(b'1'):016x}")
+
+
+# --- copies ----------------------------------------------------------------------------------------
+
+
+def copy(store: S3Store, data: bytes) -> bool:
+    return store.copy("image", "again", len(data), f"{checksums.crc64nvme(data):016x}")
+
+
+def test_a_copy_is_made_in_parts_without_their_bytes(bucket: Bucket) -> None:
+    data, store = bytes(range(256)) * 10 * 1024, S3Store("b", "p", part_bytes=MIB, streams=1)
+    bucket.blobs["p/image"], bucket.lost = data, 2
+    assert copy(store, data)
+    assert bucket.blobs["p/again"] == data
+    ranges = [*["copy bytes=0-1048575"] * 3, "copy bytes=1048576-2097151", "copy bytes=2097152-2621439"]
+    assert bucket.asked == ["begin", *ranges, "complete"]
+
+
+def test_the_only_part_of_a_copy_has_no_range(bucket: Bucket) -> None:
+    bucket.blobs["p/image"] = b"small"
+    assert copy(S3Store("b", "p"), b"small")
+    assert bucket.asked == ["begin", "copy", "complete"]
+
+
+def test_a_store_that_takes_any_checksum_copies_nothing_else(bucket: Bucket) -> None:
+    """The stand-in does not compare the checksum of a completion, as some stores do not."""
+    bucket.blobs["p/image"] = b"other"
+    assert not copy(S3Store("b", "p"), b"image")
+
+
+@pytest.mark.parametrize(("code", "status"), [("NotImplemented", 501), ("AccessDenied", 403), ("InvalidRange", 416)])
+def test_where_a_copy_is_refused_a_put_has_to_do(bucket: Bucket, code: str, status: int) -> None:
+    aborted: list[str] = []
+
+    def refuse(**_: Any) -> None:
+        raise RefusedError(code, status)
+
+    bucket.upload_part_copy = refuse  # type: ignore[method-assign,assignment]
+    bucket.abort_multipart_upload = lambda **_: aborted.append("abort")  # type: ignore[attr-defined]
+    store = S3Store("b", "p")
+    assert not copy(store, b"image")
+    assert aborted == ["abort"]
+    put(store, b"image")
+    assert bucket.blobs == {"p/image": b"image"}
+
+
+def test_a_copy_that_never_gets_an_answer_is_given_up_and_a_put_goes_on_with_it(bucket: Bucket) -> None:
+    """It is an error, so that the deadline is not waited for twice."""
+    data, store = bytes(range(256)) * 10 * 1024, S3Store("b", "p", part_bytes=MIB, streams=1, deadline_s=0.0)
+    bucket.blobs["p/image"] = data
+    answer, bucket._answer = bucket._answer, lambda made: made  # type: ignore[method-assign]
+    complete = bucket.complete_multipart_upload
+
+    def lose(**_: Any) -> None:
+        raise ConnectionError("the answer was lost")
+
+    bucket.complete_multipart_upload = lose  # type: ignore[method-assign,assignment]
+    with pytest.raises(UnreachableError, match="the answer was lost"):
+        copy(store, data)
+    bucket.complete_multipart_upload, bucket._answer = complete, answer  # type: ignore[method-assign]
+    bucket.asked.clear()
+    store.put("again", memoryview(data), f"{checksums.crc64nvme(data):016x}")
+    assert bucket.asked == ["complete"]
+    assert bucket.blobs["p/again"] == data
 
 
 # --- stores that lack something --------------------------------------------------------------------
