@@ -48,6 +48,7 @@ def command(
 
 def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
     from hyperpod_ext.errors import CorruptSnapshotError
+    from hyperpod_ext.runtime.storage.upload_split import files_of
     from hyperpod_ext.runtime.storage.verify import read_plans
 
     if not seen.digest or seen.state in ("damaged", "foreign"):
@@ -73,6 +74,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
             {
                 "rank": int(rank),
                 "file": manifest["files"][rank],
+                "frozen_file": next((file.name for file in files_of(manifest, rank)[:-1]), None),
                 "nbytes": one["nbytes"],
                 "crc64nvme": one["crc64nvme"],
                 "plan": one["plan"],
@@ -101,7 +103,7 @@ def _holds(plans: Iterable[Plan]) -> dict[str, dict[str, Any]]:
 
 def _text(one: Mapping[str, Any]) -> str:
     written = one["created_at"]
-    files = {each["file"] for each in one["ranks"]}
+    files = {file for each in one["ranks"] for file in _files(each)}
     rows = [
         ("written", "-" if written is None else f"{_date(written)}, {age(time.time() - written)} ago"),
         ("ranks", f"{one['world_size']}, in {count(len(files), 'file')}"),
@@ -120,16 +122,20 @@ def _text(one: Mapping[str, Any]) -> str:
 
 
 def _rank_rows(one: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one row for each file. Ranks with identical state share a file."""
+    """Return one row for each image. Ranks with identical state share a file."""
     rows: list[tuple[str, ...]] = [("RANKS", "FILE", "SIZE", "CRC64-NVME", "PLAN")]
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for each in one["ranks"]:
-        by_file.setdefault(each["file"], []).append(each)
+        by_file.setdefault(", ".join(_files(each)), []).append(each)
     for file, group in by_file.items():
         first = group[0]
         held = ranks([each["rank"] for each in group])
         rows.append((held, file, size(first["nbytes"]), first["crc64nvme"], first["plan"][:12]))
     return rows
+
+
+def _files(rank: Mapping[str, Any]) -> list[str]:
+    return [name for name in (rank["frozen_file"], rank["file"]) if name is not None]
 
 
 def _how_to_load(one: Mapping[str, Any]) -> str:

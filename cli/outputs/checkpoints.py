@@ -84,10 +84,12 @@ class ListOutput(Output):
 
 
 class RankFile(Output):
-    """The file of one rank."""
+    """The files of one rank's image."""
 
     rank: int
     file: str
+    frozen_file: str | None = None
+    """File of the frozen parameters, the first bytes of the image; null: `file` has the whole image."""
     nbytes: int
     crc64nvme: str
     plan: str

@@ -64,15 +64,14 @@ def test_a_nodes_disk_survives_its_processes_and_not_the_node() -> None:
     assert costs["disk"].read_s == pytest.approx(sharded.spread.node_bytes / 2e9)
 
 
-def test_what_is_not_trained_costs_no_save_to_memory_and_peers_but_every_restore() -> None:
+def test_what_is_not_trained_costs_no_save_but_every_restore() -> None:
     whole = scenario()
     adapters = replace(whole, spread=replace(whole.spread, trained=0.01))
     before, after = costs_of(whole), costs_of(adapters)
-    for tier in ("memory", "peer"):
+    for tier in ("memory", "peer", "disk", "durable"):
         assert after[tier].blocked_s == pytest.approx(before[tier].blocked_s * 0.01)
         assert after[tier].latency_s == pytest.approx(before[tier].latency_s * 0.01)
         assert after[tier].read_s == before[tier].read_s
-    assert after["durable"] == before["durable"]
     with pytest.raises(ValueError, match="it must be above 0, and 1 at most"):
         replace(whole.spread, trained=0)
 

@@ -129,6 +129,8 @@ class Rank:
     def make_step(self, step: int) -> None:
         """A step whose numbers follow from the step and the place of each element alone."""
         for position, parameter in enumerate(self.model.parameters()):
+            if not parameter.requires_grad:
+                continue
             parameter.grad = torch.full_like(parameter, (position + 1) * ((step * 7) % 5 - 2))
         self.optimizer.step()
 
@@ -152,7 +154,7 @@ class SmallJob:
     kind: str = "sharded"
     """`sharded`: FSDP2 over all ranks; `hybrid`: two replicas of it; `same`: everything on every rank;
     `large`: the same, and three slots of it fill a budget of 1 MiB to more than three quarters; `huge`: FSDP2 over all
-    ranks, 530 MB with AdamW's moments."""
+    ranks, 530 MB with AdamW's moments; `adapted`: FSDP2 over all ranks, with 4 MB of frozen parameters."""
     policy: dict[str, Any] = field(default_factory=dict)
     servers: dict[int, Served] = field(default_factory=dict)
     ranks: dict[int, Rank] = field(default_factory=dict)
@@ -246,6 +248,8 @@ class SmallJob:
             model = nn.Sequential(nn.Linear(150, 150))
         if self.kind in ("same", "large"):
             return model
+        if self.kind == "adapted":
+            model.append(nn.Linear(1000, 1000, bias=False).requires_grad_(False))
         with _as_rank(number, self.world_size):
             # named after the rank: torch remembers what it computed for a mesh, and here one process is all ranks
             name = f"_{number}_of_{self.world_size}"
@@ -254,7 +258,7 @@ class SmallJob:
             else:
                 shape, names = (self.world_size,), (f"shard{name}",)
             mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-            for layer in (model[0], model[2]):
+            for layer in (model[0], *model[2:]):
                 fully_shard(layer, mesh=mesh)
             return fully_shard(model, mesh=mesh)
 

@@ -42,7 +42,7 @@ def image_of(rank: int) -> str:
     return f"__{rank}_0.distcp"
 
 
-def frozen_part_of(rank: int) -> str:
+def frozen_file_of(rank: int) -> str:
     """Return the name of the file with the frozen parameters of one rank's image."""
     return f"__{rank}_2.distcp"
 

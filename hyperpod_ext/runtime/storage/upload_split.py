@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, checksum_after, content_of, crc_text, crc_value
-from hyperpod_ext.runtime.storage.names import frozen_part_of, image_of
+from hyperpod_ext.runtime.storage.names import frozen_file_of, image_of
 
 FROZEN_BYTES = 1 << 20
 """Fewer bytes of frozen parameters get no file of their own: uploading them again costs less than copying a file."""
@@ -31,7 +31,7 @@ def frozen_part(snapshot: Manifest) -> ImageFile | None:
     nbytes, checksum = snapshot.get("extras", {}).get("frozen") or (0, "")
     if not FROZEN_BYTES <= int(nbytes) < int(snapshot["nbytes"]):
         return None
-    return ImageFile(frozen_part_of(int(snapshot["rank"])), 0, int(nbytes), str(checksum))
+    return ImageFile(frozen_file_of(int(snapshot["rank"])), 0, int(nbytes), str(checksum))
 
 
 def split_image(name: str, snapshot: Manifest, frozen: ImageFile | None) -> tuple[ImageFile, ...]:
