@@ -14,10 +14,13 @@ from durable_place import flip, folder_of, harmed
 from served import JOB, SECRET
 from small_job import MEMORY, SmallJob, relaunched, trained
 
+from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.runtime.snapshot.manifest import FORMAT, sign
 from hyperpod_ext.runtime.storage.checkpoints import Checkpoints
+from hyperpod_ext.runtime.storage.inventory import take_inventory
 from hyperpod_ext.runtime.storage.names import Found
 from hyperpod_ext.runtime.storage.open import open_store
+from hyperpod_ext.runtime.storage.verify import verify
 
 pytestmark = pytest.mark.slow
 
@@ -107,24 +110,28 @@ def test_commands_know_the_file_of_frozen_parameters(make_job, place, tmp_path: 
     assert "__1_2.distcp: CRC64-NVME is" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "frozen",
-    [
-        [],
-        {"__0_0.distcp": "__0_2.distcp"},
-        {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": 1 << 40, "crc64nvme": "0" * 16}},
-        {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": -1, "crc64nvme": "0" * 16}},
-        {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": float("inf"), "crc64nvme": "0" * 16}},
-        {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": 100, "crc64nvme": "no sum"}},
-        {"__0_0.distcp": {"file": "../../secret", "nbytes": 100, "crc64nvme": "0" * 16}},
-    ],
+IMPOSSIBLE: tuple[Any, ...] = (
+    [],
+    {"__0_0.distcp": "__0_2.distcp"},
+    {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": 1 << 40, "crc64nvme": "0" * 16}},
+    {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": -1, "crc64nvme": "0" * 16}},
+    {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": float("inf"), "crc64nvme": "0" * 16}},
+    {"__0_0.distcp": {"file": "__0_2.distcp", "nbytes": 100, "crc64nvme": "no sum"}},
+    {"__0_0.distcp": {"file": "../../secret", "nbytes": 100, "crc64nvme": "0" * 16}},
 )
-def test_a_manifest_with_an_impossible_frozen_part_is_refused(make_job, place, frozen):
+
+
+def test_a_manifest_with_an_impossible_frozen_part_is_refused(make_job, place):
     trained(make_job(MEMORY, place.tier(keep=1), kind="adapted"), 2)
-    checkpoints = Checkpoints(open_store(str(place.root)), job=JOB, secret=SECRET)
-    document = checkpoints.read(Found(2, 1))
+    store, found = open_store(str(place.root)), Found(2, 1)
+    document = Checkpoints(store, job=JOB, secret=SECRET).read(found)
     assert document["format"] == FORMAT == 2
-    forged = sign({**document, "frozen": frozen}, SECRET)
-    place.write(f"{folder_of(place, 2)}/manifest.json", json.dumps(forged, sort_keys=True).encode())
-    states = hp_ext("checkpoints", "list", place.root, "-o", "json").json["places"][0]["checkpoints"]
-    assert [one["state"] for one in states] == ["damaged"]
+    for frozen in IMPOSSIBLE:
+        forged = sign({**document, "frozen": frozen}, SECRET)
+        place.write(f"{found.folder}/manifest.json", json.dumps(forged, sort_keys=True).encode())
+        with pytest.raises(CorruptSnapshotError, match=r"manifest.json: it (does not say|has no MAC)"):
+            Checkpoints(store, job=JOB, secret=SECRET).read(found)
+        for secret in (SECRET, None):
+            (seen,) = take_inventory(store, job=JOB, secret=secret).seen
+            assert seen.state == "damaged", frozen
+            assert verify(store, seen, secret)

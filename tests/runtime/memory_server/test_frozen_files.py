@@ -22,6 +22,7 @@ from waiting import until
 from hyperpod_ext.config.checkpoint import CheckpointPolicy, MemoryTier
 from hyperpod_ext.config.checkpoint.file import FileTier
 from hyperpod_ext.errors import CorruptSnapshotError
+from hyperpod_ext.integrations.single_rank_checkpoint import SingleRankCheckpoint
 from hyperpod_ext.runtime.memory_server.protocol.requests import SaveRecord
 from hyperpod_ext.runtime.memory_server.state import NodeMemory
 from hyperpod_ext.runtime.snapshot.layout_plan import Item, Plan
@@ -243,6 +244,21 @@ def test_a_checkpoint_with_a_frozen_file_is_verified(tmp_path):
         (defect,) = verify(store, seen, SECRET)
         assert defect.file == "__0_2.distcp"
         assert defect.message.startswith(found)
+
+
+def test_a_checkpoint_of_one_rank_is_loaded_from_both_files(tmp_path):
+    place = Directory(tmp_path / "shared")
+    with serve(tmp_path / "node", MEMORY, place.tier(every_steps=1, keep=1)) as server:
+        job = Job(server, place)
+        job.save(1, 2)
+    checkpoint = SingleRankCheckpoint(str(place.root), job=JOB, secret=SECRET)
+    loaded = checkpoint.load()
+    assert bytes(loaded["base"].tolist()) == job.writer.base
+    assert loaded["trained"].unique().tolist() == [2]
+    frozen = place.root / job.frozen(2)
+    frozen.write_bytes(job.writer.base[:-1] + b"\0")
+    with pytest.raises(CorruptSnapshotError, match=r"__0_2.distcp: CRC64-NVME is"):
+        checkpoint.load()
 
 
 # --- kills ----------------------------------------------------------------------------------------
