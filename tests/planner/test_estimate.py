@@ -64,7 +64,7 @@ def test_a_nodes_disk_survives_its_processes_and_not_the_node() -> None:
     assert costs["disk"].read_s == pytest.approx(sharded.spread.node_bytes / 2e9)
 
 
-def test_what_is_not_trained_costs_no_save_but_every_restore() -> None:
+def test_frozen_parameters_cost_no_save_but_every_restore() -> None:
     whole = scenario()
     adapters = replace(whole, spread=replace(whole.spread, trained=0.01))
     before, after = costs_of(whole), costs_of(adapters)

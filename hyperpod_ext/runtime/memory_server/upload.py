@@ -203,30 +203,35 @@ class Upload:
 
     def _upload(self, task: UploadTask, folder: str, rank: int) -> dict[str, Mac]:
         """Upload one image and return the MACs of its files, computed here because no worker waits for this thread."""
-        pin, macs = task.pins[rank], {}
+        pin = task.pins[rank]
+        macs: dict[str, Mac] = {}
 
         def handed_over(nbytes: int) -> None:
             task.left[rank] -= nbytes
             self._on_bytes(nbytes)
 
+        frozen = frozen_part(pin.manifest)
+        if frozen is not None and (mac := self._copy_frozen(task, folder, frozen)) is not None:
+            macs[frozen.name] = mac
+            task.left[rank] -= frozen.nbytes
         if not self._regions.begin_reading(pin):
             raise Cancelled
-        frozen = frozen_part(pin.manifest)
         with pin.data as data:
             for file in split_image(image_of(rank), pin.manifest, frozen):
-                if file is frozen and (mac := self._copy_frozen(task, folder, file)) is not None:
-                    task.left[rank] -= file.nbytes
-                else:
-                    name = f"{folder}/{file.name}"
+                if file.name not in macs:
                     with data[file.start : file.start + file.nbytes] as part:
-                        mac = self._checkpoints.mac(part, task.cancelled)
-                        self._checkpoints.store.put(
-                            name, part, file.crc64nvme, cancelled=task.cancelled, on_bytes=handed_over
-                        )
-                macs[file.name] = mac
+                        macs[file.name] = self._put(task, f"{folder}/{file.name}", part, file.crc64nvme, handed_over)
                 if file is frozen:
-                    self._frozen[file.nbytes, file.crc64nvme] = _Written(folder, file.name, task.generation, mac)
+                    written = _Written(folder, file.name, task.generation, macs[file.name])
+                    self._frozen[file.nbytes, file.crc64nvme] = written
         return macs
+
+    def _put(
+        self, task: UploadTask, name: str, data: memoryview, crc64nvme: str, on_bytes: Callable[[int], None]
+    ) -> Mac:
+        mac = self._checkpoints.mac(data, task.cancelled)
+        self._checkpoints.store.put(name, data, crc64nvme, cancelled=task.cancelled, on_bytes=on_bytes)
+        return mac
 
     def _copy_frozen(self, task: UploadTask, folder: str, file: ImageFile) -> Mac | None:
         """Let the tier copy a file of equal bytes, which this node has uploaded before; return its MAC.

@@ -140,9 +140,8 @@ class Multipart:
                 call,
             )
         except UploadGoneError:
-            if not self._is_there(
-                upload.key, upload.nbytes, upload.crc, call
-            ):  # completed, and only the answer was lost
+            # it may be completed, and only the answer was lost
+            if not self._is_there(upload.key, upload.nbytes, upload.crc, call):
                 raise
 
     def _is_there(self, key: str, nbytes: int, crc: str, call: Call) -> bool:

@@ -99,7 +99,7 @@ class Job:
         return sorted(found["step"] for found in self.server.ask("durable")["checkpoints"])
 
     def read(self, step: int) -> bytes:
-        """What a restore gets of this step."""
+        """Return the image of a step as a restore reads it."""
         (found,) = (found for found in self.server.ask("durable")["checkpoints"] if found["step"] == step)
         held = self.server.client().fetch(found["url"], found["folder"], 0, secret=SECRET, job=JOB)
         check_bytes(held.manifest, held.image)
@@ -125,7 +125,7 @@ def job(place: Place, tmp_path: Path) -> Iterator[Job]:
         yield Job(server, place)
 
 
-def test_what_is_frozen_is_uploaded_with_the_first_checkpoint_alone(job):
+def test_only_the_first_checkpoint_uploads_the_frozen_part(job):
     assert job.save(1) == NBYTES
     assert job.save(2, 3, 4) == 3 * TRAINED
     assert job.steps() == [3, 4]

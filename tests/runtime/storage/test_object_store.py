@@ -148,7 +148,7 @@ class StoreContract:
         self.nothing_unfinished(store)
 
     @pytest.mark.parametrize("source", ["gone", "step-9/gone", "shorter", "longer"])
-    def test_what_is_not_there_or_of_another_length_is_not_copied(self, store: ObjectStore, source: str) -> None:
+    def test_a_missing_source_or_one_of_another_length_is_not_copied(self, store: ObjectStore, source: str) -> None:
         data = os.urandom(LARGE)
         put(store, "shorter", data[:-1])
         put(store, "longer", b"x" + data)
