@@ -121,6 +121,8 @@ def _lines(event: Event) -> list[str]:
             elif event.cause in ("continued", "rejoined"):
                 what = f"goes on with {event.world_size} of {event.full_size} ranks after step {event.step}"
             return [f"{what}, {event.pause_s:.2f} s without a step"]
+        case of_checkpoints.SavesSetAside():
+            return [event.text]
         case of_checkpoints.FinalSave(step=int(step)):
             return [f"step {step} goes to the durable tiers"]
         case of_checkpoints.Uploading():

@@ -1,7 +1,7 @@
 """A DDP script without a line of ours: it saves every five steps, and resumes from its newest checkpoint.
 
-HPX_TEST_SAVES: `file` (torch.save), `each` (a file of each rank), `folder` (torch.distributed.checkpoint) or `ignored`
-(it saves, and never loads).
+HPX_TEST_SAVES: `file` (torch.save), `stream` (through open files), `each` (a file of each rank), `each-stream`, `folder`
+(torch.distributed.checkpoint), `async-folder` or `ignored` (it saves, and never loads).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import fsspec
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -43,7 +44,7 @@ def main() -> None:
     torch.manual_seed(7 + rank)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 8))
     # its folders are loaded in place, for which AdamW's state would have to be made first
-    kind = torch.optim.SGD if SAVES == "folder" else torch.optim.AdamW
+    kind = torch.optim.SGD if SAVES.endswith("folder") else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=1e-2)
     state = {"model": model, "optimizer": optimizer}
     begin = load(state)
@@ -74,36 +75,58 @@ class Cut:
 
 
 def save(state: dict[str, object], step: int, rank: int) -> None:
-    if SAVES == "folder":
-        values = {name: one.state_dict() for name, one in state.items()}
-        dcp.save({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / f"step-{step}"))
-    elif SAVES == "each":
-        if (rank, step) == (1, 10) and not (FOLDER / "cut").exists():
-            while torch.load(FOLDER / "newest-0.pt", weights_only=True)["step"] < step:
+    values = {name: one.state_dict() for name, one in state.items()}
+    if SAVES.endswith("folder"):
+        call = dcp.save if SAVES == "folder" else dcp.async_save
+        saved = call({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / f"step-{step}"))
+        if saved is not None and SAVES == "async-folder":
+            saved.result()
+    elif SAVES.startswith("each"):
+        if os.environ.get("HPX_TEST_CUT") == f"{rank}@{step}" and not (FOLDER / "cut").exists():
+            while other_step(1 - rank) < step:
                 time.sleep(0.01)
             Cut().__reduce__()
-        torch.save({"step": step, **{name: one.state_dict() for name, one in state.items()}}, file_of(rank))
+        write({**values, "step": step}, file_of(rank))
     elif rank == 0:
-        values = {name: one.state_dict() for name, one in state.items()}
         cut = {"cut": Cut()} if os.environ.get("HPX_TEST_CUT") == str(step) else {}
-        torch.save({**values, "step": step, **cut}, file_of(rank))
+        write({**values, "step": step, **cut}, file_of(rank))
+
+
+def write(values: dict[str, object], file: Path) -> None:
+    if SAVES.endswith("stream"):
+        with file.open("wb") as stream:
+            torch.save(values, stream)
+    else:
+        torch.save(values, file)
+
+
+def other_step(rank: int) -> int:
+    """Step in the file of another rank, which may be writing it; 0 if it cannot be read yet."""
+    try:
+        return int(torch.serialization.load(file_of(rank), weights_only=True)["step"])
+    except (OSError, RuntimeError, EOFError):
+        return 0
 
 
 def file_of(rank: int) -> Path:
-    return FOLDER / (f"newest-{rank}.pt" if SAVES == "each" else "newest.pt")
+    return FOLDER / (f"newest-{rank}.pt" if SAVES.startswith("each") else "newest.pt")
 
 
 def load(state: dict[str, object]) -> int:
     folders = [each for each in FOLDER.glob("step-*") if (each / ".metadata").exists()]
-    if SAVES == "folder" and folders:
+    if SAVES.endswith("folder") and folders:
         newest = max(folders, key=lambda folder: int(folder.name.split("-")[1]))
         values = {name: one.state_dict() for name, one in state.items()}
         dcp.load({**values, "step": (step := torch.tensor(0))}, checkpoint_id=str(newest))
         for name, one in state.items():
             one.load_state_dict(values[name])
         return int(step)
-    if SAVES in ("file", "each") and (file := file_of(dist.get_rank())).exists():
-        values = torch.load(file, weights_only=True)
+    if SAVES != "ignored" and (file := file_of(dist.get_rank())).exists():
+        if SAVES.endswith("stream"):
+            with fsspec.open(str(file)) as stream:
+                values = torch.load(stream, weights_only=True)
+        else:
+            values = torch.load(file, weights_only=True)
         for name, one in state.items():
             one.load_state_dict(values[name])
         return int(values["step"])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from nodes import kill_node
 
 pytestmark = pytest.mark.slow
@@ -63,14 +64,17 @@ def test_a_killed_rank_costs_the_steps_since_the_last_save(start: Start, rank: i
     assert not set(before.values()) & set(after.values()), "each rank is a new process"
 
 
-def test_folders_of_torchs_distributed_checkpoint_count_as_saves(start: Start) -> None:
-    env = {"HPX_TEST_SAVES": "folder"}
+@pytest.mark.parametrize("saves", ["folder", "async-folder", "stream"])
+def test_saves_of_other_kinds_count(start: Start, saves: str) -> None:
+    env = {"HPX_TEST_SAVES": saves}
     undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_HOLD": "1@13"})
     pid = running.until("worker_started", rank=1)["pid"]
     running.until("step", rank=1, step=12)
     os.kill(pid, signal.SIGKILL)
     report = running.wait()
     assert [(one["resumed_step"], one["steps_lost"]) for one in report["recoveries"]] == [(10, 2)]
+    assert [one["loaded"] for one in running.events() if one["event"] == "begun" and one["step"]] == [10, 10]
+    assert "has loaded nothing" not in (running.folder / "logs" / "rank0.log").read_text()
     undisturbed.wait()
     assert digests(running) == digests(undisturbed)
 
@@ -130,9 +134,31 @@ def test_a_long_evaluation_is_no_hang(start: Start) -> None:
     assert (report["state"], report["recoveries"]) == ("succeeded", [])
 
 
+@pytest.mark.parametrize("saved", [0, 1])
+@pytest.mark.parametrize("step", [5, 10])
+def test_a_step_that_one_rank_has_not_saved_is_set_aside(start: Start, saved: int, step: int) -> None:
+    """One rank has replaced its file, and the other one dies before it does."""
+    env = {"HPX_TEST_SAVES": "each"}
+    undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_CUT": f"{1 - saved}@{step}"})
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert [(one["resumed_step"], one["steps_lost"]) for one in report["recoveries"]] == [(step - 5, 5)]
+    (aside,) = [event for event in running.events() if event["event"] == "saves_set_aside"]
+    path = str(running.saves / f"newest-{saved}.pt")
+    assert (aside["rank"], aside["step"], aside["paths"]) == (saved, step - 5, [path])
+    assert any(f"rank {saved} has set {path} aside" in warning for warning in report["warnings"])
+    undisturbed.wait()
+    assert digests(running) == digests(undisturbed)
+    (kept,) = (running.folder / "set-aside").rglob("*.pt")
+    assert torch.load(kept, weights_only=True)["step"] == step
+    left = {each.name for each in running.saves.iterdir()}
+    assert left == {"newest-0.pt", "newest-1.pt", "digest-0", "digest-1", "cut"}, "former files are removed"
+    assert list((running.folder / "script-saves").glob("former/*")) == []
+
+
 def test_ranks_that_load_different_steps_end_the_job(start: Start) -> None:
-    """Rank 0 has saved step 10 to its file, and rank 1 dies before it does."""
-    report = start(env={"HPX_TEST_SAVES": "each"}).wait()
+    """Rank 0 has overwritten its file with step 10, and rank 1 dies before it does."""
+    report = start(env={"HPX_TEST_SAVES": "each-stream", "HPX_TEST_CUT": "1@10"}).wait()
     assert report["state"] == "failed"
     found = report["error"]["message"]
     assert "has loaded its checkpoint of step" in found

@@ -23,7 +23,7 @@ _TOGETHER_S = 1.0
 """Seconds between a node's first request to leave and its departure. If a job is deleted, most nodes receive SIGTERM
 within this time, and each is killed half a minute later."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
-_OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved"})
+_OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved", "saves_set_aside"})
 """Events that are logged only for sampled ranks."""
 _OWN = frozenset({"type", "event", "t", "self"})
 """Event fields that a sender may not set."""

@@ -36,6 +36,25 @@ class ScriptSaved(ByWorker):
     path: str
 
 
+class SavesSetAside(ByWorker):
+    """A rank of mode `run` has moved saves away that are newer than the newest step of all ranks."""
+
+    event: Literal["saves_set_aside"] = "saves_set_aside"
+    step: Count
+    """The newest step that all ranks have saved; 0: none, so that the script begins again."""
+    paths: Listed[str]
+    """Former paths of the saves."""
+
+    @property
+    def text(self) -> str:
+        """A sentence for users."""
+        more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
+        newest = (
+            f"step {self.step} is the newest that all ranks have saved" if self.step else "no step was saved by all"
+        )
+        return f"{newest}, so rank {self.rank} has set {self.paths[0]}{more} aside"
+
+
 class Durable(ByCoordinator):
     """The coordinator has searched the durable tiers for checkpoints."""
 

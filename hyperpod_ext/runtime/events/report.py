@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.events.breakdown import breakdown
 from hyperpod_ext.runtime.events.capacity import capacity_of, differences, find_continued, find_resizes
 from hyperpod_ext.runtime.events.durable_steps import durable_steps, left_out
 from hyperpod_ext.runtime.events.event import Event, Events
-from hyperpod_ext.runtime.events.of_checkpoints import Durable
+from hyperpod_ext.runtime.events.of_checkpoints import Durable, SavesSetAside
 from hyperpod_ext.runtime.events.of_faults import Aborted, Fault, FaultMissed, FaultOrdered, Injected, Killed
 from hyperpod_ext.runtime.events.of_nodes import Network, NodeLost, RanksReassigned
 from hyperpod_ext.runtime.events.of_training import (
@@ -95,6 +95,7 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
             *differences(continued),
             *map(_beyond_parity, events.of(ParityShort)),
             *_of_disks(events),
+            *(f"{event.text}." for event in events.of(SavesSetAside)[:_SHOWN]),
             *([_begun_anew(unsaved)] if unsaved and recoveries else []),
             *([f"{unseeded_text(unseeded)} {GIVE_A_GENERATOR}"] if unseeded else []),
             *([OWN_LOSS] if "loss" in differs else []),

@@ -4,155 +4,277 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import importlib.util
 import json
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import checkpoint
 
-from hyperpod_ext.errors import JobFailedError
-from hyperpod_ext.files import make_private_folder, write_atomically
-from hyperpod_ext.runtime.fault_injection.from_worker import run_dir_of
+from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, Record, Save, newest_of_all
 from hyperpod_ext.runtime.scripts.replaced import replaced
-from hyperpod_ext.runtime.training.run import Run
+from hyperpod_ext.runtime.scripts.script_run import ScriptRun
+from hyperpod_ext.runtime.scripts.versions import Versions
 
 _dcp: Any = checkpoint  # it does not export its functions explicitly
-_RECORDS = "script-saves"
-_KEPT = 64
-"""Newest saves of a rank that are remembered."""
-_DCP_INDEX = ".metadata"
-"""File that completes a checkpoint folder of `torch.distributed.checkpoint`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """A file or a checkpoint folder that the script has saved."""
-
-    path: str
-    """Real path."""
-    step: int
-    """Newest step that the script had made."""
-    nbytes: int
-    """Size of the file, or of the folder's index."""
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, path: Path, step: int) -> Save:
-        status = (path / _DCP_INDEX if path.is_dir() else path).stat()
-        return cls(str(path), step, status.st_size, status.st_mtime_ns)
+Call = Callable[..., Any]
 
 
 class ScriptSaves:
-    """What this script saves and loads with `torch.save` and `torch.distributed.checkpoint`, in this run of the job.
+    """What this script saves and loads with torch, safetensors and `torch.distributed.checkpoint`, in this run.
 
     A file is saved under a temporary name, and renamed once it is complete: a killed process leaves the previous file.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ScriptRun) -> None:
         self._run = run
-        self._folder = run_dir_of() / _RECORDS
-        self._own = self._folder / f"rank{run.rank}.json"
-        self._saves = {save.path: save for save in _read(self._own)}
+        self._file = run.record_of(run.rank)
+        self._record = Record.read(self._file)
+        self._versions = Versions(run.run_dir, run.rank, run.generation)
+        self._made: dict[Path, int] = {}
+        """Folders that the script has made in this process, each with the newest step it had made."""
+        self._lock = threading.RLock()  # asynchronous saves end in other threads
+        self._pid = os.getpid()
         self.loaded: int | None = None
         """Newest step among the saves that the script has loaded; None: it has loaded nothing."""
 
-    def recorded(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
         """Record saves and loads inside."""
-        return replaced(
-            [
-                (torch, "save", self._saving(torch.save)),
-                (torch, "load", _then(torch.load, _file_of, self._note_load)),
-                (_dcp, "save", _then(_dcp.save, _folder_of, self._note_save)),
-                (_dcp, "load", _then(_dcp.load, _folder_of, self._note_load)),
+        places: list[tuple[Any, str, Call]] = [
+            (torch, "save", self._saving(torch.save)),
+            (torch, "load", self._then(torch.load, self._note_load, _first_of)),
+            (_dcp, "save", self._saving_folder(_dcp.save)),
+            (_dcp, "async_save", self._saving_folder(_dcp.async_save)),
+            (_dcp, "load", self._then(_dcp.load, self._note_load, _folder_of)),
+            (os, "mkdir", self._then(os.mkdir, self._note_folder, _first_of)),
+            (os, "rename", self._renaming(os.rename)),
+            (os, "replace", self._renaming(os.replace)),
+        ]
+        if importlib.util.find_spec("safetensors") is not None:
+            safetensors = importlib.import_module("safetensors.torch")
+            places += [
+                (safetensors, "serialize_file", self._saving(safetensors.serialize_file)),
+                (safetensors, "safe_open", self._then(safetensors.safe_open, self._note_load, _first_of)),
             ]
-        )
+        with replaced(places):
+            yield
 
     def newest(self) -> Save | None:
         """Return the newest save of all ranks of this node that still exists."""
         existing = [save for save in self._known() if save.step and Path(save.path).exists()]
         return max(existing, key=lambda save: save.step, default=None)
 
-    def _saving(self, save: Callable[..., None]) -> Callable[..., None]:
+    def begin(self, step: int) -> None:
+        """Report that the script begins its loop after `step`."""
+        self._record.files = {made: files for made, files in self._record.files.items() if made <= step}
+        self._run.begin(step, self.loaded)
+
+    def go_back(self) -> None:
+        """Set saves aside that are newer than the newest step that all ranks have saved. Collective.
+
+        Raises:
+            JobFailedError: a file cannot be moved.
+        """
+        made, by_all = self._run.steps.get()
+        own = asdict(Progress(made, by_all, self._record.files))
+        step, newest = json.loads(self._run.link.agree("saves", json.dumps(own), _choose))
+        if not newest:
+            return
+        self._run.resume_after(step)
+        if step == newest:
+            return
+        moved = self._versions.set_aside(self._record, step)
+        self._run.link.agree("set-aside", "", _nothing)  # former versions come back to empty places only
+        self._versions.put_back(self._record, step)
+        self._record.write(self._file)
+        if moved:
+            self._run.set_aside(moved)
+        self._run.link.agree("put-back", "", _nothing)
+
+    def end(self) -> None:
+        """Remove former versions of files, after all ranks have ended."""
+        self._versions.drop_all(self._record.saves.values())
+
+    # --- calls of the script ----------------------------------------------------------------------
+
+    def _saving(self, save: Call) -> Call:
+        """Return `save(obj, file, ...)`, which writes a file under a temporary name, and notes it."""
+
         @functools.wraps(save)
         def saving(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-            path = _replaceable(f)
-            if path is None:
+            path = _path_of(f)
+            if path is None or os.getpid() != self._pid:
                 save(obj, f, *arguments, **options)
-                return
-            unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-            try:
-                save(obj, unfinished, *arguments, **options)
-                unfinished.replace(path)
-            finally:
-                unfinished.unlink(missing_ok=True)
-            self._note_save(path)
+            elif isinstance(f, str | os.PathLike) and _is_replaceable(path):
+                self._begin_save(path)
+                unfinished = path.with_name(f".{path.name}.rank{self._run.rank}.unfinished")
+                try:
+                    save(obj, unfinished, *arguments, **options)
+                    former = self._keep_former(path)
+                    unfinished.replace(path)
+                finally:
+                    unfinished.unlink(missing_ok=True)
+                self._note_save(path, former)
+            else:
+                self._save_in_place(path, functools.partial(save, obj, f, *arguments, **options))
 
         return saving
 
-    def _note_save(self, path: Path) -> None:
-        self._saves.pop(str(path), None)
-        self._saves[str(path)] = Save.of(path, self._run.step)
-        newest = [asdict(one) for one in [*self._saves.values()][-_KEPT:]]
-        make_private_folder(self._folder)
-        write_atomically(self._own, json.dumps(newest))
-        self._run.saved_by_script(str(path))
+    def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
+        """Note a save that overwrites `path`. A stream has emptied the file already, so only records show a version
+        before."""
+        before = self._record.saves.get(str(path))
+        existed = before is not None or (path.is_file() and path.stat().st_size > 0)
+        save()
+        if path.is_file():
+            self._note_save(path, Former(step=before.step if before is not None else 0, lost=existed))
 
-    def _note_load(self, path: Path) -> None:
-        steps = [save.step for save in self._known() if save.path == str(path) and Save.of(path, save.step) == save]
+    def _saving_folder(self, save: Call) -> Call:
+        """Return `save(..., checkpoint_id=...)`, which notes the folder once it is complete."""
+
+        @functools.wraps(save)
+        def saving(*arguments: Any, **options: Any) -> Any:
+            step, path = self._run.step, _folder_of(**options)
+            if path is not None:
+                self._begin_save(path)
+            result = save(*arguments, **options)
+
+            def note(done: Any = None) -> None:
+                if path is not None and (path / DCP_INDEX).exists() and (done is None or done.exception() is None):
+                    self._note_save(path, Former(), step)
+
+            later: Any = getattr(result, "upload_completion", result)
+            if hasattr(later, "add_done_callback"):
+                later.add_done_callback(note)
+            else:
+                note()
+            return result
+
+        return saving
+
+    def _renaming(self, rename: Call) -> Call:
+        """Return `rename(source, target)`, which notes new paths of saves."""
+
+        @functools.wraps(rename)
+        def renaming(src: Any, dst: Any, *arguments: Any, **options: Any) -> None:
+            source, target = _path_of(src), _path_of(dst)
+            saves = self._saves_at(source)
+            if arguments or options or not saves or source is None or target is None:
+                rename(src, dst, *arguments, **options)
+                return
+            former = self._keep_former(target)
+            rename(src, dst)
+            with self._lock:
+                for save in saves:
+                    path = target / Path(save.path).relative_to(source)
+                    del self._record.saves[save.path]
+                    self._record.saves[str(path)] = Save.of(path, save.step, former if path == target else None)
+                if source in self._made:
+                    self._made[target] = self._made.pop(source)
+                if (made := self._record.folders.pop(str(source), None)) is not None:
+                    self._record.folders[str(target)] = made
+                self._record.write(self._file)
+
+        return renaming
+
+    def _then(self, call: Call, note: Callable[[Path | None], None], path_of: Callable[..., Path | None]) -> Call:
+        """Return `call`, followed by `note` of the path in its arguments."""
+
+        @functools.wraps(call)
+        def noting(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            if os.getpid() == self._pid:
+                note(path_of(*arguments, **options))
+            return result
+
+        return noting
+
+    # --- records ----------------------------------------------------------------------------------
+
+    def _begin_save(self, path: Path) -> None:
+        """Note the folder of a save, and remove the version before the present one."""
+        with self._lock:
+            made = [each for each in [path, *path.parents] if each in self._made]
+            if made and str(made[-1]) not in self._record.folders:
+                self._record.folders[str(made[-1])] = self._made[made[-1]]
+                self._record.write(self._file)
+            before = self._record.saves.get(str(path))
+            if before is not None and before.step < self._run.step:
+                self._versions.drop(before.former)
+
+    def _keep_former(self, path: Path) -> Former:
+        """Keep the present version of a file that a save is about to replace."""
+        before = self._record.saves.get(str(path))
+        if before is not None and before.step == self._run.step:
+            return Former(before.former, before.former_step, before.lost)
+        if not path.is_file() or (before is not None and not before.is_current()):
+            return Former()  # if another process has replaced it, that one keeps the version before
+        place = self._versions.keep(path)
+        return Former(place, before.step if before is not None else 0, lost=not place)
+
+    def _note_save(self, path: Path, former: Former, step: int | None = None) -> None:
+        with self._lock:
+            save = Save.of(path, self._run.step if step is None else step, former)
+            self._record.add(save)
+            self._record.write(self._file)
+        self._run.saved(save.path, save.step)
+
+    def _note_load(self, path: Path | None) -> None:
+        steps = [save.step for save in self._known() if save.path == str(path) and save.is_current()]
         self.loaded = max([*steps, self.loaded or 0])
 
+    def _note_folder(self, path: Path | None) -> None:
+        if path is not None:
+            self._made[path] = self._run.step
+
+    def _saves_at(self, path: Path | None) -> list[Save]:
+        """Return this process's saves at `path`, or in that folder."""
+        if path is None or os.getpid() != self._pid:
+            return []
+        return [save for save in self._record.saves.values() if Path(save.path).is_relative_to(path)]
+
     def _known(self) -> list[Save]:
-        return [save for file in self._folder.glob("*.json") for save in _read(file)]
+        return [save for file in self._file.parent.glob("*.json") for save in Record.read(file).saves.values()]
 
 
-def _then(
-    call: Callable[..., Any], path_of: Callable[..., Path | None], note: Callable[[Path], None]
-) -> Callable[..., Any]:
-    """Return `call`, followed by `note` of the path in its arguments, if there is one."""
-
-    @functools.wraps(call)
-    def noting(*arguments: Any, **options: Any) -> Any:
-        result = call(*arguments, **options)
-        if (path := path_of(*arguments, **options)) is not None:
-            note(path)
-        return result
-
-    return noting
+def _choose(texts: Sequence[str]) -> str:
+    """Return the newest step that all ranks have saved, and the newest that any has, from the progress of each."""
+    read = [json.loads(text) for text in texts]
+    ranks = [Progress(one["made"], one["by_all"], {int(step): n for step, n in one["files"].items()}) for one in read]
+    newest = max((step for one in ranks for step in one.files), default=0)
+    return json.dumps([newest_of_all(ranks), newest])
 
 
-def _read(file: Path) -> list[Save]:
-    """
-    Raises:
-        JobFailedError: the file is damaged.
-    """
-    try:
-        return [Save(**one) for one in json.loads(file.read_bytes())]
-    except FileNotFoundError:
-        return []
-    except (ValueError, TypeError) as error:
-        raise JobFailedError(
-            f"{file}, which records the script's saves, is damaged: {error}",
-            hint="Remove it; steps are then counted from the newest one of other ranks.",
-        ) from error
+def _nothing(_: Sequence[str]) -> str:
+    return ""
 
 
-def _file_of(f: Any, *_: Any, **__: Any) -> Path | None:
-    """Return the real path of a call of `torch.load`; None for a stream."""
-    return Path(f).resolve() if isinstance(f, str | os.PathLike) else None
+def _path_of(f: Any) -> Path | None:
+    """Return the real path of a path or of an open local file; None for other streams."""
+    f = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
+    return Path(os.fsdecode(f)).resolve() if isinstance(f, str | bytes | os.PathLike) else None
 
 
-def _replaceable(f: Any) -> Path | None:
-    """Return the real path of a file that another can replace; None for streams, devices and pipes."""
-    path = _file_of(f)
-    return path if path is not None and (path.is_file() or not path.exists()) else None
+def _first_of(*arguments: Any, **options: Any) -> Path | None:
+    """Return the real path in the first argument of a call; None for streams, and for paths below a descriptor."""
+    if options.get("dir_fd") is not None:
+        return None
+    return _path_of(arguments[0] if arguments else next(iter(options.values()), None))
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Return whether another file can take the place of `path`: it is no device or pipe, and its folder is writable."""
+    return (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK)
 
 
 def _folder_of(*_: Any, **options: Any) -> Path | None:
     """Return the folder of a call of `torch.distributed.checkpoint`; None if it is elsewhere."""
     storage = options.get("storage_writer") or options.get("storage_reader")
-    path = _file_of(options.get("checkpoint_id") or getattr(storage, "path", None))
-    return path if path is not None and (path / _DCP_INDEX).exists() else None
+    return _path_of(options.get("checkpoint_id") or getattr(storage, "path", None))

@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d
 
 from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
+from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.scripts.steps import ScriptSteps
 from hyperpod_ext.runtime.training.loop import resilient
 from hyperpod_ext.runtime.training.run import Run
@@ -29,21 +30,24 @@ def run_script(path: str) -> None:
     Raises:
         SystemExit: the script has ended with an exit code other than 0.
     """
-    begun = False
+    begun: list[ScriptSaves] = []
 
     def script(run: Run) -> None:
-        nonlocal begun
         if begun:
             threading.Event().wait()  # the agent replaces this process
-        begun = True
         run.restore()
         os.environ.update(_torchrun_variables(run))
-        saves = ScriptSaves(run)
-        with saves.recorded(), ScriptSteps(run, saves).counted(), _own_groups():
+        script_run = ScriptRun(run)
+        saves = ScriptSaves(script_run)
+        begun.append(saves)
+        saves.go_back()
+        with saves.recorded(), ScriptSteps(script_run, saves).counted(), _own_groups():
             _run(path)
 
     script.__name__ = path
     resilient(script)()
+    for saves in begun:
+        saves.end()
 
 
 def _torchrun_variables(run: Run) -> dict[str, str]:

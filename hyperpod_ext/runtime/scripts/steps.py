@@ -15,7 +15,7 @@ from torch.optim.optimizer import (
 )
 
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
-from hyperpod_ext.runtime.training.run import Run
+from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 
 
 class ScriptSteps:
@@ -24,7 +24,7 @@ class ScriptSteps:
     The first step after a restart follows the step at which the loaded checkpoint was saved.
     """
 
-    def __init__(self, run: Run, saves: ScriptSaves) -> None:
+    def __init__(self, run: ScriptRun, saves: ScriptSaves) -> None:
         self._run, self._saves = run, saves
         self._counted: weakref.ref[Optimizer] | None = None
         self._began = 0.0
@@ -32,7 +32,6 @@ class ScriptSteps:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count steps inside."""
-        self._run.early_steps.end()
         hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer)),
@@ -51,13 +50,13 @@ class ScriptSteps:
         self._counted = weakref.ref(optimizer)
 
     def _begin(self) -> None:
-        self._run.begin_script(self._first(), self._saves.loaded)
+        self._saves.begin(self._first())
         self._began = time.monotonic()
 
     def _first(self) -> int:
         """Return the step after which the script begins: that of the save it has loaded.
 
-        `run.step` is the newest step that any rank has saved. It is used if this rank has loaded a file that another
+        `run.step` is the newest step that the script has saved. It is used if this rank has loaded a file that another
         rank saved, or has received the values by a broadcast.
         """
         if self._saves.loaded:
@@ -74,5 +73,5 @@ class ScriptSteps:
     def _after(self, optimizer: Optimizer) -> None:
         if self._counted is None or self._counted() is not optimizer:
             return
-        self._run.made_script_step(self._began)
+        self._run.end_step(self._began)
         self._began = time.monotonic()

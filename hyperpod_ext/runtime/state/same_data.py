@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from hyperpod_ext.errors import JobFailedError
 
 _SAME = ("fingerprint", "order", "seed")
-_FOR_EVER = timedelta(days=14)
+FOR_EVER = timedelta(days=14)
 _NAMED = 8
 
 DataPositions = Mapping[str, Mapping[str, Any]]
@@ -52,7 +52,7 @@ def check_same_data(keys: Keys, rank: int, world_size: int, positions: DataPosit
         keys.set(f"hpx-data-{rank}/0", json.dumps(positions))
         return
     names = [f"hpx-data-{other}/0" for other in range(1, world_size)]
-    keys.wait(names, _FOR_EVER)
+    keys.wait(names, FOR_EVER)
     if problem := difference([positions, *(json.loads(keys.get(name)) for name in names)]):
         raise JobFailedError(
             problem,

@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.snapshot.snapshot import Snapshot
-from hyperpod_ext.runtime.state.same_data import check_same_data
+from hyperpod_ext.runtime.state.same_data import FOR_EVER, check_same_data
 from hyperpod_ext.runtime.state.training_state import TrainingState
 
 
@@ -50,6 +50,9 @@ class Link(Protocol):
 
     def event(self, event: str, **fields: Any) -> None: ...
 
+    def agree(self, topic: str, text: str, choose: Callable[[Sequence[str]], str]) -> str:
+        """Return `choose` of all ranks' texts, by rank. Collective; rank 0 chooses."""
+
     @property
     def over(self) -> bool:
         """Whether the generation has ended, though the training function may not have noticed."""
@@ -70,6 +73,9 @@ class SoloLink:
 
     def event(self, event: str, **fields: Any) -> None:
         return
+
+    def agree(self, topic: str, text: str, choose: Callable[[Sequence[str]], str]) -> str:
+        return choose([text])
 
     @property
     def over(self) -> bool:
@@ -99,6 +105,19 @@ class JobLink:
     def event(self, event: str, **fields: Any) -> None:
         self._session.event(event, **fields)
 
+    def agree(self, topic: str, text: str, choose: Callable[[Sequence[str]], str]) -> str:
+        assert self._decision is not None, "agree() outside of a generation"
+        assert self._store is not None
+        store, chosen = self._store, f"hpx-{topic}/0"
+        names = [f"hpx-{topic}-{other}/0" for other in range(1, _world_size(self._decision))]
+        if self.rank:
+            store.set(names[self.rank - 1], text)
+            store.wait([chosen], FOR_EVER)
+            return store.get(chosen).decode()
+        store.wait(names, FOR_EVER)
+        store.set(chosen, answer := choose([text, *(store.get(name).decode() for name in names)]))
+        return answer
+
     @property
     def over(self) -> bool:
         return self._session.aborted
@@ -112,9 +131,7 @@ class JobLink:
         decision, attempt = self._decision, 1
         if decision.source(self.rank).kind == "fresh":  # then every rank is fresh
             assert self._store is not None
-            check_same_data(
-                self._store, self.rank, decision.world_size or len(decision.sources), state.data_positions()
-            )
+            check_same_data(self._store, self.rank, _world_size(decision), state.data_positions())
         while True:
             restored, error = self._try(state, extras, decision, attempt)
             step, following = self._session.restored(attempt, error)
@@ -237,6 +254,10 @@ class JobLink:
         local = sum(nbytes for nbytes, kind in read if kind == "memory")
         moved = sum(nbytes for nbytes, kind in read if kind in ("peer", "live"))
         return Restored(snapshots[0].step, dict(snapshots[0].extras), moved, local, all(one.bound for one in snapshots))
+
+
+def _world_size(decision: Decision) -> int:
+    return decision.world_size or len(decision.sources)
 
 
 def _holds(state: TrainingState, mine: Source) -> bool:

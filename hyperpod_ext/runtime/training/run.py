@@ -442,21 +442,13 @@ class Run:
 
     # --- called for a script that saves and resumes by itself ------------------------------------
 
-    def begin_script(self, step: int, loaded: int | None) -> None:
-        """Report that the script begins its loop after `step`. `loaded`: step of its checkpoint, if known."""
-        self.step = step
-        self._link.event("begun", rank=self.rank, step=step, **({"loaded": loaded} if loaded else {}))
-        self._watchdog.begin_step(step + 1)
+    @property
+    def link(self) -> Link:
+        return self._link
 
-    def saved_by_script(self, path: str) -> None:
-        """Report that the script has saved the newest step at `path`."""
-        self._link.event("script_saved", rank=self.rank, step=self.step, path=path)
-
-    def made_script_step(self, began: float) -> None:
-        """Report the next step as made. `began`: its start, on the monotonic clock."""
-        self.step += 1
-        self._link.event("step", rank=self.rank, step=self.step, began=began)
-        self._watchdog.begin_step(self.step + 1)
+    def expect_step(self, step: int) -> None:
+        """Watch for hangs in `step`, which a script makes in its own loop."""
+        self._watchdog.begin_step(step)
 
     # --- called by the loop ---------------------------------------------------------------------
 

@@ -1,0 +1,121 @@
+"""Versions of a script's files that are not at their own paths: former ones, and those set aside after a fault."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.files import make_private_folder
+from hyperpod_ext.runtime.scripts.record import Record, Save
+
+NEAR = ".hpx-saves"
+"""Folder of other versions next to a file that is not on the file system of the run's folder."""
+
+
+class Versions:
+    """Other versions of one rank's files."""
+
+    def __init__(self, run_dir: Path, rank: int, generation: int) -> None:
+        self._run_dir, self._rank = run_dir, rank
+        self._aside = f"set-aside/generation-{generation}"
+        self._warned = False
+
+    def keep(self, path: Path) -> str:
+        """Keep the present version of a file, by a hard link, and return its place; empty if that is impossible."""
+        name = f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        try:
+            return str(self._place(os.link, path, "former", name))
+        except OSError as error:  # the save itself must not fail
+            if not self._warned:
+                text = f"the version before of {path} cannot be kept: {error}. A fault between saves may end the job."
+                sys.stderr.write(f"hyperpod_ext: warning: {text}\n")
+            self._warned = True
+            return ""
+
+    def drop(self, former: str) -> None:
+        """Remove a former version."""
+        if not former:
+            return
+        Path(former).unlink(missing_ok=True)
+        with suppress(OSError):  # it has others
+            Path(former).parent.rmdir()
+        if (near := Path(former).parent.parent).name == NEAR:
+            with suppress(OSError):
+                near.rmdir()
+
+    def set_aside(self, record: Record, step: int) -> list[str]:
+        """Move saves of steps after `step` away, and return their paths.
+
+        A folder that the script made after `step` for its saves is moved whole. A file stays if its version of `step`
+        is lost. Only recorded versions are moved, and no links.
+
+        Raises:
+            JobFailedError: a file cannot be moved.
+        """
+        newer = [Path(folder) for folder, made in record.folders.items() if made > step]
+        outermost = [path for path in newer if not set(path.parents) & set(newer)]
+        files = [Path(save.path) for save in record.newer_than(step) if _is_movable(save, step)]
+        moved = []
+        for number, path in enumerate([*outermost, *files]):
+            if path.is_symlink() or not path.exists():  # it went with its folder, or another rank has moved it
+                continue
+            try:
+                self._place(os.rename, path, self._aside, f"rank{self._rank}-{number}-{path.name}")
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise JobFailedError(
+                    f"{path} cannot be set aside: {error.strerror}. Its step is newer than {step}, the newest that all "
+                    "ranks have saved",
+                    hint=f"Move it away, so that the script loads step {step}, and start the job again.",
+                ) from error
+            moved.append(str(path))
+        return moved
+
+    def put_back(self, record: Record, step: int) -> None:
+        """Put former versions back where files were set aside, and forget saves after `step`."""
+        for save in record.newer_than(step):
+            path = Path(save.path)
+            if save.former and save.former_step <= step and not path.exists():
+                with suppress(FileExistsError):  # another rank has put back the same file
+                    os.link(save.former, path)
+                self.drop(save.former)
+            if not save.is_current():
+                del record.saves[save.path]
+                if save.former_step and path.exists():
+                    record.saves[save.path] = Save.of(path, save.former_step)
+        record.files = {made: files for made, files in record.files.items() if made <= step}
+        record.folders = {folder: made for folder, made in record.folders.items() if made <= step}
+
+    def drop_all(self, saves: Iterable[Save]) -> None:
+        """Remove all former versions."""
+        for save in saves:
+            self.drop(save.former)
+
+    def _place(self, act: Callable[[Path, Path], None], path: Path, folder: str, name: str) -> Path:
+        """Link or move `path` into the run's folder; if that is on another file system, next to `path`."""
+        place = self._run_dir / folder / name
+        try:
+            return _placed(act, path, place)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+        return _placed(act, path, path.parent / NEAR / folder / name)
+
+
+def _placed(act: Callable[[Path, Path], None], path: Path, place: Path) -> Path:
+    make_private_folder(place.parent)
+    act(path, place)
+    return place
+
+
+def _is_movable(save: Save, step: int) -> bool:
+    """Return whether a save after `step` can be moved: no version of `step` is lost from its path."""
+    is_kept = Path(save.former).exists() if save.former else not save.lost
+    return is_kept and save.is_current() and save.former_step <= step
