@@ -1,7 +1,7 @@
 """A DDP script without a line of ours: it saves every five steps, and resumes from its newest checkpoint.
 
-HPX_TEST_SAVES: `file` (torch.save), `stream` (through open files), `each` (a file of each rank), `each-stream`, `folder`
-(torch.distributed.checkpoint), `async-folder` or `ignored` (it saves, and never loads).
+HPX_TEST_SAVES: `file` (torch.save), `stream` (through open files), `each` (a file of each rank), `each-stream`,
+`folder` (torch.distributed.checkpoint), `async-folder` or `ignored` (it saves, and never loads).
 """
 
 from __future__ import annotations

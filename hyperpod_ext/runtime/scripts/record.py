@@ -110,6 +110,15 @@ class Record:
         self.saves[save.path] = save
         self.files[save.step] = self.files.get(save.step, 0) + 1
 
+    def newest(self) -> int:
+        """Return the newest step with a save, complete or not; 0 without any."""
+        return max([*self.files, *self.folders.values()], default=0)
+
+    def forget_after(self, step: int) -> None:
+        """Forget which saves later steps had: they are made again."""
+        self.files = {made: files for made, files in self.files.items() if made <= step}
+        self.folders = {folder: made for folder, made in self.folders.items() if made <= step}
+
     def newer_than(self, step: int) -> list[Save]:
         """Return the saves of later steps."""
         return [save for save in self.saves.values() if save.step > step]
@@ -140,6 +149,8 @@ class Progress:
     """Newest step that it had made; 0: none is known."""
     by_all: int
     """A step that all ranks have saved."""
+    newest: int
+    """Newest step with a save, complete or not."""
     files: Mapping[int, int]
     """Number of saves at each step."""
 

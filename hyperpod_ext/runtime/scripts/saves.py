@@ -10,7 +10,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ class ScriptSaves:
 
     def begin(self, step: int) -> None:
         """Report that the script begins its loop after `step`."""
-        self._record.files = {made: files for made, files in self._record.files.items() if made <= step}
+        self._record.forget_after(step)
         self._run.begin(step, self.loaded)
 
     def go_back(self) -> None:
@@ -83,7 +83,7 @@ class ScriptSaves:
             JobFailedError: a file cannot be moved.
         """
         made, by_all = self._run.steps.get()
-        own = asdict(Progress(made, by_all, self._record.files))
+        own = asdict(Progress(made, by_all, self._record.newest(), self._record.files))
         step, newest = json.loads(self._run.link.agree("saves", json.dumps(own), _choose))
         if not newest:
             return
@@ -246,10 +246,9 @@ class ScriptSaves:
 
 def _choose(texts: Sequence[str]) -> str:
     """Return the newest step that all ranks have saved, and the newest that any has, from the progress of each."""
-    read = [json.loads(text) for text in texts]
-    ranks = [Progress(one["made"], one["by_all"], {int(step): n for step, n in one["files"].items()}) for one in read]
-    newest = max((step for one in ranks for step in one.files), default=0)
-    return json.dumps([newest_of_all(ranks), newest])
+    ranks = [Progress(**one) for one in map(json.loads, texts)]
+    ranks = [replace(one, files={int(step): files for step, files in one.files.items()}) for one in ranks]
+    return json.dumps([newest_of_all(ranks), max(one.newest for one in ranks)])
 
 
 def _nothing(_: Sequence[str]) -> str:

@@ -90,8 +90,7 @@ class Versions:
                 del record.saves[save.path]
                 if save.former_step and path.exists():
                     record.saves[save.path] = Save.of(path, save.former_step)
-        record.files = {made: files for made, files in record.files.items() if made <= step}
-        record.folders = {folder: made for folder, made in record.folders.items() if made <= step}
+        record.forget_after(step)
 
     def drop_all(self, saves: Iterable[Save]) -> None:
         """Remove all former versions."""
