@@ -67,7 +67,7 @@ def _status(path: Path) -> tuple[int, int]:
 
 
 @dataclass(slots=True)
-class Record:
+class SaveRecord:
     """Saves of one rank in this run of the job."""
 
     saves: dict[str, Save] = field(default_factory=dict)
@@ -109,6 +109,12 @@ class Record:
         self.saves.pop(save.path, None)
         self.saves[save.path] = save
         self.files[save.step] = self.files.get(save.step, 0) + 1
+
+    def exists(self) -> bool:
+        """Return whether a recorded version, or a folder of saves, still exists."""
+        return any(save.is_current() for save in self.saves.values()) or any(
+            Path(each).is_dir() for each in self.folders
+        )
 
     def newest(self) -> int:
         """Return the newest step with a save, complete or not; 0 without any."""

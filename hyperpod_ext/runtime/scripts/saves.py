@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint
 
-from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, Record, Save, newest_of_all
+from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, SaveRecord, Save, newest_of_all
 from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.scripts.versions import Versions
@@ -35,7 +35,8 @@ class ScriptSaves:
     def __init__(self, run: ScriptRun) -> None:
         self._run = run
         self._file = run.record_of(run.rank)
-        self._record = Record.read(self._file)
+        record = SaveRecord.read(self._file)
+        self._record = record if record.exists() else SaveRecord()  # their user may have removed all
         self._versions = Versions(run.run_dir, run.rank, run.generation)
         self._made: dict[Path, int] = {}
         """Folders that the script has made in this process, each with the newest step it had made."""
@@ -46,7 +47,7 @@ class ScriptSaves:
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record saves and loads inside."""
+        """SaveRecord saves and loads inside."""
         places: list[tuple[Any, str, Call]] = [
             (torch, "save", self._saving(torch.save)),
             (torch, "load", self._then(torch.load, self._note_load, _first_of)),
@@ -241,7 +242,7 @@ class ScriptSaves:
         return [save for save in self._record.saves.values() if Path(save.path).is_relative_to(path)]
 
     def _known(self) -> list[Save]:
-        return [save for file in self._file.parent.glob("*.json") for save in Record.read(file).saves.values()]
+        return [save for file in self._file.parent.glob("*.json") for save in SaveRecord.read(file).saves.values()]
 
 
 def _choose(texts: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder
-from hyperpod_ext.runtime.scripts.record import Record, Save
+from hyperpod_ext.runtime.scripts.record import SaveRecord, Save
 
 NEAR = ".hpx-saves"
 """Folder of other versions next to a file that is not on the file system of the run's folder."""
@@ -49,7 +49,7 @@ class Versions:
             with suppress(OSError):
                 near.rmdir()
 
-    def set_aside(self, record: Record, step: int) -> list[str]:
+    def set_aside(self, record: SaveRecord, step: int) -> list[str]:
         """Move saves of steps after `step` away, and return their paths.
 
         A folder that the script made after `step` for its saves is moved whole. A file stays if its version of `step`
@@ -78,7 +78,7 @@ class Versions:
             moved.append(str(path))
         return moved
 
-    def put_back(self, record: Record, step: int) -> None:
+    def put_back(self, record: SaveRecord, step: int) -> None:
         """Put former versions back where files were set aside, and forget saves after `step`."""
         for save in record.newer_than(step):
             path = Path(save.path)

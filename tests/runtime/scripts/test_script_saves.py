@@ -17,7 +17,7 @@ import torch
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
-from hyperpod_ext.runtime.scripts.record import Progress, Record, newest_of_all
+from hyperpod_ext.runtime.scripts.record import Progress, SaveRecord, newest_of_all
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.training.restore import SoloLink
@@ -114,6 +114,14 @@ def test_the_former_file_is_kept_for_one_save(folder: Path, run_dir: Path) -> No
     assert [step_in(each) for each in (run_dir / "former").iterdir()] == [10]
     before.saves.end()
     assert not (run_dir / "former").exists()
+
+
+def test_removed_saves_are_forgotten(folder: Path) -> None:
+    before = Process()
+    before.make(5, 10, save=lambda step: torch.save({"step": step}, folder / "last.pt"))
+    (folder / "last.pt").unlink()
+    after = before.restart(all_saved=5)
+    assert (after.aside, after.run.step, [*folder.iterdir()]) == ([], 0, [])
 
 
 def save_and_rename(folder: Path, step: int) -> None:
@@ -238,7 +246,7 @@ def test_a_file_that_cannot_be_moved_is_an_error(folder: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "rename", refuse)
-    monkeypatch.setattr("hyperpod_ext.runtime.scripts.record.Record.write", lambda *_: None)
+    monkeypatch.setattr("hyperpod_ext.runtime.scripts.record.SaveRecord.write", lambda *_: None)
     with pytest.raises(JobFailedError, match=r"step-10\.pt cannot be set aside: Permission denied"):
         before.restart(all_saved=5)
 
@@ -293,7 +301,7 @@ def test_child_processes_record_nothing(folder: Path) -> None:
             os._exit(0)
         os.waitpid(pid, 0)
     assert (folder / "of-a-loader.pt").exists()
-    assert Record.read(process.run.record_of(0)).saves == {}
+    assert SaveRecord.read(process.run.record_of(0)).saves == {}
 
 
 def test_a_folder_that_cannot_be_written_keeps_its_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +312,7 @@ def test_a_folder_that_cannot_be_written_keeps_its_file(folder: Path, monkeypatc
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
     process.make(5, save=lambda step: torch.save({"step": step}, last))
     assert step_in(last) == 5
-    assert Record.read(process.run.record_of(0)).saves[str(last)].lost
+    assert SaveRecord.read(process.run.record_of(0)).saves[str(last)].lost
 
 
 @pytest.mark.parametrize(
