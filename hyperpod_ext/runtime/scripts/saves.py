@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint
 
-from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, SaveRecord, Save, newest_of_all
+from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, Save, SaveRecord, newest_of_all
 from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.scripts.versions import Versions

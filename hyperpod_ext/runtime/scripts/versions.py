@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder
-from hyperpod_ext.runtime.scripts.record import SaveRecord, Save
+from hyperpod_ext.runtime.scripts.record import Save, SaveRecord
 
 NEAR = ".hpx-saves"
 """Folder of other versions next to a file that is not on the file system of the run's folder."""
