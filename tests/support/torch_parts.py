@@ -40,6 +40,7 @@ NEED_TORCH = (
         "tests/runtime/state",
         "tests/runtime/storage",
         "tests/runtime/torch_requirements",
+        "tests/runtime/scripts",
         "tests/runtime/training",
     ),
     *(
