@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Examples:
   hp-ext run train.py
   hp-ext run --workers 4 train.py --epochs 3
-  hp-ext run --workers 4 --kill rank=1@step=20 train.py""",
+  hp-ext run --workers 4 --kill rank=1@step=20 train.py
+  hp-ext run --workers 4 --compat aws train.py""",
 )
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, all on this machine.")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on each node.")
@@ -38,6 +39,11 @@ Examples:
 )
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
 @click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill this rank in that step.")
+@click.option(
+    "--compat",
+    type=click.Choice(["aws"]),
+    help="Replace AWS's packages for checkpointless training by this project's, for a script that imports them.",
+)
 @output_option("name")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -48,6 +54,7 @@ def command(
     preload: bool,
     timeout: float | None,
     kills: tuple[str, ...],
+    compat: str | None,
     output: str,
     script: str,
     arguments: tuple[str, ...],
@@ -55,7 +62,8 @@ def command(
     """Run a script without changes, as torchrun would, and restart all of its processes in a moment after a fault.
 
     The script must save checkpoints, and load the newest one when it starts. A fault loses the steps since its last
-    save; with @resilient (docs/move-your-script.md) it loses none.
+    save; with @resilient (docs/move-your-script.md) it loses none. So does a fault with --compat aws, if the script
+    uses AWS's CheckpointManager (docs/compat-aws.md).
     """
     from .create_job import fault_overrides, submit_and_wait
 
@@ -68,8 +76,13 @@ def command(
         "workers_per_node": workers,
     }
     if preload:
-        document["restart"] = {"preload": _modules_of(script)}
-    say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
+        document["restart"] = {"preload": _modules_of(script, compat)}
+    if compat is not None:
+        document |= {"compat": compat, "mode": _mode_of(script)}
+    if document["mode"] == "run":
+        say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
+    else:
+        say("mode ours: the script has AWS's checkpoint manager; healthy processes stay, and a fault loses no step")
     submit_and_wait(_plan(document, fault_overrides(kills)), output, timeout, follow=True)
 
 
@@ -77,12 +90,24 @@ def _name_of(script: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-")[:63] or "script"
 
 
-def _modules_of(script: str) -> list[str]:
-    """Return the modules that workers find imported when they start."""
+def _modules_of(script: str, compat: str | None) -> list[str]:
+    """Return the modules that workers find imported when they start: none of the replaced packages."""
+    from hyperpod_ext.catalog.aws_terms import packages
     from hyperpod_ext.config.restart import RestartPolicy
     from hyperpod_ext.jobs.script_imports import first_imports
 
-    return list(dict.fromkeys([*RestartPolicy.model_fields["preload"].default, *first_imports(Path(script))]))
+    replaced, passed = (packages(), {"wait_rank"}) if compat else (frozenset[str](), set[str]())
+    found = [name for name in first_imports(Path(script), passed) if name.partition(".")[0] not in replaced]
+    return list(dict.fromkeys([*RestartPolicy.model_fields["preload"].default, *found]))
+
+
+def _mode_of(script: str) -> str:
+    """Return the mode of a script with AWS's names: `ours` if it imports a checkpoint manager of AWS's."""
+    from hyperpod_ext.jobs.rules.script_code import imports, read_all
+
+    managers = {"CheckpointManager", "PEFTCheckpointManager"}
+    names = {name.rpartition(".")[2] for code in read_all(Path(script)) for _, name in imports(code)}
+    return "run" if managers.isdisjoint(names) else "ours"
 
 
 def _plan(document: dict[str, Any], overrides: Sequence[Override]) -> Plan:

@@ -64,7 +64,8 @@ def _explain_terms(found: list[Term], output: str) -> None:
     for one in found:
         fields = f"\n\nfields: {', '.join(one.fields)}" if one.fields else ""
         title = f"{one.name} (AWS checkpointless training, tier {one.tier}: {tiers()[one.tier]})"
-        parts.append(f"{title}\n\nAt AWS: {one.means}.\nHere: {one.ours}{fields}")
+        compat = f"With `compat: aws` ({one.compat}): {one.how}"
+        parts.append(f"{title}\n\nAt AWS: {one.means}.\nHere: {one.ours}\n{compat}{fields}")
     print_result([asdict(one) for one in found], output, "\n\n\n".join(parts))
 
 

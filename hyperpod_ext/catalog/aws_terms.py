@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from hyperpod_ext.catalog import facts
 
 _FILE = "aws_terms.json"
+COMPAT_PAGE = "docs/compat-aws.md"
+"""Page with all names that a job with `compat: aws` has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,14 +19,20 @@ class Term:
 
     name: str
     """As AWS spells it."""
+    module: str
+    """AWS's module that has it; empty: it is an environment variable."""
     tier: int
-    """1 to 4, as in AWS's launch article."""
+    """1 to 4: the tier of AWS's launch article that it belongs to."""
     means: str
     """Its purpose at AWS."""
     ours: str
     """The counterpart in this project."""
     fields: tuple[str, ...]
     """Fields of a job spec that correspond to it, dotted."""
+    compat: Literal["works", "partly", "refused"]
+    """Its effect in a job with `compat: aws`."""
+    how: str
+    """The effect in words; if it is refused, what to write instead."""
 
 
 def tiers() -> Mapping[int, str]:
@@ -34,6 +43,11 @@ def tiers() -> Mapping[int, str]:
 def terms() -> tuple[Term, ...]:
     """Return all terms, by tier."""
     return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in facts(_FILE)["terms"])
+
+
+def packages() -> frozenset[str]:
+    """Return AWS's packages that have the names."""
+    return frozenset(one.module.partition(".")[0] for one in terms() if one.module)
 
 
 def tiers_of(field: str) -> list[int]:

@@ -39,11 +39,11 @@ class ResilientTrainer(Trainer):
         reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
         if reserved:
             raise JobFailedError(f"ResilientTrainer: {reserved[0]} is the job's", hint=f"Leave {reserved[0]} out.")
-        self._run_of_job, self._follow = run, _Follow(run)
+        self._run_of_job, self._follow = run, Follow(run)
         per_node = run.config.workers_per_node
         super().__init__(
             **options | {"callbacks": [self._follow, *_listed(options.get("callbacks"))]},
-            strategy=ResilientStrategy(run, self._follow),
+            strategy=ResilientStrategy(run),
             devices=per_node,
             num_nodes=run.world_size // per_node,
             use_distributed_sampler=False,
@@ -72,9 +72,20 @@ class ResilientTrainer(Trainer):
 class ResilientStrategy(DDPStrategy):
     """DDP over the job's process group. State is restored between the optimizers' set-up and DDP's."""
 
-    def __init__(self, run: Run, follow: _Follow, **options: Any) -> None:
+    def __init__(self, run: Run, **options: Any) -> None:
         super().__init__(cluster_environment=_Environment(run), **options)
-        self._run, self._follow = run, follow
+        self._run = run
+
+    def setup(self, trainer: Any) -> None:
+        """See Lightning. Raises JobFailedError if the trainer lacks the callback that reports its steps."""
+        follow = next((each for each in trainer.callbacks if isinstance(each, Follow)), None)
+        if follow is None:
+            raise JobFailedError(
+                f"the trainer has {type(self).__name__}, and no callback to report its steps",
+                hint="Add CheckpointlessCallback() to callbacks.",
+            )
+        self._follow = follow
+        super().setup(trainer)
 
     def _configure_launcher(self) -> None:
         """Do nothing: the agent starts the processes."""
@@ -133,7 +144,7 @@ class _Environment(ClusterEnvironment):
         """Do nothing: the job sets it."""
 
 
-class _Follow(Callback):
+class Follow(Callback):
     """Reports steps to the run, and restores Lightning's position."""
 
     def __init__(self, run: Run) -> None:

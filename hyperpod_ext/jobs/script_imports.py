@@ -5,20 +5,23 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 
 from hyperpod_ext.jobs.rules.script_code import parse_file
 
 
-def first_imports(script: Path) -> list[str]:
+def first_imports(script: Path, passed: Set[str] = frozenset()) -> list[str]:
     """Return the third-party modules, and their attributes, that the script imports in its first statements.
 
     The search ends at the first other statement, and at the first import from the script's own folder: later imports
     may depend on environment variables that such code sets. The standard library is left out.
+
+    Args:
+        passed: functions without arguments whose calls do not end the search.
     """
     found: dict[str, None] = {}
-    for root, name in _leading_imports(script):
+    for root, name in _leading_imports(script, passed):
         if (script.parent / root).exists() or (script.parent / f"{root}.py").exists():
             break
         if root not in sys.stdlib_module_names and importlib.util.find_spec(root) is not None:
@@ -26,7 +29,7 @@ def first_imports(script: Path) -> list[str]:
     return list(found)
 
 
-def _leading_imports(script: Path) -> Iterator[tuple[str, str]]:
+def _leading_imports(script: Path, passed: Set[str]) -> Iterator[tuple[str, str]]:
     """Yield package and full name of each import before the first other statement."""
     code = parse_file(script)
     for number, node in enumerate(code.body if code is not None else ()):
@@ -35,8 +38,16 @@ def _leading_imports(script: Path) -> Iterator[tuple[str, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             root = node.module.partition(".")[0]
             yield from ((root, node.module if a.name == "*" else f"{node.module}.{a.name}") for a in node.names)
-        elif number or not _is_text(node):
+        elif (number or not _is_text(node)) and _called(node) not in passed:
             return
+
+
+def _called(node: ast.stmt) -> str:
+    """Return the name of the function that the statement calls without arguments; empty for other statements."""
+    match node:
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name), args=[], keywords=[])):
+            return name
+    return ""
 
 
 def _is_text(node: ast.stmt) -> bool:

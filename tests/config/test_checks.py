@@ -173,3 +173,11 @@ def test_ranks_continue_only_without_what_they_need_each_other_for(fields: dict[
 def test_only_ranks_that_continue_make_steps_with_fewer_samples() -> None:
     (finding,) = checks.ranks_can_be_done_without(job(nodes=2, restart={"samples": "fewer"}), None)
     assert finding.path == ("restart", "samples")
+
+
+def test_packages_are_replaced_only_in_workers_of_ours() -> None:
+    for mode in ("ours", "run"):
+        assert list(checks.compat_has_our_workers(job(mode=mode, compat="aws"), None)) == []
+    for mode in ("plain", "aws-checkpointless", "aws-managed-tier"):
+        (finding,) = checks.compat_has_our_workers(job(mode=mode, compat="aws"), None)
+        assert (finding.path, finding.hint) == (("compat",), "write `mode: ours` or `mode: run`, or remove compat")

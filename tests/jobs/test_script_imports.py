@@ -29,3 +29,9 @@ def test_only_installed_modules_before_any_other_code_count(tmp_path: Path, text
     (tmp_path / "mine.py").write_text("import os\nos.environ['A'] = '1'\n")
     (tmp_path / "train.py").write_text(text)
     assert first_imports(tmp_path / "train.py") == expected
+
+
+def test_calls_that_change_nothing_are_passed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import yaml\nwait_rank()\nimport torch\nwait_rank(1)\nimport pydantic\n")
+    assert first_imports(tmp_path / "train.py") == ["yaml"]
+    assert first_imports(tmp_path / "train.py", {"wait_rank"}) == ["yaml", "torch"]

@@ -76,4 +76,10 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "of them holds the whole state.",
         "Write restart.policy: wait, or remove what does not go with `continue`.",
     ),
+    "HPX015": (
+        "replaced packages in a job that has none of this project's workers",
+        "The packages of `compat` are put in place by the process that our agent starts. In modes plain, "
+        "aws-checkpointless and aws-managed-tier another program starts the script.",
+        "Write `mode: ours` or `mode: run`, or remove compat.",
+    ),
 }

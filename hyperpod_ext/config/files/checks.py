@@ -187,6 +187,12 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
         yield Finding(path, message, f"write how many `replicas` there are to be in place of parity, or {wait}")
 
 
+def compat_has_our_workers(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
+    if job.compat is not None and not job.has_agent:
+        message = f"mode {job.mode} starts the script without this project, so it finds none of the replaced packages"
+        yield Finding(("compat",), message, "write `mode: ours` or `mode: run`, or remove compat")
+
+
 def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for field in ("faults", "inject"):
         for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
@@ -255,6 +261,7 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         ),
         Check((("chaos", "*", "*", "rank"), *_WORLD), faults_hit_ranks_that_exist, "HPX006"),
         Check((("env",),), own_variables_are_left_alone, "HPX007"),
+        Check((("compat",), ("mode",)), compat_has_our_workers, "HPX015"),
     ),
     "ClusterConfig": (
         Check((("instance_groups", "*", "name"),), group_names_are_unique, "HPX008"),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # not needed in a running job, and its models take a quarter 
     from hyperpod_ext.config.job.job import JobConfig
 
 ENV_RUNTIME = "HPX_RUNTIME"
-_LEFT_OUT = ("elastic", "log_rules", "metrics", "network", "process_group_backend")
+_LEFT_OUT = ("compat", "elastic", "log_rules", "metrics", "network", "process_group_backend")
 
 
 class RuntimeConfig(Config):
@@ -44,6 +44,8 @@ class RuntimeConfig(Config):
     """Name of the job; namespace of its snapshots."""
     mode: str = "ours"
     """Recovery of the job. Omitted if `ours`; text, because a newer launcher may have others."""
+    compat: str | None = None
+    """Packages of others that the script may import although this project replaces them. Omitted if unset."""
     nodes: PositiveInt
     """Machines the job runs on."""
     workers_per_node: PositiveInt

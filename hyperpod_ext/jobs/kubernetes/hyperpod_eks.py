@@ -96,6 +96,12 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="mode",
                 hint="write `kubernetes.launcher: ours`",
             )
+        if job.compat is not None:
+            yield Problem(
+                "hyperpodrun starts the script by itself, so the script finds none of the packages of `compat`",
+                path="compat",
+                hint="write `kubernetes.launcher: ours`",
+            )
         if job.restart.policy == "continue" and job.mode == "ours":
             yield Problem(
                 "hyperpodrun stops all ranks at a fault: our agents let the others continue",

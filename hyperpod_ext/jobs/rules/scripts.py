@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from hyperpod_ext.catalog.aws_terms import packages
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.jobs.rules import Context, rule
 from hyperpod_ext.jobs.rules.script_code import Code, imports
@@ -38,7 +39,9 @@ _RECOVERIES = (
 )
 def script_is_protected(context: Context) -> Iterator[Finding]:
     job, read = context.job, context.script_code
-    if job.mode == "ours" and any(map(_trains, read)) and not any(map(_may_load_ours, read)):
+    replaced = packages() if job.compat else frozenset()
+    protects = any(_may_load_ours(code) or _roots(code) & replaced for code in read)
+    if job.mode == "ours" and any(map(_trains, read)) and not protects:
         message = f"`{job.script}` trains without a @resilient function: no step is saved, and a fault ends the job"
         yield Finding(("script",), message, "use @resilient, or write `mode: run` or `mode: plain`")
 

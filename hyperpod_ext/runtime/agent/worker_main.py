@@ -156,8 +156,11 @@ def _run_script(argv: list[str]) -> int:
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
-        if RuntimeConfig.from_json(os.environ[ENV_RUNTIME]).restarts_script:
-            # import by name to avoid an import circle: the module needs the control planes, which need this package
+        config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME])
+        # import by name to avoid import circles: both modules need the control planes, which need this package
+        if config.compat is not None:
+            importlib.import_module("hyperpod_ext.compat.import_names").install(config.compat)
+        if config.restarts_script:
             importlib.import_module("hyperpod_ext.runtime.scripts.script").run_script(argv[0])
         else:
             runpy.run_path(argv[0], run_name="__main__")

@@ -37,11 +37,8 @@ def run_script(path: str) -> None:
             threading.Event().wait()  # the agent replaces this process
         run.restore()
         os.environ.update(_torchrun_variables(run))
-        script_run = ScriptRun(run)
-        saves = ScriptSaves(script_run)
-        begun.append(saves)
-        saves.go_back()
-        with saves.recorded(), ScriptSteps(script_run, saves).counted(), _own_groups():
+        saves = ScriptSaves(run)
+        with saves.recorded(), ScriptSteps(run, saves).counted(), own_groups():
             _run(path)
 
     script.__name__ = path
@@ -71,7 +68,7 @@ def _run(path: str) -> None:
             raise
 
 
-def _own_groups() -> contextlib.AbstractContextManager[None]:
+def own_groups() -> contextlib.AbstractContextManager[None]:
     """Turn `init_process_group` and `destroy_process_group` of the default group into no-ops.
 
     The runtime has opened the group, and closes it after the script.

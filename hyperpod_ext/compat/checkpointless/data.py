@@ -1,0 +1,169 @@
+"""Data modules around the script's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.data.world import world_of_this_process
+from hyperpod_ext.runtime.training.epochs import EpochData
+
+if TYPE_CHECKING or importlib.util.find_spec("lightning"):
+    from lightning.pytorch import LightningDataModule  # its Trainer takes no other data module
+else:
+    LightningDataModule = object
+
+__all__ = ["CacheResumeMMAPConfig", "CheckpointlessDataModule", "MMAPConfig", "MMAPDataModule", "SkipDataLoader"]
+
+
+@dataclass
+class MMAPConfig:
+    """Base of settings of MMAPDataModule."""
+
+
+@dataclass
+class CacheResumeMMAPConfig(MMAPConfig):
+    """Settings of AWS's cache of batches. They change nothing, because no batches are stored.
+
+    Raises:
+        JobFailedError: batches are to be encrypted.
+    """
+
+    cache_dir: str = "/dev/shm/pdl_cache"
+    prefetch_length: int = 10
+    val_prefetch_length: int = 10
+    lookback_length: int = 2
+    checkpoint_frequency: int | None = None
+    model_parallel_group: object = None
+    enable_batch_encryption: bool = False
+
+    def __post_init__(self) -> None:
+        if self.enable_batch_encryption:
+            raise JobFailedError(
+                "CacheResumeMMAPConfig(enable_batch_encryption=True): no batches are stored, so none are encrypted",
+                hint="Leave enable_batch_encryption out.",
+            )
+
+
+class _Around(LightningDataModule):
+    """A data module around another one: it passes on all that it does not have."""
+
+    def __init__(self, data_module: Any) -> None:
+        super().__init__()
+        self.data_module = data_module
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "data_module" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.data_module, name)
+
+    def setup(self, stage: str | None = None) -> None:
+        self.data_module.setup(stage)
+
+    def train_dataloader(self) -> Any:
+        return self.data_module.train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return self._loader_of("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loader_of("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._loader_of("predict_dataloader")
+
+    def _loader_of(self, name: str) -> Any:
+        return getattr(self.data_module, name)() if hasattr(self.data_module, name) else None
+
+    def get_underlying_data_module(self) -> Any:
+        """Return the script's own data module."""
+        return self.data_module
+
+    def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Pass the checkpoint on to the data module, if it has this method."""
+        if hasattr(self.data_module, "load_checkpoint"):
+            self.data_module.load_checkpoint(checkpoint)
+
+
+class CheckpointlessDataModule(_Around):
+    """The data module itself: the runtime stops its loaders after a fault."""
+
+    def __init__(self, cfg: object = None, data_module: Any = None, **_: Any) -> None:
+        """Raises ValueError without a data module."""
+        if data_module is None:
+            raise ValueError("data_module must be provided")
+        super().__init__(data_module)
+        self.cfg = cfg
+
+
+class MMAPDataModule(_Around):
+    """Data whose position is `global_step`: the number of batches that this rank has got."""
+
+    def __init__(
+        self,
+        data_module: Any,
+        mmap_config: MMAPConfig,
+        parallel_state_util: object = None,
+        is_data_loading_rank: object = None,
+    ) -> None:
+        super().__init__(data_module)
+        self.mmap_config, self.global_step = mmap_config, 0
+
+    def train_dataloader(self) -> Any:
+        """Return the data module's loader, from the position on; a loader with a position of its own as it is."""
+        loader = self.data_module.train_dataloader()
+        return PositionedBatches(self, loader) if isinstance(loader, DataLoader) else loader
+
+    def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Continue after `checkpoint["global_step"]` batches."""
+        self.global_step = int(checkpoint["global_step"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"global_step": self.global_step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.load_checkpoint(state_dict)
+
+
+class PositionedBatches:
+    """Batches of a DataLoader, from the position of its module on. Random numbers follow from the job's seed."""
+
+    def __init__(self, module: MMAPDataModule, loader: Any) -> None:
+        self.base_dataloader, self.batch_sampler, self._module = loader, loader.batch_sampler, module
+
+    def __len__(self) -> int:
+        """Return the number of batches that the next iteration yields."""
+        return len(self.base_dataloader) - self._module.global_step % len(self.base_dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the remaining batches of the epoch; the samples before them are not read."""
+        config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME]) if ENV_RUNTIME in os.environ else None
+        data = EpochData(
+            self.base_dataloader,
+            seed=0 if config is None else config.seed,
+            rank=world_of_this_process()[0],
+            warn=sys.stderr.write,
+        )
+        for _, fetched in data.read(*divmod(self._module.global_step, data.steps_per_epoch)):
+            self._module.global_step += 1
+            yield fetched[0].batch
+
+
+class SkipDataLoader(DataLoader[Any]):
+    """A DataLoader without its first batches."""
+
+    def __init__(self, *arguments: Any, _skip_batches: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.skip_batches = _skip_batches
+
+    def __iter__(self) -> Any:
+        return islice(super().__iter__(), self.skip_batches, None)

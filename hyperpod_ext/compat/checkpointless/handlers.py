@@ -1,0 +1,174 @@
+"""Handlers that HPWrapper calls before it calls the script's function again in the same process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from hyperpod_ext.errors import JobFailedError
+from hyperpod_ext.runtime.process_group.backend import AbortStuckError
+
+__all__ = [
+    "Abort",
+    "AbortTransformerEngine",
+    "CheckpointlessAbortManager",
+    "CheckpointlessFinalizeCleanup",
+    "Compose",
+    "CudaHealthCheck",
+    "Finalize",
+    "HPAbortTorchDistributed",
+    "HPCheckpointingAbort",
+    "HPDataLoaderAbort",
+    "HealthCheck",
+    "ThreadedFinalize",
+]
+
+
+class HPState:
+    """Rank, world size and number of restarts, for handlers."""
+
+    def __init__(self) -> None:
+        self.rank, self.world_size = (int(os.environ.get(name, "-1")) for name in ("RANK", "WORLD_SIZE"))
+        self.iteration = 0
+
+
+class Abort:
+    """Base of the script's own abort handlers. The runtime has aborted all collectives before it calls them."""
+
+    def __call__(self, state: Any = None, *_: Any, **__: Any) -> Any:
+        return state
+
+
+class AbortTransformerEngine(Abort):
+    """Does nothing: the runtime aborts."""
+
+
+class HPAbortTorchDistributed(Abort):
+    """Does nothing: the runtime aborts."""
+
+
+class HPCheckpointingAbort(Abort):
+    """Does nothing: snapshots are stored by another process."""
+
+
+class HPDataLoaderAbort(Abort):
+    """Does nothing: the runtime closes its loaders."""
+
+
+class Finalize:
+    """Base of handlers that clean up after the abort."""
+
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
+        return state, train_ex
+
+
+class CheckpointlessFinalizeCleanup(Finalize):
+    """Does nothing: the runtime clears the variables of the failed call, and keeps the objects of `run.keep`."""
+
+    def register_attributes(self, trainer: Any) -> None:
+        """Do nothing: no trainer is cleaned up."""
+
+
+class ThreadedFinalize(Finalize):
+    """Calls `fn` in a thread, for at most `timeout`."""
+
+    def __init__(
+        self,
+        timeout: timedelta,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.timeout, self.fn, self.args, self.kwargs = timeout, fn, args, kwargs or {}
+
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
+        """Raises JobFailedError if `fn` takes longer."""
+        if not _ends_within(self.timeout, lambda: self.fn(*self.args, **self.kwargs)):
+            raise JobFailedError(
+                f"finalize: {getattr(self.fn, '__name__', self.fn)} took longer than {self.timeout}",
+                hint="Raise its timeout.",
+            )
+        return state, train_ex
+
+
+class HealthCheck:
+    """Base of checks of this process. A check that fails raises an exception."""
+
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
+        return state, train_ex
+
+
+class CudaHealthCheck(HealthCheck):
+    """Waits for the GPU of this rank. A process whose GPU does not answer is replaced."""
+
+    def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
+        self.timeout = timeout
+
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
+        """Raises AbortStuckError if the GPU does not answer, and torch's error if the CUDA context is unusable."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            local_rank = os.environ.get("LOCAL_RANK")
+            device = torch.device("cuda", torch.cuda.current_device() if local_rank is None else int(local_rank))
+            if not _ends_within(self.timeout, lambda: torch.cuda.synchronize(device)):
+                raise AbortStuckError(f"{device} has not finished its work within {self.timeout}")
+            torch.cuda.synchronize(device)  # raises the error of a broken context in this thread
+        return state, train_ex
+
+
+class Compose:
+    """Calls several handlers, the last one first."""
+
+    def __init__(self, *instances: Callable[..., Any]) -> None:
+        self.instances = instances
+
+    def __call__(self, *arguments: Any, **named: Any) -> list[Any]:
+        """Call all handlers, also after one has failed.
+
+        Raises:
+            ExceptionGroup: some handlers have failed.
+        """
+        results, failures = [], []
+        for each in reversed(self.instances):
+            try:
+                results.append(each(*arguments, **named))
+            except Exception as error:
+                failures.append(error)
+        if failures:
+            raise ExceptionGroup("errors: handlers of HPWrapper", failures)
+        return results
+
+
+class CheckpointlessAbortManager:
+    """Makes the `abort` argument of HPWrapper."""
+
+    @staticmethod
+    def get_default_checkpointless_abort() -> Compose:
+        """Return AWS's four handlers."""
+        return Compose(AbortTransformerEngine(), HPCheckpointingAbort(), HPAbortTorchDistributed(), HPDataLoaderAbort())
+
+    @staticmethod
+    def create_custom_abort(*abort_instances: Abort) -> Compose:
+        """Return these handlers as one. Raises ValueError if there is none."""
+        if not abort_instances:
+            raise ValueError("At least one abort instance must be provided")
+        return Compose(*abort_instances)
+
+    @staticmethod
+    def override_abort(abort_compose: Compose, abort_type: type, new_abort: Abort) -> Compose:
+        """Return the handlers, with those of one class replaced. Raises ValueError if they are not a Compose."""
+        if not isinstance(abort_compose, Compose):
+            raise ValueError("abort_compose must have 'instances' attribute")
+        return Compose(*(new_abort if isinstance(each, abort_type) else each for each in abort_compose.instances))
+
+
+def _ends_within(timeout: timedelta, call: Callable[[], object]) -> bool:
+    """Call in a thread; return whether the call has ended in time."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(timeout.total_seconds())
+    return not thread.is_alive()
