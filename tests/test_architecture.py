@@ -12,7 +12,7 @@ import networkx
 
 PAGE = "docs/architecture.md"
 SIDES = {
-    "container": r"hyperpod_ext\.(runtime|integrations)",
+    "container": r"hyperpod_ext\.(runtime|integrations|compat)",
     "laptop": r"hyperpod_ext\.(jobs|clusters|cli)",
     "both": r"",
 }

@@ -48,3 +48,13 @@ def test_hyperpodrun_is_refused() -> None:
     job = JobConfig.model_validate({**OURS, "mode": "run"})
     with pytest.raises(UnsupportedError, match="hyperpodrun restarts its workers itself"):
         make_plan(job, target="hyperpod-eks")
+
+
+def test_hyperpodrun_does_not_replace_packages() -> None:
+    job = JobConfig.model_validate({**OURS, "compat": "aws"})
+    with pytest.raises(UnsupportedError, match="so the script finds none of the packages of `compat`"):
+        make_plan(job, target="hyperpod-eks")
+    job = job.model_validate({**OURS, "compat": "aws", "kubernetes": {"launcher": "ours"}})
+    assert any(
+        '"compat": "aws"' in text.replace("\\", "") for text in make_plan(job, target="hyperpod-eks").files.values()
+    )

@@ -43,6 +43,12 @@ def test_scripts_that_import_ours_are_not_judged(tmp_path: Path, files: dict[str
     assert found(tmp_path, files) == []
 
 
+def test_packages_that_ours_replace_count_as_ours(tmp_path: Path) -> None:
+    files = {"train.py": f"from hyperpod_checkpointless_training.inprocess.wrap import HPWrapper\n{TRAINS}"}
+    assert found(tmp_path, files, compat="aws") == []
+    assert found(tmp_path, files)
+
+
 LOOP = f"def fit():\n    {TRAINS}"
 CHAIN = {f"m{n}.py": f"import m{n + 1}\n" for n in range(1, 4)}
 
