@@ -1,6 +1,6 @@
-"""`hp-ext`: each command is a module in the folder of its section, loaded when it is called.
+"""The command line `hp-ext`. Each command is a module in its section's folder, imported when it is called.
 
-`hp-ext --help` therefore costs no more than click; keep imports of the library inside functions.
+`hp-ext --help` therefore imports only click. Keep imports of the library inside functions.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ SECTIONS = [
             "run": "Run a script without changes on this machine, and restart it after a fault.",
             "wait": "Wait until a job has ended, and show its result.",
             "list": "List the jobs of a target.",
-            "status": "Show one job, or all.",
+            "status": "Show the state of one job, or of all.",
             "logs": "Show the output of a job's workers.",
             "cancel": "Stop a job, and wait until its processes have ended.",
             "resize": "Resize a running job to more or fewer nodes.",
             "move": "Move the ranks of a node to a spare, and stop the node.",
             "chaos": "Inject a fault into a running job, to test its recovery.",
-            "import": "Turn a job for Kubernetes into a spec.",
+            "import": "Convert a job of another tool to a spec.",
         },
     ),
     Section(
         "Jobs on a cluster",
         f"{__name__}.cluster_jobs",
         {
-            "describe": "Show one job on one screen: pods, why they wait, events.",
+            "describe": "Show a job's state, pods, why pods wait, and events.",
             "exec": "Run a command on a node of a running job.",
             "port-forward": "Forward ports of a job's pod to this machine.",
             "delete": "Delete an ended job's objects on Kubernetes.",
@@ -74,8 +74,8 @@ SECTIONS = [
         f"{__name__}.clusters",
         {
             "create-cluster": "Create a HyperPod cluster from its spec.",
-            "update-cluster": "Show the changes of a spec to a cluster, and make them.",
-            "cluster": "Make a cluster with network and storage; list, show and delete clusters.",
+            "update-cluster": "Show the changes of a spec to a cluster, and apply them.",
+            "cluster": "Deploy a cluster with network and storage; list, show and delete clusters.",
             "node": "Reboot, replace and drain nodes of a cluster.",
         },
     ),
@@ -84,7 +84,7 @@ SECTIONS = [
         f"{__name__}.reference",
         {
             "schema": "Print the JSON schema of a spec, of an output, or of events.",
-            "explain": "Explain a rule, a field or a name of AWS's.",
+            "explain": "Explain a rule, a field of a spec, or an AWS term.",
             "instances": "List instance types, with CPUs and memory for pods.",
             "templates": "List, show, compare and copy the templates of submitted files.",
             "doctor": "Check the installation and reachable services.",
@@ -104,9 +104,9 @@ Example:
   hp-ext create-job -f my-job/job.yaml --target local --wait
 
 \b
-Exit codes: 0 done, 1 another error, 2 wrong usage, 3 invalid spec, 4 unreachable,
-5 name or port in use, 6 not found, 7 job failed, 8 waited too long, 130 interrupted;
-of diffs 10 and 11, as their --help says.""",
+Exit codes: 0 done, 1 other error, 2 wrong usage, 3 invalid spec, 4 unreachable,
+5 name or port in use, 6 not found, 7 job failed, 8 timed out, 130 interrupted.
+The diff commands also exit with 10 and 11: see their --help.""",
 )
 @click.version_option(package_name="hyperpod-ext", prog_name="hp-ext")
 def hp_ext() -> None:

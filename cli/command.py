@@ -32,25 +32,31 @@ class Command(click.Command):
         except OSError as error:
             if error.filename is None:
                 raise
-            failure = HyperpodExtError(f"{error.filename}: {error.strerror}", hint="choose another place")
+            failure = HyperpodExtError(
+                f"{error.filename}: {error.strerror}",
+                hint="check that the path exists and is accessible, or choose another",
+            )
         print_error(failure, ctx.params.get("output"))
         ctx.exit(failure.exit_code)
 
 
 def output_option(*more: str) -> Callable[[F], F]:
-    """Add `-o table|json|yaml`, and the forms `more`."""
+    """Add `-o table|json|yaml`, and the formats `more`."""
     return click.option(
         "-o",
         "--output",
         type=click.Choice(["table", "json", "yaml", *more]),
         default="table",
         show_default=True,
-        help="Form of the result.",
+        help="Format of the result.",
     )
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Name of a target: help lists all, shells complete them. An unknown one is reported with the spec's problems."""
+    """Name of a target.
+
+    Help lists all; shells complete them. An unknown target is reported with the spec's problems.
+    """
 
     name = "target"
 
@@ -82,12 +88,12 @@ def target_option(function: F) -> F:
 def spec_options(function: F) -> F:
     """Add the job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
     for decorate in (
+        click.option("--ignore", "ignored", multiple=True, metavar="HPX101", help="Skip this rule. Repeatable."),
+        click.option("--strict", is_flag=True, help="Treat warnings as errors."),
         click.option(
-            "--ignore", "ignored", multiple=True, metavar="HPX101", help="Leave this rule out; may come again."
+            "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable."
         ),
-        click.option("--strict", is_flag=True, help="Warnings are errors."),
-        click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again."),
-        click.option("--cluster", type=click.Path(), metavar="FILE", help="Cluster that the job must fit."),
+        click.option("--cluster", type=click.Path(), metavar="FILE", help="Spec of the cluster that the job must fit."),
         click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
         click.argument("spec", required=False, type=click.Path(), metavar="[FILE]"),
     ):
@@ -96,7 +102,7 @@ def spec_options(function: F) -> F:
 
 
 def spec_path(file: str | None, spec: str | None) -> str:
-    """Return the spec's path, given either as option or as argument."""
+    """Return the spec's path, from either the option or the argument."""
     if (file is None) == (spec is None):
-        raise click.UsageError("Name one spec, as in: -f job.yaml")
+        raise click.UsageError("Name one spec, for example: -f job.yaml")
     return file or spec or ""

@@ -13,12 +13,12 @@ from hyperpod_ext.terminal import escape_output
 
 
 class Section(NamedTuple):
-    """Commands under one heading in `--help`, and in one package."""
+    """Commands under one heading of `--help`. Their modules are in one package."""
 
     heading: str
     package: str
     help: Mapping[str, str]
-    """One line for each command, by its name."""
+    """Help line of each command, by the command's name."""
 
 
 class LazyGroup(click.Group):

@@ -9,7 +9,7 @@ def need_packages(*names: str) -> None:
     """Check that packages of the runtime are installed.
 
     Raises:
-        HyperpodExtError: one is missing. The hint has the command that installs it.
+        HyperpodExtError: a package is missing. The hint has the command that installs it.
     """
     from hyperpod_ext.errors import HyperpodExtError
 

@@ -1,4 +1,4 @@
-"""Prints results to stdout in the chosen form, and everything else to stderr."""
+"""Prints results to stdout in the chosen format, and all other text to stderr."""
 
 from __future__ import annotations
 

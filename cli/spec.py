@@ -25,7 +25,7 @@ class Specs:
     """The specs of one command.
 
     Raises:
-        ConfigError: the specs have problems; it has those of both.
+        ConfigError: the specs have problems. The error lists the problems of both specs.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Specs:
         self.job = loaded.config
 
     def _spec_checks(self) -> list[Check]:
-        """Return the checks of whole specs, to run next to those of single fields."""
+        """Return the checks of whole specs, which run together with the checks of single fields."""
         from hyperpod_ext.config.files.checks import Check
         from hyperpod_ext.jobs.plan import draft_checks
 
@@ -86,7 +86,7 @@ class Specs:
         return [*checks, Check(((),), self._note_that_all_ran)] if self._cluster_is_known else checks
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
-        """Record that all checks ran. This check reads every field, so it is skipped if any other one is."""
+        """Record that all checks ran. This check reads every field, so it is skipped if any other check is skipped."""
         self._all_checked = True
         return iter(())
 
@@ -183,7 +183,7 @@ class Specs:
 
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:
-    """Check ids of rules: an unknown one would have no effect."""
+    """Refuse unknown ids of rules, because they would have no effect."""
     if not ignored:
         return ()
     from hyperpod_ext.jobs.rules import REGISTRY

@@ -10,8 +10,8 @@ COMMANDS = {
     "list": "List the checkpoints of each tier, newest first.",
     "show": "Show the content of one checkpoint, and how to load it.",
     "verify": "Read every byte, and compare checksums and signatures.",
-    "copy": "Copy checkpoints to another place, verified on the way.",
-    "prune": "Delete checkpoints that need not be kept.",
+    "copy": "Copy checkpoints to another place, and verify them.",
+    "prune": "Delete checkpoints that the retention policy does not keep.",
 }
 
 
@@ -29,4 +29,4 @@ PLACE is the folder of one job's checkpoints, s3://bucket/prefix/my-job or a dir
 /fsx/checkpoints/my-job, or the name of a local job.""",
 )
 def command() -> None:
-    """Look at checkpoints, verify, copy and prune them. No job needs to run, and nothing here needs torch."""
+    """Show, verify, copy and prune checkpoints. These commands need neither a running job nor torch."""

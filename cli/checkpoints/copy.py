@@ -32,15 +32,15 @@ one at a time. The copy is signed with the secret of the job that wrote it.""",
 @click.argument("dest")
 @secret_option
 @step_option
-@click.option("--all", "all_steps", is_flag=True, help="Every complete checkpoint, oldest first.")
+@click.option("--all", "all_steps", is_flag=True, help="Copy every complete checkpoint, oldest first.")
 @output_option()
 def command(place: str, dest: str, secret_file: str | None, step: int | None, all_steps: bool, output: str) -> None:
-    """Copy checkpoints from PLACE to DEST, a directory or s3://..., verified on the way.
+    """Copy checkpoints from PLACE to DEST, a directory or s3://..., and verify each byte.
 
-    The manifest is copied last: an unfinished copy is never restored. Other checkpoints are never overwritten.
+    The manifest is copied last, so that an unfinished copy is never restored. Other checkpoints are never overwritten.
     """
     if all_steps and step is not None:
-        raise click.UsageError("--step and --all exclude each other.")
+        raise click.UsageError("--step and --all cannot be used together.")
     need_packages("awscrt", "cryptography")
     source = durable_places(place, None, ())[0]
     secret = source.secret(secret_file)
@@ -54,10 +54,10 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
     _check(inventory, chosen)
     done = [_copy(inventory, seen, target, secret) for seen in chosen]
     lines = [_text(one, target) for one in done]
-    print_result({"copied": done}, output, "\n".join(lines) or "no checkpoint is complete: nothing was copied")
+    print_result({"copied": done}, output, "\n".join(lines) or "no checkpoint is complete, so nothing was copied")
     name = target.shown.rstrip("/").rpartition("/")[2]
     if done and inventory.job is not None and name != inventory.job and output == "table":
-        say(f"a job finds them only in a folder of its own name, {inventory.job}")
+        say(f"a job finds its checkpoints only in a folder of its own name, {inventory.job}")
 
 
 def _check(inventory: Inventory, chosen: list[InventoryEntry]) -> None:
@@ -96,6 +96,6 @@ def _copy(
 def _text(one: dict[str, Any], target: CheckpointLocation) -> str:
     where = f"step {one['step']}: {target.shown}/{one['url'].rpartition('/')[2]}"
     if not one["new"]:
-        return f"{where} was there already"
-    skipped = f", {one['files_already_there']} were there already" if one["files_already_there"] else ""
+        return f"{where} existed already"
+    skipped = f", {one['files_already_there']} existed already" if one["files_already_there"] else ""
     return f"{where}: {count(one['files_copied'], 'file')} copied ({size(one['nbytes_copied'])}){skipped}"

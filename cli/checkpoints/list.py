@@ -32,11 +32,11 @@ Examples:
   hp-ext checkpoints list my-local-job
 
 \b
-A checkpoint is complete, or unfinished (nodes are missing), damaged, abandoned (training went on
-from an earlier step), uncertain (training may have: the file that says so is damaged), or foreign
-(another job's, or a newer version's). Only manifests and sizes are looked at; `verify` reads
-everything, and exits with 7 where anything is damaged. A list does not: it fails only where a
-place cannot be looked at.""",
+States of a checkpoint: complete; unfinished (parts of some nodes are missing); damaged; abandoned
+(training continued from an earlier step); uncertain (perhaps abandoned: the file that records it is
+damaged); foreign (of another job or a newer version). `list` reads only manifests and sizes, and
+fails only if a place cannot be read. `verify` reads every byte, and exits with 7 if anything is
+damaged.""",
 )
 @place_options
 @output_option()
@@ -64,9 +64,9 @@ def command(
                 raise
             found.append(_head(each) | {"error": error.to_json(), "damaged_claims": [], "checkpoints": []})
             failure = failure or error
-            print_error(error, None)  # the other places are shown all the same
+            print_error(error, None)  # the other places are still shown
     if submission is not None and memory is None and output == "table":
-        say(f"{submission.name} does not run: what its memory held is gone")
+        say(f"{submission.name} is not running, so the snapshots in its memory are lost")
     print_result({"places": found, "memory": memory}, output, _table(found, memory))
     if failure is not None:
         ctx.exit(failure.exit_code)
@@ -81,7 +81,7 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
 
     inventory = place.inventory(secret, lenient=True)
     tier = place.tier
-    known = tier is not None and not inventory.damaged_fences  # else nothing is deleted
+    known = tier is not None and not inventory.damaged_fences  # a damaged claim stops all deletions
     gone = select_prunable(inventory, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
     for one in inventory.seen:
@@ -116,7 +116,7 @@ def _table(places: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None
     if memory is not None:
         parts += [] if any(node["snapshots"] for node in memory["nodes"]) else ["no snapshot in memory yet"]
         parts += [copying] if (copying := copying_table(memory)) else []
-    return "\n\n".join(parts) or "no durable tier, nothing in memory"
+    return "\n\n".join(parts) or "the job has no durable tier and no snapshot in memory"
 
 
 def _row(tier: str, one: Mapping[str, Any]) -> tuple[str, ...]:

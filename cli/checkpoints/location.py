@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 30.0
-"""Shorter than the ten minutes of a job's own tiers, because a person waits."""
+"""Timeout of a request to storage. A job waits ten minutes; a person at a terminal should not."""
 _MOST_FOLDERS = 50
 
 
@@ -60,8 +60,8 @@ class CheckpointLocation:
 
         Raises:
             NotFoundError: the folder holds no checkpoints of a job. The hint suggests another folder.
-            CorruptSnapshotError: a generation's claim is damaged, so valid checkpoints are unknown. With `lenient`, it
-                is reported on stderr instead.
+            CorruptSnapshotError: a generation's claim is damaged, so valid checkpoints are unknown. With `lenient`, the
+            damage is reported on stderr instead.
         """
         from hyperpod_ext.runtime.storage.inventory import take_inventory
 
@@ -94,14 +94,14 @@ def find_places(
         ConfigError, NotFoundError: there is no such place or job.
     """
     if (text is None) == (file is None):
-        raise click.UsageError("Name one place, as in: s3://bucket/prefix/my-job, or: -f job.yaml")
+        raise click.UsageError("Name one place, for example s3://bucket/prefix/my-job or -f job.yaml")
     if text is None:
         from ..spec import Specs
 
         job = Specs(file or "", None, overrides).job
         return places_of(job.checkpoint, job.name), None
     if overrides:
-        raise click.UsageError("--set changes a spec; name one with -f")
+        raise click.UsageError("--set changes a field of a spec: name the spec with -f")
     if (submission := _local_job(text)) is not None:
         return _places_of_local(submission), submission
     return [open_place(text)], None
@@ -111,7 +111,7 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
     """Return `find_places`, for commands that need a durable tier.
 
     Raises:
-        NotFoundError: the job has none.
+        NotFoundError: the job has no durable tier.
     """
     from hyperpod_ext.config.checkpoint import DURABLE
     from hyperpod_ext.errors import NotFoundError
@@ -166,7 +166,7 @@ def _explain_empty(place: CheckpointLocation) -> None:
         raise NotFoundError(f"{where} is one checkpoint, not a job's folder", hint=f"write {parent} --step {step[1]}")
     folders = list(place.store.folders())[:_MOST_FOLDERS]
     if jobs := [f"{where}/{folder}" for folder in folders if _holds_checkpoints(place.store, folder)]:
-        raise NotFoundError(f"{where} is no checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
+        raise NotFoundError(f"{where} is not a checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
     hint = "Checkpoints of a job are in a folder of its name below the tier's, as in s3://bucket/prefix/my-job."
     if parent not in ("", "s3:/"):
         above = open_place(parent).store
@@ -202,7 +202,7 @@ def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
     if step is None:
         complete = [one for one in inventory.seen if one.state in ("complete", "damaged")]
         if not complete:
-            raise NotFoundError(f"no checkpoint in {where} is complete", hint="`hp-ext checkpoints list` tells why")
+            raise NotFoundError(f"no checkpoint in {where} is complete", hint="`hp-ext checkpoints list` shows why")
         return complete[0]
     if found := inventory.of_step(step):
         if found[0].state == "unfinished":

@@ -20,7 +20,7 @@ _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at"
 
 
 def ask_memory(submission: Submission) -> dict[str, Any] | None:
-    """Return the snapshots of each node; None if the job does not run, because its memory is then gone."""
+    """Return the snapshots of each node; None if the job is not running, because its memory is then lost."""
     scratch = submission.read_status().get("scratch")
     if not submission.is_running() or scratch is None:
         return None
@@ -28,7 +28,7 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
 
 
 def nodes_of(submission: Submission) -> list[int]:
-    """Return the job's present nodes: also spares and replacements, without lost ones."""
+    """Return the job's present nodes, including spares and replacements, excluding lost nodes."""
     from ..job_events import nodes_in, read_events_of
 
     members = nodes_in(read_events_of(str(submission.folder))).members
@@ -82,7 +82,7 @@ def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _piece_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one row for each step with parity, with the ranks whose pieces are kept."""
+    """Return one row for each step with parity, with the ranks whose parity pieces are in memory."""
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node.get("pieces", ()):

@@ -16,7 +16,7 @@ def place_options(function: F) -> F:
         secret_option,
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
         click.option(
-            "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, for all its durable tiers."
+            "-f", "--file", type=click.Path(), metavar="FILE", help="Use all durable tiers of this job's spec."
         ),
         click.argument("place", required=False, metavar="[PLACE]"),
     ):
@@ -32,21 +32,25 @@ def secret_option(function: F) -> F:
         show_envvar=True,
         type=click.Path(),
         metavar="FILE",
-        help="The job's secret, to check signatures too.",
+        help="File with the job's secret, to check signatures.",
     )(function)
 
 
 def step_option(function: F) -> F:
     """Add `--step`."""
-    return click.option("--step", type=click.IntRange(min=0), help="Which checkpoint. Default: the newest.")(function)
+    return click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint. Default: the newest.")(
+        function
+    )
 
 
 def keep_options(function: F) -> F:
     """Add `--keep`, `--keep-every` and `--keep-step`."""
     for decorate in (
-        click.option("--keep-step", "keep_steps", multiple=True, type=int, metavar="S", help="Keep step S, too."),
-        click.option("--keep-every", type=click.IntRange(min=1), metavar="N", help="Keep multiples of N, too."),
-        click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N complete ones."),
+        click.option("--keep-step", "keep_steps", multiple=True, type=int, metavar="S", help="Also keep step S."),
+        click.option(
+            "--keep-every", type=click.IntRange(min=1), metavar="N", help="Also keep steps that are multiples of N."
+        ),
+        click.option("--keep", type=click.IntRange(min=1), metavar="N", help="Keep the newest N complete checkpoints."),
     ):
         function = decorate(function)
     return function

@@ -27,15 +27,17 @@ Examples:
   hp-ext checkpoints prune -f job.yaml --yes
 
 \b
-The newest complete checkpoint and everything after it are never deleted. With -f, options that are
-not given are taken from the spec.""",
+The newest complete checkpoint and everything after it are never deleted. With -f, the spec's
+retention applies unless options replace it.""",
 )
 @place_options
 @keep_options
-@click.option("--damaged", is_flag=True, help="Delete damaged ones, too.")
-@click.option("--verify", is_flag=True, help="First read the newest in full; delete nothing if it is damaged.")
+@click.option("--damaged", is_flag=True, help="Also delete damaged checkpoints.")
+@click.option(
+    "--verify", is_flag=True, help="First read the newest checkpoint in full; delete nothing if it is damaged."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(
     place: str | None,
@@ -76,7 +78,7 @@ def command(
     if not yes:
         say(_table(chosen, "will go"))
         if not sys.stdin.isatty():
-            raise click.UsageError("There is no terminal to ask on: give --yes, or --dry-run.")
+            raise click.UsageError("There is no terminal for the confirmation. Use --yes or --dry-run.")
         click.confirm("Delete them?", abort=True, err=True)
     _delete(chosen)
     print_result({"deleted": result, "would_delete": []}, output, _table(chosen, "deleted"))
@@ -94,7 +96,7 @@ def _select(
 
     tier = place.tier
     if keep is None and tier is None:
-        raise click.UsageError("Say how many to keep, as in --keep 3, or name the job's spec with -f.")
+        raise click.UsageError("No retention is known. Use an option such as --keep 3, or name the job's spec with -f.")
     keep = keep if keep is not None or tier is None else tier.keep
     every = every if every is not None or tier is None else tier.keep_every_steps
     steps = [*steps, *(tier.keep_steps if tier is not None else ())]

@@ -108,7 +108,7 @@ def _text(one: Mapping[str, Any]) -> str:
         ("written", "-" if written is None else f"{_date(written)}, {age(time.time() - written)} ago"),
         ("ranks", f"{one['world_size']}, in {count(len(files), 'file')}"),
         ("size", size(one["nbytes"])),
-        ("signature", f"{one['signature']}{'' if one['signature'] == 'good' else ': --secret-file names the secret'}"),
+        ("signature", f"{one['signature']}{'' if one['signature'] == 'good' else ': check it with --secret-file'}"),
         ("plain values", f"{one['plain_values']:,}"),
     ]
     for name, group in one["holds"].items():
@@ -152,7 +152,7 @@ def _how_to_load(one: Mapping[str, Any]) -> str:
     keys = ", ".join(f'"{name}": ...' for name in one["holds"])
     lines += [
         "  import torch.distributed.checkpoint as dcp",
-        f"  state = {{{keys}}}  # state dicts of the same names and shapes; filled in place",
+        f"  state = {{{keys}}}  # state dicts with the same names and shapes; dcp.load fills them in place",
         f'  dcp.load(state, checkpoint_id="{where}")',
     ]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ Examples:
   hp-ext checkpoints verify -f job.yaml --all --secret-file secret
 
 \b
-Exits with 7 if a checkpoint is damaged, or a generation's claim, which records its first step.""",
+Exits with 7 if a checkpoint is damaged, or the claim file of a generation, which records its first step.""",
 )
 @place_options
 @step_option
@@ -47,7 +47,7 @@ def command(
     from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 
     if all_steps and step is not None:
-        raise click.UsageError("--step and --all exclude each other.")
+        raise click.UsageError("--step and --all cannot be used together.")
     need_packages("awscrt", "cryptography")
     found, fences = [], []
     for each in durable_places(place, file, overrides):
@@ -60,10 +60,10 @@ def command(
             except NotFoundError as error:
                 if not all_steps:
                     raise
-                say(f"left out: {error.message}")
+                say(f"skipped: {error.message}")
     print_result({"checkpoints": found, "damaged_claims": fences}, output, "\n".join(map(_text, found)))
     if output == "table" and any(one["signature"] == "not checked" for one in found):
-        say("signatures and MACs not checked, so only damage was looked for: --secret-file names the job's secret")
+        say("signatures and MACs were not checked; name the job's secret with --secret-file to check them")
     if fences or any(one["state"] == "damaged" for one in found):
         ctx.exit(CorruptSnapshotError.exit_code)
 
@@ -71,7 +71,7 @@ def command(
 def _all(inventory: Inventory) -> Sequence[InventoryEntry]:
     for one in inventory.seen:
         if one.state == "unfinished":
-            say(f"step {one.found.step}: left out, it is unfinished ({one.detail})")
+            say(f"step {one.found.step}: skipped, because it is unfinished ({one.detail})")
     return [one for one in inventory.seen if one.state != "unfinished"]
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command here, on this terminal, and return its exit code.
+    """Run a command of this machine on this terminal, and return its exit code.
 
     Raises:
-        UnreachableError: the program is not on this machine.
+        UnreachableError: the program is not installed on this machine.
     """
     import subprocess
 
@@ -19,4 +19,4 @@ def run(command: Sequence[str]) -> int:
         return subprocess.run(command, check=False).returncode
     except FileNotFoundError:
         hint = "install it, or use --dry-run and run the command elsewhere"
-        raise UnreachableError(f"there is no {command[0]} on this machine", hint=hint) from None
+        raise UnreachableError(f"{command[0]} is not installed on this machine", hint=hint) from None

@@ -17,14 +17,16 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--with-secret", is_flag=True, help="Delete its secret, too: its checkpoints can then not be verified.")
+@click.option(
+    "--with-secret", is_flag=True, help="Also delete the job's secret. Its checkpoints can then no longer be verified."
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, output: str) -> None:
     """Delete an ended job's objects on Kubernetes: the job, its pods and its network policy.
 
-    Its checkpoints stay, and its secret, which signs them: the next job of this name reads them.
+    Checkpoints stay. The secret that signs them also stays, so that the next job of this name can read them.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import LEFTOVERS

@@ -21,10 +21,12 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--events", type=click.IntRange(min=0), default=12, show_default=True, help="Show the newest N alone.")
+@click.option(
+    "--events", type=click.IntRange(min=0), default=12, show_default=True, help="Show only the newest N events."
+)
 @output_option()
 def command(job: str, target: str, events: int, output: str) -> None:
-    """Show one job on one screen: its state, and on Kubernetes its pods, why they wait, and events."""
+    """Show one job: its state, and on Kubernetes its pods, why they wait, and events."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import DETAILS, get_target
 
@@ -40,7 +42,7 @@ def command(job: str, target: str, events: int, output: str) -> None:
 
 
 def text(found: Mapping[str, Any], most: int) -> str:
-    """Return the job on one screen, with its newest `most` events."""
+    """Return the job as text, with its newest `most` events."""
     step = None if found["step"] is None else f"{found['step']}/{found['of'] or '?'}"
     facts = {"name": found["name"], "state": found["state"], "step": step, "submitted": found["submitted_at"]}
     facts |= {"ended": found["ended_at"], "url": found["handle"], "files": found["folder"]}

@@ -18,9 +18,9 @@ Examples:
   hp-ext exec --target hyperpod-eks -t gpt-7b -- bash""",
 )
 @target_option
-@click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the running nodes.")
-@click.option("-t", "--terminal", is_flag=True, help="With a terminal, to type into.")
-@click.option("--dry-run", is_flag=True, help="Show what would be run, and stop.")
+@click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the node in the job.")
+@click.option("-t", "--terminal", is_flag=True, help="Connect this terminal, for interactive programs.")
+@click.option("--dry-run", is_flag=True, help="Show the command, and stop.")
 @output_option()
 @click.argument("job", metavar="NAME|URL")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
@@ -38,9 +38,9 @@ def command(
 
     from . import run
 
-    words = words[words[0] == "--" :]  # click leaves it where options must stand before the job
+    words = words[words[0] == "--" :]  # click passes `--` on, because options must come before the job
     if not words:
-        raise click.UsageError("Give the command after --, as in: hp-ext exec gpt-7b -- nvidia-smi")
+        raise click.UsageError("Write the command after --, for example: hp-ext exec gpt-7b -- nvidia-smi")
     handle = JobHandle.parse(job, target)
     made = SHELL.of(handle.target).exec_command(handle, node, words, terminal)
     if dry_run:

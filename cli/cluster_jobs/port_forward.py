@@ -18,8 +18,10 @@ Examples:
 @click.argument("job", metavar="NAME|URL")
 @click.argument("ports", nargs=-1, required=True, metavar="PORT|HERE:THERE...")
 @target_option
-@click.option("--node", type=click.IntRange(min=0), default=0, show_default=True, help="Which of the running pods.")
-@click.option("--dry-run", is_flag=True, help="Show what would be run, and stop.")
+@click.option(
+    "--node", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the pod's node in the job."
+)
+@click.option("--dry-run", is_flag=True, help="Show the command, and stop.")
 @output_option()
 def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: bool, output: str) -> None:
     """Forward ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""

@@ -1,1 +1,1 @@
-"""Commands that make, change and show clusters."""
+"""Commands that create, change and show clusters."""

@@ -10,7 +10,7 @@ COMMANDS = {
     "synth": "Write the templates, and show their resources and cost.",
     "diff": "Show changes to deployed stacks, and what would be replaced.",
     "deploy": "Create or update the cluster from its file.",
-    "outputs": "Read the outputs of a cluster that jobs use.",
+    "outputs": "Read a cluster's outputs, and store them for jobs.",
     "list": "List the clusters of a region.",
     "describe": "Show one cluster: its status and its groups.",
     "nodes": "List the nodes of a cluster.",
@@ -30,8 +30,8 @@ Examples:
   hp-ext cluster nodes research
 
 \b
-A new cluster has no machines: `--scale` adds those of its file in a second step. A job with
-`cluster: NAME` in its spec then uses its bucket, role, queue and subnets.""",
+A new cluster has no machines. `--scale` adds the machines of its file in a second step. A job with
+`cluster: NAME` in its spec then uses the bucket, role, queue and subnets of this cluster.""",
 )
 def command() -> None:
-    """Make network, buckets, EKS, roles and the cluster itself with CDK, from one file."""
+    """Create network, buckets, EKS, roles and the cluster itself with CDK, from one file."""

@@ -27,14 +27,14 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
 
 
 def ignore_option(function: F) -> F:
-    """Add `--ignore`. An unknown id is refused, because it would have no effect."""
+    """Add `--ignore`. An unknown id of a check is refused, because it would have no effect."""
     return click.option(
         "--ignore",
         "ignored",
         multiple=True,
         metavar="HPX201",
         callback=lambda _context, _option, names: _known(names),
-        help="Leave this check out; may come again.",
+        help="Skip this check. Repeatable.",
     )(function)
 
 
@@ -54,7 +54,10 @@ def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
     from hyperpod_ext.clusters.checks import findings
 
     if old := stale(datetime.now(UTC).date()):
-        say(f"warning: facts about AWS are old: {', '.join(f'{one.file} of {one.dated}' for one in old)}; see doctor")
+        say(
+            f"warning: built-in facts about AWS are old: {', '.join(f'{one.file} of {one.dated}' for one in old)}; "
+            "`hp-ext doctor` shows all"
+        )
 
     for problem in loaded.locate(findings(loaded.config, "warning", ignored)):
         say(f"warning: {problem}")

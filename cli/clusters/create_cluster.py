@@ -18,15 +18,20 @@ Examples:
   hp-ext create-cluster -f cluster.yaml --wait""",
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
-@click.option("--dry-run", is_flag=True, help="Check, show the request, and stop: no network is needed.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Check the spec, show the request, and stop. Needs no network.")
 @click.option(
     "--check-account",
     is_flag=True,
     help="First read subnets, plans, quotas and scripts from AWS, and check the spec against them.",
 )
-@click.option("--wait", is_flag=True, help="Return when the cluster is in service, or has failed.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@click.option("--wait", is_flag=True, help="Wait until the cluster is in service or has failed.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the creation continues.",
+)
 @ignore_option
 @output_option()
 def command(

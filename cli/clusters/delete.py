@@ -19,16 +19,21 @@ Examples:
 @click.argument("name", metavar="NAME|ARN")
 @region_option
 @click.option("--dry-run", is_flag=True, help="Show the nodes that would be deleted, and stop.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--wait", is_flag=True, help="Return when the cluster is gone, or its deletion has failed.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--wait", is_flag=True, help="Wait until the cluster is deleted, or its deletion has failed.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the deletion continues.",
+)
 @output_option()
 def command(
     name: str, region: str | None, dry_run: bool, yes: bool, wait: bool, timeout: float | None, output: str
 ) -> None:
-    """Delete a HyperPod cluster with all its nodes. Shows them, and asks.
+    """Delete a HyperPod cluster with all its nodes. Shows the nodes, and asks for confirmation.
 
-    Buckets, network and EKS cluster stay. To delete those of `hp-ext cluster deploy`, delete their stacks.
+    Buckets, network and EKS cluster stay. If `hp-ext cluster deploy` created them, delete their stacks.
     """
     from hyperpod_ext.clusters import existing
 
@@ -38,7 +43,7 @@ def command(
     result: dict[str, object] = {"name": name, "request": request, "nodes": ending}
     if dry_run:
         print_result(result, output, text(ending))
-        say(f"{name} was not deleted; these {len(ending)} nodes would end with it")
+        say(f"{name} was not deleted; these {len(ending)} nodes would be deleted with it")
         return
     if not yes:
         say(text(ending))

@@ -31,11 +31,13 @@ Examples:
   hp-ext cluster deploy -f cluster.yaml --scale --yes""",
 )
 @file_options
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--allow-replace", is_flag=True, help="Deploy even if existing resources are replaced or deleted.")
-@click.option("--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from there into EKS.")
-@click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is installed in EKS: continue.")
-@click.option("--bootstrap", is_flag=True, help="Prepare account and region for CDK first, if they are not.")
+@click.option(
+    "--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from this folder into EKS."
+)
+@click.option("--chart-installed", is_flag=True, help="Continue after HyperPod's Helm chart was installed in EKS.")
+@click.option("--bootstrap", is_flag=True, help="First prepare account and region for CDK, if they are not prepared.")
 @output_option()
 def command(
     file: str,
@@ -50,9 +52,9 @@ def command(
     bootstrap: bool,
     output: str,
 ) -> None:
-    """Create or update a cluster, its network, storage and EKS. Shows changes and costs, and asks.
+    """Create or update a cluster, its network, storage and EKS. Shows changes and costs, and asks for confirmation.
 
-    A new cluster has no machines; --scale adds them in a second step. Changes that would replace a resource are
+    A new cluster has no machines; --scale adds machines in a second step. Changes that would replace a resource are
     refused. A deployment that stopped half-way is resumed by the same command.
     """
     import tempfile
@@ -99,8 +101,8 @@ def command(
     }
     print_result(result, output, f"{cluster.name} is deployed in {cluster.region}")
     if not scaled:
-        say(f"it has no machines yet: hp-ext cluster deploy -f {file} --scale")
-    say(f"jobs name it: `cluster: {cluster.name}` in their spec")
+        say(f"the cluster has no machines yet; add them: hp-ext cluster deploy -f {file} --scale")
+    say(f"jobs use it with `cluster: {cluster.name}` in their spec")
 
 
 def _check_account(cluster: ClusterConfig, account: str) -> None:
@@ -110,7 +112,9 @@ def _check_account(cluster: ClusterConfig, account: str) -> None:
     if wanted not in (None, account):
         hint = "use the credentials of that account, or correct the field"
         path = "infrastructure.account"
-        raise ConfigError([Problem(f"is {wanted}; the credentials are of account {account}", path=path, hint=hint)])
+        raise ConfigError(
+            [Problem(f"is {wanted}, but the credentials belong to account {account}", path=path, hint=hint)]
+        )
 
 
 def _check_buckets(loaded: Loaded[ClusterConfig]) -> None:
@@ -129,7 +133,7 @@ def _check_scale(cluster: ClusterConfig, scaled: bool, there: bool) -> None:
     from hyperpod_ext.errors import NotFoundError
 
     if scaled and not there:
-        hint = "deploy without --scale first: a mistake then costs no machines"
+        hint = "first deploy without --scale, so that a mistake costs no machines"
         raise NotFoundError(f"cluster {cluster.name} is not deployed yet, so it cannot be scaled", hint=hint)
 
 
@@ -139,7 +143,7 @@ def _refuse_replacing(changes: Sequence[ResourceChange], allowed: bool) -> None:
     if not any(change.breaks for change in changes) or allowed:
         return
     say_what_breaks(changes)
-    say(f"error: {len(replaced_fields(changes))} existing things would be replaced or deleted")
+    say(f"error: {len(replaced_fields(changes))} existing resources would be replaced or deleted")
     say("Undo the changes of these fields, or allow them with --allow-replace.")
     raise click.exceptions.Exit(BREAKS)
 
@@ -155,7 +159,7 @@ def _bootstrap(
         return
     place = f"aws://{account}/{cluster.region}"
     if not wanted:
-        hint = f"give --bootstrap, or run: {program} bootstrap {place}"
+        hint = f"use --bootstrap, or run: {program} bootstrap {place}"
         raise NotFoundError(f"{place} is not prepared for CDK: there is no stack {stacks.BOOTSTRAP}", hint=hint)
     run_cdk(program, environment, cluster.region, "bootstrap", place)
 
@@ -195,7 +199,7 @@ def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
     from hyperpod_ext.errors import HyperpodExtError
 
     commands = "\n".join(f"  {command}" for command in step.commands)
-    message = f"EKS is ready. HyperPod's Helm chart must be installed in it before the cluster is made:\n{commands}"
+    message = f"EKS is ready. HyperPod's Helm chart must be installed in EKS before the cluster is created:\n{commands}"
     raise HyperpodExtError(
         message, hint="then run the same command with --chart-installed; or let --chart DIR install it"
     )
@@ -209,7 +213,7 @@ def _upload(cluster: ClusterConfig, step: UploadScripts, app: str | None) -> Non
 
     bucket = (stacks.outputs(step.stack, cluster.region) or {}).get(step.output)
     if bucket is None:
-        hint = "deploy again: its template has it"
+        hint = "run `hp-ext cluster deploy` again: the current template has this output"
         raise HyperpodExtError(f"stack {step.stack} has no output {step.output}", hint=hint)
     for uri in upload(find_app(app) / "lifecycle", bucket, step.prefix, cluster.region):
         say(f"uploaded {uri}")

@@ -35,7 +35,9 @@ Exit codes: 0 nothing is replaced or deleted, 10 something would be replaced or 
 with --exit-code also 11: there are changes, and all are made in place.""",
 )
 @file_options
-@click.option("--against", type=click.Path(), metavar="DIR", help="Compare with these templates: asks no account.")
+@click.option(
+    "--against", type=click.Path(), metavar="DIR", help="Compare with the templates in this folder. Needs no account."
+)
 @click.option("--exit-code", is_flag=True, help="Exit with 11 if there are changes that replace nothing.")
 @output_option()
 def command(

@@ -20,7 +20,7 @@ Examples:
   hp-ext cluster nodes research --group workers -o json""",
 )
 @click.argument("name", metavar="NAME|ARN")
-@click.option("--group", metavar="GROUP", help="Only of this group.")
+@click.option("--group", metavar="GROUP", help="List only this group.")
 @region_option
 @output_option()
 def command(name: str, group: str | None, region: str | None, output: str) -> None:

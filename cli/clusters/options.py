@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def region_option(function: F) -> F:
     """Add `--region`, for clusters that are named without a file."""
-    help = "AWS region. Default: that of the credentials, as for `aws`."
+    help = "AWS region. Default: the region that the `aws` command uses."
     return click.option("--region", metavar="REGION", help=help)(function)
 
 
@@ -31,12 +31,14 @@ def file_options(function: F) -> F:
         click.option(
             "--scale/--no-scale",
             default=None,
-            help="With the machines of the file, or without any. Default: as deployed; at first without.",
+            help="Deploy the machines of the file, or none. Default: as now deployed; none for a new cluster.",
         ),
         click.option(
-            "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: this checkout's."
+            "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: the app in this checkout."
         ),
-        click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again."),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable."
+        ),
         click.option(
             "-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec."
         ),

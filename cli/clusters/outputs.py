@@ -20,9 +20,9 @@ Examples:
 A file .hyperpod_ext/clusters/NAME.json next to a job's spec takes precedence over this machine's copy.""",
 )
 @click.argument("name")
-@click.option("--region", metavar="REGION", help="Region of the cluster. Default: that of the AWS configuration.")
+@click.option("--region", metavar="REGION", help="Region of the cluster. Default: the region of the AWS configuration.")
 @click.option("--cached", is_flag=True, help="Show the stored outputs, without a request to AWS.")
-@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Write the outputs to this file, too.")
+@click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the outputs to this file.")
 @output_option()
 def command(name: str, region: str | None, cached: bool, out: str | None, output: str) -> None:
     """Read the outputs of a cluster's stacks, and store them for jobs with `cluster: NAME`."""
@@ -35,7 +35,7 @@ def command(name: str, region: str | None, cached: bool, out: str | None, output
         kept = recall(name, Path())
         if kept is None:
             hint = f"`hp-ext cluster outputs {name}` reads them from the account"
-            raise NotFoundError(f"no outputs of cluster {name} are kept here", hint=hint)
+            raise NotFoundError(f"no outputs of cluster {name} are stored on this machine", hint=hint)
         found = kept
     else:
         found = fetch(name, region)

@@ -18,7 +18,12 @@ Examples:
 )
 @file_options
 @click.option(
-    "--out", default="cdk.out", show_default=True, type=click.Path(), metavar="DIR", help="Folder of the templates."
+    "--out",
+    default="cdk.out",
+    show_default=True,
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder to write the templates to.",
 )
 @output_option()
 def command(
@@ -30,9 +35,9 @@ def command(
     out: str,
     output: str,
 ) -> None:
-    """Write the CloudFormation templates. Needs node and CDK's Python library, but no network and no account.
+    """Write the CloudFormation templates. Needs Node.js and CDK's Python library, but no network and no AWS account.
 
-    Shows the resources of each stack and the cost of an hour, as far as prices are known.
+    Shows the resources of each stack, and the cost per hour of resources with a known price.
     """
     from pathlib import Path
 

@@ -43,7 +43,7 @@ def _counted(kinds: dict[str, int]) -> str:
 
 
 def estimate_text(estimate: Estimate, scale: bool) -> str:
-    """Return the costs of an hour, without machines and with them."""
+    """Return the costs per hour, without machines and with them."""
     heads = ("NOW", "SCALED") if not scale else ("", "AN HOUR")
     rows: list[tuple[str, ...]] = [("USD AN HOUR", "EACH", *heads, "")]
     rows += [_line(line, scale) for line in estimate.items]
@@ -53,7 +53,7 @@ def estimate_text(estimate: Estimate, scale: bool) -> str:
     notes = [f"on-demand prices in {estimate.region}{span}; yours may differ: https://aws.amazon.com/pricing"]
     if estimate.by_use:
         used = ", ".join(f"{kind.removeprefix('AWS::')} ({how})" for kind, how in estimate.by_use)
-        notes.append(f"paid by use, and not in the sum: {used}")
+        notes.append(f"paid by use, not in the sum: {used}")
     return "\n".join([columns(rows), *notes])
 
 

@@ -22,12 +22,17 @@ Examples:
   hp-ext update-cluster -f cluster.yaml --yes --wait""",
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field; may come again.")
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show the changes, and stop.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--delete-groups", is_flag=True, help="Delete groups that are not in the spec.")
-@click.option("--wait", is_flag=True, help="Return when the update is done, or has failed.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; it goes on.")
+@click.option("--wait", is_flag=True, help="Wait until the update is done or has failed.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the update continues.",
+)
 @ignore_option
 @output_option()
 def command(
@@ -41,7 +46,7 @@ def command(
     ignored: tuple[str, ...],
     output: str,
 ) -> None:
-    """Update a HyperPod cluster to its spec. Shows the changes, and asks.
+    """Update a HyperPod cluster to its spec. Shows the changes, and asks for confirmation.
 
     Changes that UpdateCluster cannot make, because they need a new cluster or group, are refused.
     """
@@ -61,7 +66,7 @@ def command(
     if request is not None:
         request = service.checked("UpdateCluster", request)
     result = {"name": cluster.name, "changes": [change.to_json() for change in found], "request": request}
-    table = "\n".join(map(str, found)) or f"{cluster.name} is as the spec says"
+    table = "\n".join(map(str, found)) or f"{cluster.name} already matches its spec"
     stuck = [change for change in found if change.effect.startswith("replace")]
     if not found or (dry_run and not stuck):
         print_result(result, output, table)
@@ -88,8 +93,8 @@ def _refuse(stuck: list[RequestChange]) -> None:
     from hyperpod_ext.errors import Problem, UnsupportedError
 
     how = {
-        "replace cluster": "only a new cluster has it: delete and create this one, or create another",
-        "replace group": "only a new group has it: give the group another name, and delete the old one",
+        "replace cluster": "only a new cluster can have it: delete this cluster and create it again, or create another",
+        "replace group": "only a new group can have it: give the group another name, and delete the old group",
     }
     raise UnsupportedError(
         [Problem("UpdateCluster cannot change this", path=change.path, hint=how[change.effect]) for change in stuck]

@@ -7,7 +7,7 @@ import click
 from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "build": "Convert a dataset to a token store, or resume that.",
+    "build": "Convert a dataset to a token store, or resume the conversion.",
     "inspect": "Show a store, a dataset's file, or all stores of a folder.",
     "verify": "Read every byte, and compare checksums.",
 }
@@ -23,4 +23,7 @@ Examples:
   hp-ext data verify /nvme/data/wiki-0123456789abcdef""",
 )
 def command() -> None:
-    """Convert datasets to memory-mapped tokens: once per node, read by all ranks, kept after a fault."""
+    """Convert datasets to memory-mapped token stores.
+
+    A node converts once; all ranks read the store, also after a fault.
+    """

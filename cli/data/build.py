@@ -33,7 +33,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # older clicks have no a
         try:
             return int(float(number) * _UNITS[f"{unit}IB" if unit else ""])
         except (ValueError, KeyError, OverflowError):
-            self.fail(f"{value!r} is no size; write 200GiB or 512MiB", param, ctx)
+            self.fail(f"{value!r} is not a size; write 200GiB or 512MiB", param, ctx)
 
 
 @click.command(
@@ -58,26 +58,30 @@ is resumed by the same command.""",
     metavar="NAME",
     help="bytes, none (records are tokens), hf:NAME, path/to/tokenizer.json, or module:function.",
 )
-@click.option("--field", default="text", show_default=True, help="Of a record: its text, or a list of its tokens.")
+@click.option(
+    "--field", default="text", show_default=True, help="Field of a record that has its text, or a list of its tokens."
+)
 @click.option(
     "--split",
     type=click.Choice(["file", "lines", "paragraphs"]),
     default="file",
     show_default=True,
-    help="What is a document in plain text.",
+    help="Unit of a plain text file that becomes one document.",
 )
-@click.option("--eod", type=click.IntRange(min=0), metavar="TOKEN", help="Put this token after each document.")
+@click.option("--eod", type=click.IntRange(min=0), metavar="TOKEN", help="Append this token to each document.")
 @click.option(
     "--on-bad-record",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="What to do about a record that cannot be read.",
+    help="Action on a record that cannot be read.",
 )
-@click.option("--out", type=click.Path(), metavar="DIR", help="Place of stores. Default: $HPX_DATA_DIR, or the cache.")
+@click.option(
+    "--out", type=click.Path(), metavar="DIR", help="Folder of the stores. Default: $HPX_DATA_DIR, or the cache."
+)
 @click.option("--segment", type=Size(), default="128MiB", show_default=True, help="Size of one file of the store.")
-@click.option("--budget", type=Size(), help="Evict the least recently used stores of the place beyond this size.")
-@click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Pack samples of N tokens, too.")
+@click.option("--budget", type=Size(), help="Evict the least recently used stores if the folder exceeds this size.")
+@click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Also pack samples of N tokens.")
 @click.option("--whole-documents", is_flag=True, help="Pack without cutting documents that fit one sample.")
 @output_option()
 def command(
@@ -90,7 +94,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Convert a dataset to a token store, once; an existing store is only shown."""
+    """Convert a dataset to a token store. An existing store of the dataset is only shown."""
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
     need_packages("numpy", "awscrt")
@@ -116,7 +120,7 @@ def command(
             "fingerprint": packed.fingerprint,
         }
     if skipped := found["skipped"]:
-        say(f"{count(skipped, 'record')} left out; `hp-ext data inspect -o json` has examples")
+        say(f"{count(skipped, 'record')} skipped; `hp-ext data inspect -o json` has examples")
     print_result(found, output, text_of(found))
 
 
@@ -130,17 +134,17 @@ def _convert(prepared: Prepared, budget: int | None) -> None:
         with transfer(f"converting {size(prepared.nbytes)}", prepared.nbytes) as on_bytes:
             run(prepared, budget_bytes=budget, on_bytes=on_bytes)
     except KeyboardInterrupt:
-        hint = "Give the command again: it goes on after what is finished."
+        hint = "Run the command again: it continues after the finished part."
         raise UserInterruptError(f"{prepared.folder} is not finished", hint=hint) from None
 
 
 def _tell_mappable(prepared: Prepared) -> None:
-    """Say that the dataset can also be read without conversion. A store is smaller, and has checksums."""
+    """Print that the dataset can also be read without conversion. A token store is smaller, and has checksums."""
     from .files import is_mappable
 
     recipe, path = prepared.recipe, prepared.files[0]
     if recipe.tokenizer == "none" and recipe.eod is None and is_mappable(path, recipe.field):
-        say(f"{path} can be read without conversion, too: ArrowStore({str(path)!r}, {recipe.field!r})")
+        say(f"{path} can also be read without conversion: ArrowStore({str(path)!r}, {recipe.field!r})")
 
 
 def _refuse_megatron(sources: tuple[str, ...]) -> None:

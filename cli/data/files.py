@@ -34,7 +34,7 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
     """Map the column `field` of an Arrow file. Default: its only mappable column; None if it has none or several.
 
     Raises:
-        ConfigError: `field` cannot be mapped.
+        ConfigError: the column `field` cannot be mapped.
     """
     from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore, columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of

@@ -31,11 +31,11 @@ Examples:
 
 \b
 PLACE is a store, a Megatron dataset (with or without .bin), a dataset's file, or a folder of stores; by default
-$HPX_DATA_DIR, or the cache of this user. Of an Arrow file it says which columns are mapped in place.""",
+$HPX_DATA_DIR, or the cache of this user. For an Arrow file, the output lists the columns that are mapped in place.""",
 )
 @click.argument("place", required=False, type=click.Path(), metavar="[PLACE]")
 @click.option("--document", type=click.IntRange(min=0), metavar="ID", help="Show the tokens of one document.")
-@click.option("--field", metavar="COLUMN", help="Of an Arrow file: the column that is meant, if several could be.")
+@click.option("--field", metavar="COLUMN", help="Column of an Arrow file that has several token columns.")
 @output_option()
 def command(place: str | None, document: int | None, field: str | None, output: str) -> None:
     """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
@@ -144,7 +144,7 @@ def _document(store: Any, number: int, documents: int) -> dict[str, Any]:
     from hyperpod_ext.errors import NotFoundError
 
     if number >= documents:
-        raise NotFoundError(f"there is no document {number}", hint=f"it has 0 to {documents - 1}")
+        raise NotFoundError(f"there is no document {number}", hint=f"its documents are 0 to {documents - 1}")
     tokens = store[number]
     return {"id": number, "length": len(tokens), "tokens": tokens[:64].tolist()}
 

@@ -29,7 +29,7 @@ Exits with 7 if the store is damaged, or its source has changed.""",
 @click.argument("store", type=click.Path(), metavar="STORE")
 @click.option("--source", is_flag=True, help="Also check that the dataset has not changed since it was converted.")
 @click.option(
-    "--drop-damaged", is_flag=True, help="Remove the first damaged segment and all after it, to be built again."
+    "--drop-damaged", is_flag=True, help="Remove the first damaged segment and all later ones, to build them again."
 )
 @output_option()
 @click.pass_context
@@ -67,7 +67,12 @@ def _text(result: Mapping[str, Any]) -> str:
     lines += [f"  {each['file']}: {each['message']}" for each in result["problems"]]
     lines += [f"  source: {change}" for change in result["source_changes"]]
     if result["dropped"]:
-        lines.append(f"removed: {', '.join(result['dropped'])}; `hp-ext data build`, as it was built, makes them again")
+        lines.append(
+            f"removed: {', '.join(result['dropped'])}; run the store's `hp-ext data build` command again "
+            f"to rebuild them"
+        )
     elif result["problems"]:
-        lines.append("`--drop-damaged` removes them; then `hp-ext data build`, as it was built, makes them again")
+        lines.append(
+            "`--drop-damaged` removes them; then run the store's `hp-ext data build` command again to rebuild them"
+        )
     return "\n".join(lines)

@@ -13,7 +13,7 @@ _KINDS = {
     "sigsegv": "The process crashes.",
     "hang": "The process hangs, see --how.",
     "slow": "The rank takes --seconds longer for each phase, for --steps steps.",
-    "oom": "The rank asks for more memory than it may have.",
+    "oom": "The rank allocates more memory than its limit.",
     "cut-network": "The rank's connections to other ranks close, or the node's to the coordinator.",
     "corrupt-memory": "A bit flips in the rank's snapshots in memory.",
     "corrupt-weights": "A bit flips in the rank's first parameter.",
@@ -39,17 +39,21 @@ Examples:
 @click.argument("job", metavar="NAME|URL")
 @_kinds
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank that gets the fault.")
-@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node that gets the fault, as a whole.")
+@click.option(
+    "--node", type=click.IntRange(min=0), metavar="N", help="Node that gets the fault, with all its processes."
+)
 @click.option("--step", type=click.IntRange(min=1), metavar="S", help="Step of the fault. Default: at once.")
 @click.option(
     "--phase",
     type=click.Choice(["data", "forward", "backward", "optimizer", "rest", "checkpoint"]),
     help="Phase of the step. Default: its beginning.",
 )
-@click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Of --hang. Default: stop.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of --slow. Default: 0.2.")
-@click.option("--steps", type=click.IntRange(min=1), help="Of --slow. Default: 1.")
-@click.option("--yes", is_flag=True, help="Do not ask on targets that cost money.")
+@click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Kind of --hang. Default: stop.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Delay of --slow in each phase. Default: 0.2."
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Number of slow steps of --slow. Default: 1.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation on targets that cost money.")
 @output_option()
 def command(
     job: str,
@@ -81,12 +85,14 @@ def command(
     if node is None:
         fault = InjectedFault.model_validate({"kind": kind, "rank": rank, **more})
     elif more or kind not in ("sigkill", "hang", "cut-network"):
-        raise click.UsageError("A whole node takes --sigkill, --hang or --cut-network, and nothing else.")
+        raise click.UsageError("--node works only with --sigkill, --hang or --cut-network, and without other options.")
     else:
         fault = NodeFault.model_validate({"kind": kind, "node": node})
     where = f"rank {rank}" if node is None else f"node {node}"
     if not yes and not get_target(handle.target).capabilities().chaos:
-        click.confirm(f"{handle.name} runs where machines cost money. {kind} for {where}?", abort=True, err=True)
+        click.confirm(
+            f"{handle.name} runs on machines that cost money. Inject {kind} into {where}?", abort=True, err=True
+        )
     name = faults.order(handle, fault)
     when = f" in step {step}" if step is not None else ""
     print_result({"order": name, **fault.model_dump()}, output, f"{kind} ordered for {where}{when}")

@@ -30,15 +30,20 @@ Examples:
   hp-ext create-job -f job.yaml --set nodes=4 --dry-run""",
 )
 @spec_options
-@click.option("--target", type=TARGET, default="local", show_default=True, help="Where the job runs.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Target that runs the job.")
 @click.option(
-    "--templates", type=click.Path(), metavar="DIR", help="Use templates of this folder before the shipped ones."
+    "--templates", type=click.Path(), metavar="DIR", help="Folder whose templates replace the shipped templates."
 )
 @click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
-@click.option("--server-dry-run", is_flag=True, help="Let the target's server check the job, and stop.")
-@click.option("--wait", is_flag=True, help="Show progress until the job has ended, then its result.")
-@click.option("--follow", is_flag=True, help="Show what the workers print, too. Implies --wait.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
+@click.option("--server-dry-run", is_flag=True, help="Let the target's server check the job, without submitting it.")
+@click.option("--wait", is_flag=True, help="Show progress until the job has ended, and then its result.")
+@click.option("--follow", is_flag=True, help="Also show the output of the workers. Implies --wait.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the job continues.",
+)
 @click.option(
     "--kill",
     "kills",
@@ -70,7 +75,7 @@ def command(
     from ..spec import Specs
 
     if kills and no_kill:
-        raise click.UsageError("--kill and --no-kill exclude each other.")
+        raise click.UsageError("--kill and --no-kill cannot be used together.")
     specs = Specs(spec_path(file, spec), cluster, [*overrides, *fault_overrides(kills)], strict, ignored, target)
     if no_kill:
         specs.without_faults()
@@ -84,14 +89,14 @@ def command(
     if server_dry_run:
         checked = {"name": plan.name, "target": target, "accepted": True}
         rehearse(plan)
-        print_result(checked, output, f"{plan.name}: {target} would accept it; nothing was submitted")
+        print_result(checked, output, f"{plan.name}: {target} would accept this job; nothing was submitted")
         return
     if target == "local":
         _say_what_goes(plan.name)
     if wait or follow:
         submit_and_wait(plan, output, timeout, follow)
         return
-    with held_back():  # until the job can be named
+    with held_back():  # an interrupt waits until the job's name can be printed
         handle = submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
@@ -100,11 +105,11 @@ def command(
 
 
 def _say_what_goes(name: str) -> None:
-    """Print the old runs of this name that are removed now."""
+    """Print the old runs of this name that this start removes."""
     from hyperpod_ext.jobs.local.store import KEPT, removed_by_next
 
     for old in removed_by_next(name):
-        say(f"note: the old run in {old} is removed; the newest {KEPT} of a name are kept")
+        say(f"note: the old run in {old} is removed; the newest {KEPT} runs of a job name are kept")
 
 
 def fault_overrides(kills: tuple[str, ...]) -> list[Override]:
@@ -141,11 +146,11 @@ def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool
             raise
         say(f"\ncancelling {handle.name} ...")
         get_target(handle.target).cancel(handle)
-        raise UserInterruptError(f"{handle.name} was cancelled; nothing of it is left running") from None
+        raise UserInterruptError(f"{handle.name} was cancelled; no process of it is running") from None
 
 
 def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
-    """Return whether a job without steps is a local one of mode `plain`, or has a warning of unprotected training."""
+    """Return whether a known reason explains that a job made no step: mode `plain`, or unprotected training."""
     from hyperpod_ext.jobs.local.store import latest
     from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
@@ -156,8 +161,8 @@ def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
 
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
-    """Show progress until the job has ended, then its result. Exits with 7 if it failed."""
-    # SIGTERM of a CI or a scheduler cancels the job, as Ctrl-C does
+    """Show progress until the job has ended, and then its result. Exits with 7 if it failed."""
+    # CI systems and schedulers send SIGTERM; it cancels the job as Ctrl-C does
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with remembered() as check:
         from hyperpod_ext.errors import JobFailedError
@@ -173,7 +178,9 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
     if result.get("steps") == 0 and not result.get("resumed_step") and not _explained(handle, result):
-        say("warning: no step was made; does the script call its @resilient function, and that run.steps()?")
+        say(
+            "warning: the job made no step; the script must call its @resilient function, and this function run.steps()"
+        )
     if (different := why_it_differs(result)) is not None:
         say(f"error: {different[0]}")
         say(different[1])
@@ -195,7 +202,7 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check
             progress.show(update)
             folder = update.status.folder
             if deadline is not None and time.monotonic() > deadline and not update.status.ended:
-                hint = f"it goes on: hp-ext status {handle.name}, hp-ext cancel {handle.name}"
+                hint = f"the job continues: hp-ext status {handle.name}, hp-ext cancel {handle.name}"
                 raise WaitTimeoutError(f"{handle.name} is still running after {timeout:g} s", hint=hint)
     return folder
 

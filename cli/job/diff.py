@@ -20,8 +20,10 @@ Examples:
   hp-ext diff -f job.yaml --target hyperpod-eks --with rendered/job.yaml --exit-code""",
 )
 @spec_options
-@click.option("--target", type=TARGET, default="hyperpod-eks", show_default=True, help="Where the job runs.")
-@click.option("--with", "other", type=click.Path(), metavar="FILE", help="Compare with this file, not the live job.")
+@click.option("--target", type=TARGET, default="hyperpod-eks", show_default=True, help="Target that runs the job.")
+@click.option(
+    "--with", "other", type=click.Path(), metavar="FILE", help="Compare with this file instead of the running job."
+)
 @click.option("--exit-code", is_flag=True, help="Exit with 10 if there are differences.")
 @output_option()
 def command(
@@ -36,7 +38,7 @@ def command(
     exit_code: bool,
     output: str,
 ) -> None:
-    """Show the changes that a spec would make to a job, field by field, without fields that the server adds."""
+    """Show the changes that a spec would make to a job, field by field. Fields that the server adds are ignored."""
     from hyperpod_ext.jobs.contract.differences import differences
     from hyperpod_ext.jobs.contract.yaml_text import read_all
 
@@ -44,10 +46,10 @@ def command(
 
     plan = Specs(spec_path(file, spec), cluster, overrides, strict, ignored, target).plan(target)
     if "job.yaml" not in plan.files:
-        raise click.UsageError(f"diff compares jobs on Kubernetes; {target} has none.")
+        raise click.UsageError(f"`hp-ext diff` works only for jobs on Kubernetes; {target} does not run on Kubernetes.")
     (wanted,) = read_all(plan.files["job.yaml"])
     there = _file(other, wanted["kind"]) if other else _live(target, plan.job)
-    for one in (wanted, there):  # the copy of the spec repeats the fields
+    for one in (wanted, there):  # the annotation with the spec repeats the fields
         (one["metadata"].get("annotations") or {}).pop("hyperpod-ext/spec", None)
     found = list(differences(wanted, there))
     listed = [{"path": one.path, "there": one.there, "wanted": one.wanted} for one in found]

@@ -15,15 +15,17 @@ Examples:
   hp-ext import hyperpod-job.yaml > job.yaml
   hp-ext import config.yaml > job.yaml        # of hyp init hyp-pytorch-job
   hp-ext import job.yaml-template --set NUM_NODES=4 --env-file values.env > job.yaml
-  hp-ext import train.sbatch --set PWD=/fsx/job --set 1=7b > job.yaml    # submitted there, with an argument
+  hp-ext import train.sbatch --set PWD=/fsx/job --set 1=7b > job.yaml    # folder and argument of sbatch
   helm template NAME CHART | hp-ext import - > job.yaml
   hp-ext import jobs/ -o json                 # all files of a folder
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )
 @click.argument("file", type=click.Path(allow_dash=True), metavar="FILE|DIR")
-@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Fill a placeholder; may come again.")
-@click.option("--values", type=click.Path(), metavar="FILE", help="YAML with values of placeholders.")
-@click.option("--env-file", type=click.Path(), metavar="FILE", help="Values of placeholders, NAME=VALUE a line.")
+@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Set a placeholder. Repeatable.")
+@click.option("--values", type=click.Path(), metavar="FILE", help="YAML file with values of placeholders.")
+@click.option(
+    "--env-file", type=click.Path(), metavar="FILE", help="File with values of placeholders, one NAME=VALUE per line."
+)
 @output_option()
 def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
     """Convert a job for Kubernetes, a config.yaml of AWS's hyp, an sbatch file or a CreateTrainingJob request to a

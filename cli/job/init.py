@@ -18,9 +18,7 @@ Examples:
 )
 @click.argument("folder", default=".", type=click.Path(file_okay=False), metavar="[DIR]")
 @click.option("--name", default="tiny-gpt", show_default=True, help="Name of the job.")
-@click.option(
-    "--target", type=TARGET, help="Write the spec for this target. Default: for this machine, with a fault to rehearse."
-)
+@click.option("--target", type=TARGET, help="Target of the spec. Default: local, with an injected fault.")
 def command(folder: str, name: str, target: str | None) -> None:
     """Write job.yaml, train.py and job.schema.json into DIR. Existing files are never overwritten."""
     import json
@@ -35,7 +33,7 @@ def command(folder: str, name: str, target: str | None) -> None:
     from hyperpod_ext.jobs.contract.targets import get_target
 
     if target is not None:
-        get_target(target)  # refused here if there is none
+        get_target(target)  # raises for an unknown target
     written = name if parse(name, "--name").data == name else json.dumps(name)
     spec = render("init/job.yaml.j2", name=written, schema="job.schema.json", target=target)
     load_text(JobConfig, spec, f"--name {name}")
@@ -55,4 +53,4 @@ def command(folder: str, name: str, target: str | None) -> None:
     if target in (None, "local"):
         say(f"next: hp-ext create-job -f {at / 'job.yaml'} --target local --wait")
     else:
-        say(f"next: change what is marked CHANGE, then hp-ext create-job -f {at / 'job.yaml'} --target {target}")
+        say(f"next: edit the lines marked CHANGE, then hp-ext create-job -f {at / 'job.yaml'} --target {target}")

@@ -16,7 +16,7 @@ Examples:
   hp-ext list --target hyperpod-eks -o json
   hp-ext list --kept s3://bucket/prefix""",
 )
-@click.option("--target", type=TARGET, default="local", show_default=True, help="Where to look.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Target whose jobs are listed.")
 @click.option(
     "--kept",
     metavar="PLACE",
@@ -24,8 +24,8 @@ Examples:
 )
 @output_option()
 def command(target: str, kept: str | None, output: str) -> None:
-    """List the jobs of a target: on Kubernetes all in the namespace of the current context, on Slurm your own, on
-    SageMaker all of the region, on local those of this machine."""
+    """List the jobs of a target. On Kubernetes: all jobs in the current context's namespace. On Slurm: your own. On
+    SageMaker: all jobs of the region. On local: all jobs of this machine."""
     from hyperpod_ext.jobs.contract.targets import get_target
 
     from .status import table

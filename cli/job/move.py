@@ -24,12 +24,14 @@ Examples:
 @click.option("--node", required=True, metavar="N", help="Number of the node in the job; on Slurm also its name.")
 @click.option("--drain/--no-drain", default=True, help="Let Slurm start no other job on the node. Default: --drain.")
 @click.option("--wait/--no-wait", default=True, help="Wait until the node has stopped. Default: --wait.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop waiting after this time."
+)
 @output_option()
 def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: float | None, output: str) -> None:
     """Move the ranks of a node to a spare between two steps, and stop the node.
 
-    Use it for maintenance, or before a node is taken away. No step is lost, and no fault is counted. The job needs a
+    Use it before maintenance or removal of a node. No step is lost, and no fault is counted. The job needs a
     spare. With --no-wait the node is not drained.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
@@ -53,11 +55,11 @@ def _sentence(name: str, done: Mapping[str, Any]) -> str:
         parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
     else:
         parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]
-    parts.append("the others kept their processes" if done["pids_kept"] else "a process was replaced")
+    parts.append("the other ranks kept their processes" if done["pids_kept"] else "a process was replaced")
     if done.get("drain"):
         parts.append(f"{done['drain']} is drained")
     if done.get("why_no_drain"):
-        parts.append(f"Slurm does not drain it: {done['why_no_drain']}")
+        parts.append(f"Slurm does not drain the node: {done['why_no_drain']}")
     if done.get("given_back"):
         parts.append(f"{', '.join(done['given_back'])} went back")
     if done.get("kept"):

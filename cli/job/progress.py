@@ -42,7 +42,7 @@ def make_progress() -> Iterator[ProgressDisplay]:
 
 
 class PlainProgress:
-    """Whole lines, a few for each run."""
+    """Prints whole lines, a few for each run."""
 
     def __init__(self) -> None:
         self._event_text = EventText()
@@ -69,7 +69,7 @@ class PlainProgress:
 
 
 class BarProgress:
-    """One bar for each run, with the events above it."""
+    """Draws one bar for each run, and prints the events above the bars."""
 
     def __init__(self, bar: rich.progress.Progress) -> None:
         self._bar = bar
@@ -82,7 +82,7 @@ class BarProgress:
             self._bar.console.print(escape(line), markup=False, highlight=False)
         for event in update.events:
             if event["run"] != self._event_text.run:
-                self._move()  # to where the run before it ended
+                self._move()  # shows the last step of the previous run
             for line in self._event_text.tell(event):
                 self._bar.console.print(escape(line), markup=False, highlight=False)
         self._move()

@@ -17,9 +17,11 @@ Examples:
   hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 @spec_options
-@click.option("--target", type=TARGET, default="local", show_default=True, help="Where the job would run.")
-@click.option("--templates", type=click.Path(), metavar="DIR", help="Take templates from there, where it has them.")
-@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write the files there.")
+@click.option("--target", type=TARGET, default="local", show_default=True, help="Target that would run the job.")
+@click.option(
+    "--templates", type=click.Path(), metavar="DIR", help="Folder whose templates replace the shipped templates."
+)
+@click.option("--out", type=click.Path(file_okay=False), metavar="DIR", help="Write the files into this folder.")
 @output_option()
 def command(
     spec: str | None,

@@ -22,8 +22,12 @@ Examples:
 @click.argument("job", metavar="NAME|URL")
 @target_option
 @click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="New number of nodes.")
-@click.option("--wait/--no-wait", default=True, help="Wait until it trains on them. Default: --wait.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Wait no longer.")
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait until the job trains on the new number of nodes. Default: --wait."
+)
+@click.option(
+    "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop waiting after this time."
+)
 @output_option()
 def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None, output: str) -> None:
     """Resize a running job to more or fewer nodes, without a restart."""
@@ -44,7 +48,7 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     if done["of"] == done["nodes"]:
-        return f"{name}: has {done['nodes']} nodes already"
+        return f"{name} already has {done['nodes']} nodes"
     parts = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
     if "step" in done:
         parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"

@@ -28,14 +28,20 @@ Examples:
   hp-ext run --workers 4 --kill rank=1@step=20 train.py
   hp-ext run --workers 4 --compat aws train.py""",
 )
-@click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes, all on this machine.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of local nodes, all on this machine.",
+)
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Processes on each node.")
-@click.option("--name", help="Name of the job. Default: that of the script.")
+@click.option("--name", help="Name of the job. Default: the script's name.")
 @click.option(
     "--preload/--no-preload",
     default=True,
     show_default=True,
-    help="Import the packages of the script's first lines once, before its workers are forked.",
+    help="Import the packages at the top of the script once, before its workers are forked.",
 )
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
 @click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill this rank in that step.")
@@ -59,7 +65,7 @@ def command(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a script without changes, as torchrun would, and restart all of its processes in a moment after a fault.
+    """Run an unchanged script as torchrun would, and restart all of its processes quickly after a fault.
 
     The script must save checkpoints, and load the newest one when it starts. A fault loses the steps since its last
     save; with @resilient (docs/move-your-script.md) it loses none. So does a fault with --compat aws, if the script

@@ -25,7 +25,7 @@ Examples:
 @target_option
 @output_option()
 def command(job: str | None, target: str, output: str) -> None:
-    """Show one job, or all of a target."""
+    """Show the state of one job, or of all jobs of a target."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
 
@@ -52,7 +52,7 @@ def command(job: str | None, target: str, output: str) -> None:
 
 
 def _warn_of_unprotected(folder: str) -> None:
-    """Warn if a job without steps of ours trains all the same. Without steps, its log is short."""
+    """Warn if a job trains without run.steps(). Call this only for jobs without steps, whose logs are short."""
     from hyperpod_ext.runtime.events.report import unprotected
 
     from ..job_events import read_events_of

@@ -19,9 +19,12 @@ Examples:
   hp-ext validate --templates my-templates""",
 )
 @spec_options
-@click.option("--target", type=TARGET, help="Also check that this target can run it.")
+@click.option("--target", type=TARGET, help="Also check that this target can run the job.")
 @click.option(
-    "--templates", type=click.Path(), metavar="DIR", help="Check templates of this folder; with --target, render them."
+    "--templates",
+    type=click.Path(),
+    metavar="DIR",
+    help="Check the templates of this folder; with --target, render them.",
 )
 @output_option()
 def command(
@@ -72,5 +75,5 @@ def _templates_alone(folder: str, output: str) -> None:
     if found := list(template_problems(Path(folder))):
         raise ConfigError(found)
     names = [one.name for one in template_differences(Path(folder))]
-    text = f"{folder}: {len(names)} templates can be read; give a spec and --target to render them, too"
+    text = f"{folder}: {len(names)} templates can be read; to also render them, name a spec and --target"
     print_result({"valid": True, "templates": names}, output, text)

@@ -16,11 +16,19 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--follow", "-f", is_flag=True, help="Show what the workers print, too.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
+@click.option("--follow", "-f", is_flag=True, help="Also show the output of the workers.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the job continues.",
+)
 @output_option("name")
 def command(job: str, target: str, follow: bool, timeout: float | None, output: str) -> None:
-    """Wait until a job has ended, then show its result. It exits with 7 if the job failed, with 8 if time is up."""
+    """Wait until a job has ended, then show its result.
+
+    Exits with 7 if the job failed, and with 8 after the timeout.
+    """
     from hyperpod_ext.jobs.contract.handle import JobHandle
 
     from .create_job import wait_for_end

@@ -22,27 +22,27 @@ Examples:
     type=click.Choice(["hyperpod-eks", "hyperpod-slurm"]),
     default="hyperpod-eks",
     show_default=True,
-    help="Whose nodes: of the kubeconfig's context, or of the Slurm of this machine.",
+    help="Scheduler of the nodes: EKS by the kubeconfig's context, or this machine's Slurm.",
 )
 @click.option("--reason", default="hp-ext node drain", show_default=True, help="Reason that Slurm shows.")
 @click.option("--undo", is_flag=True, help="Allow work on the nodes again.")
 @click.option("--dry-run", is_flag=True, help="Show the pods or jobs, and stop.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(
     names: tuple[str, ...], target: str, reason: str, undo: bool, dry_run: bool, yes: bool, output: str
 ) -> None:
-    """Stop scheduling work on nodes. Shows their pods or jobs, and asks.
+    """Stop scheduling work on nodes. Shows their pods or jobs, and asks for confirmation.
 
-    On EKS, pods are evicted, pods of jobs too, except those of daemon sets. On Slurm, running jobs continue until
-    they end.
+    On EKS, all pods except those of daemon sets are evicted, including pods of jobs. On Slurm, running jobs continue
+    until they end.
     """
     on_target = _on_slurm if target == "hyperpod-slurm" else _on_kubernetes
     on_target(names, reason, undo, dry_run, yes, output)
 
 
 def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
-    del reason  # a node of Kubernetes has no place for it
+    del reason  # Kubernetes nodes have no field for a reason
     from hyperpod_ext.jobs.kubernetes.api import drain
     from hyperpod_ext.jobs.kubernetes.api.client import Client
     from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
@@ -63,7 +63,7 @@ def _on_slurm(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, ye
 
     nodes = client.find_nodes(names)
     jobs = [] if undo else client.jobs_on(nodes)
-    table = columns([("JOB", ""), *((job, "goes on to its end") for job in jobs)])
+    table = columns([("JOB", ""), *((job, "continues until it ends") for job in jobs)])
     if not dry_run:
         _ask(f"Drain {', '.join(nodes)}?", table if jobs else "no jobs run there", yes or undo)
         client.take_no_jobs(nodes, None if undo else reason)

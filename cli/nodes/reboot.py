@@ -17,9 +17,9 @@ Examples:
 )
 @recovery_options
 def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
-    """Reboot nodes of a HyperPod cluster. Shows them, and asks.
+    """Reboot nodes of a HyperPod cluster. Shows the nodes, and asks for confirmation.
 
-    Disks and instance ids stay; processes and memory do not.
+    Disks and instance ids stay. Processes end, and memory is lost.
     """
-    warning = "a job that runs there loses these nodes until they are back, with what their memory holds"
+    warning = "jobs on these nodes lose them until they are back, and lose the content of their memory"
     run("reboot", warning, cluster, names, region, dry_run, yes, output)

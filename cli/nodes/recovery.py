@@ -21,7 +21,7 @@ def recovery_options(function: F) -> F:
     """Add the arguments for the cluster and its nodes, `--region`, `--dry-run`, `--yes` and `-o`."""
     for decorate in (
         output_option(),
-        click.option("--yes", is_flag=True, help="Do not ask."),
+        click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
         click.option("--dry-run", is_flag=True, help="Show the nodes and the request, and stop."),
         region_option,
         click.argument("names", nargs=-1, required=True, metavar="NODE..."),
@@ -41,7 +41,9 @@ def run(
     yes: bool,
     output: str,
 ) -> None:
-    """Show the nodes, ask, send the requests, and report refused nodes. The first refusal decides the exit code."""
+    """Show the nodes, ask for confirmation, send the requests, and report refused nodes.
+
+    The first refusal decides the exit code."""
     from hyperpod_ext.clusters import node_recovery
 
     from ..clusters.nodes import text

@@ -17,9 +17,9 @@ Examples:
 )
 @recovery_options
 def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
-    """Replace nodes of a HyperPod cluster by other machines. Shows them, and asks.
+    """Replace nodes of a HyperPod cluster by other machines. Shows the nodes, and asks for confirmation.
 
     Everything on a node is lost: checkpoints in memory, local disks, and its instance id.
     """
-    warning = "a job that runs there loses these nodes, with their memory and all their disks hold"
+    warning = "jobs on these nodes lose them, and the content of their memory and disks"
     run("replace", warning, cluster, names, region, dry_run, yes, output)

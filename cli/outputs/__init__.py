@@ -1,4 +1,4 @@
-"""Models of the outputs under `-o json`. `hp-ext schema` publishes them; the tests check each output against its model.
+"""Models of the outputs of `-o json`. `hp-ext schema` publishes the models; tests check each output against its model.
 
 Later versions may add fields; a field keeps its name and meaning.
 """

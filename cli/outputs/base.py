@@ -7,7 +7,7 @@ from typing import Any
 from hyperpod_ext.jobs.job_files.job_report import ErrorDetails, Output
 
 Request = dict[str, Any]
-"""A request to an API of AWS, in its own words."""
+"""A request to an AWS API, with AWS's field names."""
 
 
 class ErrorOutput(Output):

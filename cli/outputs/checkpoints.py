@@ -10,7 +10,7 @@ from .base import Defect
 
 
 class DamagedClaim(Output):
-    """A file that says at which step a generation began, and cannot be read."""
+    """A damaged claim file, which should record the first step of a generation."""
 
     url: str
     generation: int
@@ -30,7 +30,7 @@ class Checkpoint(Output):
     nbytes: int
     created_at: float | None
     kept: bool | None
-    """Whether the tier's retention keeps the checkpoint; null: the job's policy is not known here."""
+    """Whether the tier's retention keeps the checkpoint; null if the job's policy is unknown."""
 
 
 class TierCheckpoints(Output):
@@ -77,7 +77,7 @@ class Memory(Output):
 
 
 class ListOutput(Output):
-    """Everything that is saved of a job."""
+    """All checkpoints and snapshots of a job."""
 
     places: list[TierCheckpoints]
     memory: Memory | None
@@ -93,7 +93,7 @@ class RankFile(Output):
     nbytes: int
     crc64nvme: str
     plan: str
-    """Digest of the layout."""
+    """Digest of the layout of the rank's state."""
 
 
 class HeldTensors(Output):
@@ -119,12 +119,12 @@ class ShownCheckpoint(Output):
     signature: Literal["good", "not checked"]
     ranks: list[RankFile]
     holds: dict[str, HeldTensors]
-    """By object."""
+    """Tensors of each object, by its name."""
     plain_values: int
 
 
 class ShowOutput(Output):
-    """The newest checkpoint of each place, or that of `--step`."""
+    """The newest checkpoint of each place, or the checkpoint of `--step`."""
 
     checkpoints: list[ShownCheckpoint]
 
@@ -170,7 +170,7 @@ class CopyOutput(Output):
 
 
 class PrunedCheckpoint(Output):
-    """A checkpoint that need not be kept."""
+    """A checkpoint that the retention policy does not keep."""
 
     url: str
     step: int

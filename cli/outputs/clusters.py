@@ -25,7 +25,7 @@ class CreatedCluster(Output):
     region: str
     arn: str
     status: str | None = None
-    """The last one, of `--wait`."""
+    """The cluster's last status, with `--wait`."""
 
 
 class UpdateOutput(Output):
@@ -34,7 +34,7 @@ class UpdateOutput(Output):
     name: str
     changes: list[RequestChange]
     request: Request | None
-    """null: nothing changes, or only tags."""
+    """null if nothing changes, or only tags."""
 
 
 class ResourceChanged(Output):
@@ -48,7 +48,7 @@ class ResourceChanged(Output):
     effect: Effect
     fields: list[FieldChange]
     breaks: bool
-    """The resource, or machines of a cluster, would be replaced or deleted."""
+    """Whether the change would replace or delete the resource, or machines of a cluster."""
 
 
 class DiffOutput(Output):
@@ -61,11 +61,11 @@ class DiffOutput(Output):
 
 
 class CostItem(Output):
-    """One thing that costs by the hour."""
+    """A resource with a price per hour."""
 
     what: str
     price: Price | None
-    """Price of one item for an hour; null if unknown."""
+    """Price of one item per hour; null if unknown."""
     now: int
     """Number of existing items."""
     scaled: int
@@ -76,14 +76,14 @@ class CostItem(Output):
 
 
 class Costs(Output):
-    """Costs of an hour."""
+    """Costs per hour."""
 
     currency: Literal["USD"]
     region: str
     usd_an_hour_now: float
     usd_an_hour_scaled: float
     unknown: list[str]
-    """Things whose price is not known."""
+    """Resources whose price is unknown."""
     by_use: dict[str, str]
     """CloudFormation types that are paid by use."""
     lines: list[CostItem]
@@ -95,7 +95,7 @@ class SynthOutput(Output):
 
     name: str
     out: str
-    """Their folder."""
+    """Folder of the templates."""
     scale: bool
     stacks: dict[str, dict[str, int]]
     """Number of resources of each type, by stack."""
@@ -174,13 +174,13 @@ class DeletedCluster(Output):
     name: str
     request: Request
     nodes: list[Node]
-    """Nodes that end with it."""
+    """Nodes that are deleted with the cluster."""
     arn: str | None = None
     status: Literal["deleting", "deleted"] | None = None
 
 
 class NodeOutcome(Output):
-    """Answer for one node."""
+    """AWS's response for one node."""
 
     id: str
     accepted: bool
@@ -215,4 +215,4 @@ class DrainOutput(Output):
     pods: list[EvictedPod] = []
     """Pods that were evicted, on Kubernetes."""
     jobs: list[str] = []
-    """Jobs that end there, on Slurm."""
+    """Running jobs on the nodes, on Slurm."""

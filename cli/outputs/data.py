@@ -18,7 +18,7 @@ class SourceFile(Output):
     nbytes: int
     mtime_ns: int
     ends_crc64nvme: str
-    """Checksum of its first and last bytes."""
+    """Checksum of the file's first and last bytes."""
 
 
 class SkippedRecord(Output):
@@ -35,7 +35,7 @@ class Document(Output):
     id: int
     length: int
     tokens: list[int]
-    """The first 64."""
+    """The first 64 tokens."""
 
 
 class Packed(Output):
@@ -75,7 +75,7 @@ class Column(Output):
     type: str
     read: Read
     why: str
-    """Why it is converted."""
+    """Why the column must be converted."""
 
 
 class DatasetFile(Output):
@@ -87,7 +87,7 @@ class DatasetFile(Output):
     read: Read
     columns: list[Column] = []
     column: str | None = None
-    """The column that the numbers below are about."""
+    """Column that the following counts describe."""
     fingerprint: str | None = None
     documents: int | None = None
     tokens: int | None = None

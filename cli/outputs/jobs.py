@@ -16,14 +16,14 @@ class StatusOutput(Output):
     state: str
     """starting, running, comparing, succeeded, failed or cancelled."""
     step: int | None
-    """Newest step that was made."""
+    """Newest finished step."""
     of: int | None
-    """Steps that the job will make."""
+    """Number of steps of the whole job."""
     submitted_at: str
     ended_at: str | None
     error: ErrorDetails | None
     folder: str
-    """Folder of its logs."""
+    """Folder of the job's logs."""
 
 
 class RankNow(Output):
@@ -52,11 +52,11 @@ class TopOutput(Output):
     of: int | None
     loss: Number | None
     step_s: Seconds | None
-    """The slowest rank's newest step."""
+    """Newest finished step of the slowest rank."""
     left_s: Seconds | None
     """Estimated seconds until the last step."""
     goodput: float | None
-    """Share of all ranks' time that went into kept steps, 0 to 1."""
+    """Share of all ranks' time that was spent on kept steps, 0 to 1."""
     world_size: int | None
     nodes: int | None
     generation: int
@@ -65,7 +65,7 @@ class TopOutput(Output):
     steps_lost: int
     nodes_lost: int
     seconds: dict[str, Seconds]
-    """Seconds of all ranks together, by phase."""
+    """Seconds in each phase, summed over all ranks."""
     tiers: dict[str, TierNow]
     ranks: list[RankNow]
 
@@ -107,7 +107,7 @@ class Submitted(Output):
 
 
 class EndedOutput(Output):
-    """A job that has ended and whose report is not known here."""
+    """An ended job without a report on this machine."""
 
     name: str
     target: str
@@ -146,7 +146,7 @@ class Imported(Output):
     job: dict[str, Any]
     """The spec, as `hp-ext schema` describes it."""
     left_out: list[str]
-    """Parts of the file that the spec does not have."""
+    """Parts of the file that the spec cannot express."""
     notes: list[str]
 
 
@@ -155,7 +155,7 @@ class ImportedFile(Output):
 
     file: str
     outcome: Literal["carried", "named", "refused"]
-    """`named`: carried, but for the parts in `left_out`."""
+    """`named`: converted, except the parts in `left_out`."""
     target: str | None
     job: dict[str, Any] | None
     left_out: list[str]
@@ -174,14 +174,14 @@ class ImportedFolder(Output):
 
 
 class OrderedResize(Output):
-    """An order that nobody waits for."""
+    """A request that was sent with `--no-wait`."""
 
     order: str
     nodes: int
 
 
 class OrderedMove(Output):
-    """An order that nobody waits for."""
+    """A request that was sent with `--no-wait`."""
 
     order: str
     node: str
@@ -191,7 +191,7 @@ class ResizeOutput(Output):
     """A job that was resized. Fields with a default are missing if the target does not report them."""
 
     of: int
-    """Nodes before."""
+    """Number of nodes before the resize."""
     nodes: int
     event: Literal["resized"] = "resized"
     t: Seconds | None = None
@@ -200,7 +200,7 @@ class ResizeOutput(Output):
     world_size: int | None = None
     cause: str = ""
     step: int | None = None
-    """The last step with the nodes before."""
+    """Last step before the resize."""
     pause_s: Seconds | None = None
     """Seconds without a step."""
     pids_kept: bool | None = None
@@ -209,7 +209,7 @@ class ResizeOutput(Output):
     full_size: int | None = None
     samples: str = ""
     given_back: list[str] = []
-    """Nodes that went back to Slurm."""
+    """Nodes that were returned to Slurm."""
     kept: list[str] = []
     """Nodes that left the job and stay in its allocation."""
     why_kept: str = ""
@@ -227,7 +227,7 @@ class MoveOutput(ResizeOutput):
 
 
 class ChaosOutput(Output):
-    """A fault that was ordered."""
+    """A fault that was requested."""
 
     order: str
     kind: str
@@ -258,7 +258,7 @@ class Pod(Output):
     node: str | None
     restarts: int
     why: str | None
-    """Why it does not run."""
+    """Why the pod does not run."""
 
 
 class PodEvent(Output):
@@ -273,7 +273,7 @@ class PodEvent(Output):
 
 
 class DescribeOutput(StatusOutput):
-    """A job with its pods; null: the target has none."""
+    """A job with its pods. Fields are null if the target has no pods."""
 
     conditions: list[Condition] | None
     pods: list[Pod] | None
@@ -299,4 +299,4 @@ class DeleteOutput(Output):
     name: str
     objects: list[KubernetesObject]
     deleted: bool
-    """false: they would be deleted."""
+    """false with `--dry-run`."""

@@ -7,16 +7,16 @@ from hyperpod_ext.jobs.job_files.job_report import Number, Output
 
 
 class TierEstimate(Output):
-    """One place that state comes back from."""
+    """A tier that state is restored from."""
 
     tier: str
     every_steps: int | None
-    """Steps between saves; null: nothing is saved there."""
+    """Steps between saves; null if nothing is saved in this tier."""
     interval_s: Number
     blocked_s: Number
     """Seconds that a save blocks training."""
     latency_s: Number
-    """Seconds from a save until it counts."""
+    """Seconds from the start of a save until it can be restored."""
     restart_s: Number
     failures_a_day: dict[str, Number]
     """Failures a day that this tier recovers from, by class."""
@@ -31,15 +31,15 @@ class UsdLost(Output):
 
 
 class GoodputOutput(Output):
-    """Expected goodput of one way to save."""
+    """Expected goodput with one choice of intervals."""
 
     goodput: Number
-    """Share of time that goes into kept steps, 0 to 1."""
+    """Share of time that is spent on kept steps, 0 to 1."""
     failures_a_month: Number
     lost_steps_a_month: Number
     tiers: list[TierEstimate]
     usd_lost: UsdLost | None = None
-    """Only if the price of a node is known."""
+    """Set only if the price of a node is known."""
 
 
 class StateOutput(Output):
@@ -62,11 +62,11 @@ class PlanOutput(Output):
     memory_per_node_bytes: int
     failures_a_day: Number
     plan: GoodputOutput
-    """With the best intervals."""
+    """Goodput with the best intervals."""
     as_written: GoodputOutput | None
-    """With the spec's intervals; null: it leaves them open."""
+    """Goodput with the spec's intervals; null if the spec does not set them."""
     without: dict[str, GoodputOutput]
-    """Without one of the tiers each."""
+    """Goodput without each single tier, by tier."""
     set: list[str]
     """The best intervals, as values of `--set`."""
     notes: list[str]
@@ -78,7 +78,7 @@ class Goodput(Output):
 
     mean: Number
     margin_95: Number | None
-    """Half of the 95 % confidence interval; null: one job was simulated."""
+    """Half of the 95 % confidence interval; null if one job was simulated."""
 
 
 class SimulatedJob(Output):
@@ -89,9 +89,9 @@ class SimulatedJob(Output):
     lost_steps: int
     seconds: dict[str, Number]
     faults: dict[str, int]
-    """By class of failures."""
+    """Number of failures, by class."""
     fell_back_to: dict[str, int]
-    """How often state came back from each tier."""
+    """Number of restores from each tier."""
     sources: dict[str, int]
     relaunches: int
     given_up: list[str]
@@ -123,5 +123,5 @@ class ScalesOutput(Output):
     file: str
     at_least: Number
     scales: list[Scale]
-    replicaDiscreteValues: list[int]  # noqa: N815  (the operator's word)
+    replicaDiscreteValues: list[int]  # noqa: N815  (the operator's name)
     """Numbers of nodes that are efficient enough."""

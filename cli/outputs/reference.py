@@ -34,9 +34,9 @@ class FieldOutput(Output):
     default: str | None
     example: str | None
     fields: list[str]
-    """Fields below it."""
+    """Names of its child fields."""
     aws_tiers: list[str]
-    """Tiers of AWS's checkpointless training that it belongs to."""
+    """Tiers of AWS's checkpointless training that the field belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class KeptState(Output):
     """Content of a job's snapshots."""
 
     objects: dict[str, str] | None
-    """Names and types; null: not known yet."""
+    """Types of the objects, by name; null before the job's first step."""
     left_out: list[str]
     in_no_snapshot: list[str]
 

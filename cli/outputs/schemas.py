@@ -73,7 +73,7 @@ OUTPUTS: dict[str, Any] = {
 
 
 def output_schema(name: str) -> dict[str, Any]:
-    """JSON schema of a command's output. Later versions may add fields, so it allows more."""
+    """JSON schema of a command's output. The schema allows unknown fields, because later versions may add fields."""
     form = OUTPUTS[name]
     is_model = isinstance(form, type) and issubclass(form, Output)
     schema = json_schema(form if is_model else create_model(name, __base__=RootModel[Any], root=(form, ...)))

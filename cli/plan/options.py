@@ -39,15 +39,19 @@ def planning_options(function: F) -> F:
     number, share = Positive(), click.IntRange(min=1)
     for decorate in (
         click.option(
-            "--repair-hours", type=number, default=0.5, show_default=True, help="Mean time until a lost node is back."
+            "--repair-hours",
+            type=number,
+            default=0.5,
+            show_default=True,
+            help="Mean time until a lost node is repaired.",
         ),
         click.option(
             "--spares",
             type=click.IntRange(min=0),
-            help="Nodes that wait for one to fail.  [default: the spec's; without a spec 2 % of the nodes]",
+            help="Spare nodes.  [default: the spec's; without a spec 2 % of the nodes]",
         ),
-        click.option("--region", default="us-west-2", show_default=True, help="Where prices are looked up."),
-        click.option("--usd-per-node-hour", type=number, help="Price of a node, if none is known here."),
+        click.option("--region", default="us-west-2", show_default=True, help="AWS region of the prices."),
+        click.option("--usd-per-node-hour", type=number, help="Price of a node, if `hp-ext plan` does not know it."),
         click.option(
             "--job-s", type=number, help="Seconds to start the whole job again.  [default: 600, more with many nodes]"
         ),
@@ -74,31 +78,35 @@ def planning_options(function: F) -> F:
         click.option(
             "--history",
             metavar="PATH",
-            help="Failures as in this run: events.jsonl, its folder, or s3://bucket/prefix/JOB.",
+            help="Use the failures of this run: its events.jsonl, its folder, or s3://bucket/prefix/JOB.",
         ),
         click.option(
             "--mtbf-hours",
             type=Positive(infinite=True),
-            help="Mean hours between failures of one node; classes in the shares of --rates.",
+            help="Mean hours between failures of one node. --rates sets the share of each class.",
         ),
-        click.option("--rates", default="llama3-405b", show_default=True, help="Failures as in a published run."),
+        click.option(
+            "--rates", default="llama3-405b", show_default=True, help="Use the failure rates of a published run."
+        ),
         click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run."),
         click.option(
             "--trained-share",
             type=click.FloatRange(0, 1, min_open=True),
             default=1.0,
             show_default=True,
-            help="Share of the state's bytes that training changes: with LoRA, adapters and their optimizer state.",
+            help="Share of the state's bytes that training changes. With LoRA: adapters and their optimizer state.",
         ),
         click.option("--step-seconds", type=number, help="Length of a step.  [default: from --history, or 10]"),
         click.option(
-            "--replicated", is_flag=True, help="Data parallel: each group of --ranks-per-copy holds all of the state."
+            "--replicated",
+            is_flag=True,
+            help="Data parallel: each group of --ranks-per-copy ranks holds the whole state.",
         ),
         click.option(
-            "--ranks-per-copy", type=share, help="Ranks that hold one copy of the state.  [default: all of them]"
+            "--ranks-per-copy", type=share, help="Ranks that hold one copy of the state.  [default: all ranks]"
         ),
         click.option("--instance-type", metavar="TYPE", help="Type of the nodes, as in `hp-ext instances`."),
-        click.option("--workers-per-node", type=share, help="Processes on each node.  [default: its accelerators]"),
+        click.option("--workers-per-node", type=share, help="Processes on each node.  [default: one per accelerator]"),
         click.option("--nodes", type=share, help="Nodes of the job."),
         click.option(
             "--format",

@@ -25,7 +25,9 @@ Examples:
   hp-ext plan -f job.yaml --state-gb 112 --history runs/my-job -o json""",
 )
 @planning_options
-@click.option("--plot", type=click.Path(), metavar="FILE", help="Draw it, too: .svg or .png. Needs matplotlib.")
+@click.option(
+    "--plot", type=click.Path(), metavar="FILE", help="Also draw a plot into this file, .svg or .png. Needs matplotlib."
+)
 @output_option()
 def command(plot: str | None, output: str, **options: Any) -> None:
     """Show the size of a job's state, the best interval of each tier, and the expected goodput and cost."""
@@ -96,13 +98,13 @@ def _describe(
     )
     named = {f"{name}, best intervals": one for name, one in estimates.items()}
     if written is not None:
-        named = {"as the spec says": written} | named
+        named = {"the spec's intervals": written} | named
     parts = [head, _table(_tiers(best, scenario.step_s)), _table(_compared(named, question.usd_per_hour))]
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in (*_advice(estimates), *question.notes))])
 
 
 def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
-    """Name the features without which goodput would be higher."""
+    """Return one line for each tier without which goodput would be higher."""
     planned = estimates["as planned"].goodput
     return [
         f"{name} keeps more: at these speeds and rates that tier costs more than it saves"

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
-"""Memory of an accelerator, if the instance type is not given."""
+"""Memory of an accelerator, if the instance type is unknown."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The job, as the planner takes it."""
+    """The job, as the planner's input."""
 
     scenario: Scenario
     size: StateSize
@@ -108,8 +108,8 @@ class _Reader:
             others = group_size(spread.nodes, scenario.parity) - 1
             read_s = costs_of(scenario)["peer"].read_s
             self._notes.append(
-                f"a lost node is rebuilt from the {others} others of its parity group in {read_s:,.0f} s at most: as "
-                "if one after another sent its part"
+                f"a lost node is rebuilt from the other {others} nodes of its parity group in at most {read_s:,.0f} s if "
+                "they send one after another"
             )
         return Question(
             scenario,
@@ -132,13 +132,13 @@ class _Reader:
             given = job.spares_in_all
         if given is None:
             given = -(-nodes // 50)
-            self._notes.append(f"{given} spare{'s'[: given != 1]}: 2 % of the nodes; give --spares")
+            self._notes.append(f"{given} spare{'s'[: given != 1]}: 2 % of the nodes; change it with --spares")
         return given
 
     def _job(self) -> JobConfig | None:
         if self._o["file"] is None:
             if self._o["overrides"]:
-                raise click.UsageError("--set changes a spec: name it with -f job.yaml")
+                raise click.UsageError("--set changes a field of a spec: name the spec with -f job.yaml")
             return None
         return Specs(self._o["file"], None, self._o["overrides"]).job
 
@@ -163,7 +163,9 @@ class _Reader:
 
         given = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
         if len(given) != 1:
-            raise click.UsageError("How large is the state? Give one of --model, --params and --state-gb")
+            raise click.UsageError(
+                "The size of the state is unknown. Use exactly one of --model, --params and --state-gb"
+            )
         if self._o["state_gb"] is not None:
             nbytes = round(self._o["state_gb"] * 1e9)
             return StateSize(0, nbytes), "as given"
@@ -181,27 +183,29 @@ class _Reader:
         workers = self._o["workers_per_node"] or (job.workers_per_node if job else None)
         if workers is None:
             workers = (self._machine.accelerators if self._machine else 0) or 8
-            self._notes.append(f"{workers} workers a node: {'its accelerators' if self._machine else 'assumed'}")
+            self._notes.append(f"{workers} workers per node: {'one per accelerator' if self._machine else 'assumed'}")
         nodes = self._o["nodes"] or (job.nodes if job else self._fewest(size, workers))
         together = self._o["ranks_per_copy"]
         if together is None:
             at_least = job.parallelism.ranks_per_copy if job else 1
             together = at_least if self._o["replicated"] else nodes * workers
             if not self._o["replicated"]:
-                self._notes.append("the state is sharded over all ranks; else give --replicated or --ranks-per-copy")
+                self._notes.append(
+                    "assumed: the state is sharded over all ranks; change it with --replicated or --ranks-per-copy"
+                )
         return Spread(size.nbytes, nodes, workers, together, self._o["trained_share"])
 
     def _fewest(self, size: StateSize, workers: int) -> int:
-        """Return the default number of nodes: a power of two, or the fewest for one copy."""
+        """Return the default number of nodes: a power of two, or the fewest that hold one copy."""
         room = (self._machine.accelerator_memory_mib if self._machine else 0) / 1024 or _ROOM_GIB
         together: int | None = self._o["ranks_per_copy"]
         if together is not None:
-            nodes, why = together // math.gcd(together, workers), "the fewest for one copy"
+            nodes, why = together // math.gcd(together, workers), "the fewest that hold one copy"
         else:
             enough = math.ceil(size.nbytes / (workers * room * 2**30 / 2))
             nodes = 1 << max(0, enough - 1).bit_length()
             why = f"the fewest that hold the state in half of {workers} x {room:.0f} GiB each"
-        self._notes.insert(0, f"{nodes} node{'s' if nodes > 1 else ''}: {why}; give --nodes")
+        self._notes.insert(0, f"{nodes} node{'s' if nodes > 1 else ''}: {why}; change it with --nodes")
         return nodes
 
     def _history(self) -> JobHistory | None:
@@ -242,7 +246,7 @@ class _Reader:
         if history is not None and history.step_s:
             self._notes.append(f"steps of {history.step_s:.3g} s: the median of the history")
             return history.step_s
-        self._notes.append(f"steps of {_STEP_S:g} s: assumed; give --step-seconds")
+        self._notes.append(f"steps of {_STEP_S:g} s: assumed; change it with --step-seconds")
         return _STEP_S
 
     def _speeds(self, found: Any) -> Any:
@@ -262,7 +266,7 @@ class _Reader:
         known = {name: self._o[f"{name}_s"] for name in ("process", "node", "job") if self._o[f"{name}_s"] is not None}
         if history is not None and history.recovery_s and "process" not in known:
             known["process"] = history.recovery_s
-            self._notes.append(f"{history.recovery_s:.3g} s to go on after a dead process: the median of the history")
+            self._notes.append(f"{history.recovery_s:.3g} s to resume after a dead process: the median of the history")
         if not known.keys() >= {"process", "node"}:
             assumed = Recovery()
             how = "measured" if nodes <= control_plane.MOST else f"extrapolated from {control_plane.MOST:,} nodes"
@@ -284,9 +288,9 @@ class _Reader:
         if price is None:
             why = why_no_price(self._machine.name)
             unknown = f"is {why}" if why else f"has no price for {self._o['region']} here"
-            self._notes.append(f"{self._machine.name} {unknown}; give --usd-per-node-hour")
+            self._notes.append(f"{self._machine.name} {unknown}; set it with --usd-per-node-hour")
             return None
-        self._notes.append(f"${price.usd:,.2f} a node and hour: {price.source}, {price.dated}")
+        self._notes.append(f"${price.usd:,.2f} per node and hour: {price.source}, {price.dated}")
         return price.usd * nodes
 
     def _check_room(self, spread: Spread, policy: CheckpointPolicy) -> None:
@@ -299,13 +303,14 @@ class _Reader:
         needed, there = memory_per_node(spread, policy) / 2**30, usable_memory_mib(self._machine) / 1024
         if needed > there:
             self._warnings.append(
-                f"the memory tier needs {needed:,.1f} GiB of each node; pods can have {there:,.1f} GiB of "
-                f"{self._machine.name}: use more nodes, fewer replicas, or parity in their place"
+                f"the memory tier needs {needed:,.1f} GiB of each node, but pods can have {there:,.1f} GiB of "
+                f"{self._machine.name}; use more nodes, fewer replicas, or parity instead of replicas"
             )
         held = spread.node_bytes / spread.workers_per_node / 2**30
         if (room := self._machine.accelerator_memory_mib / 1024) and held > room:
             self._warnings.append(
-                f"each worker's state is {held:,.1f} GiB; one {self._machine.accelerator} has {room:,.0f} GiB: shard "
+                f"each worker's state is {held:,.1f} GiB, but one {self._machine.accelerator} has {room:,.0f} GiB: "
+                f"shard "
                 "it over more ranks"
             )
 

@@ -17,16 +17,24 @@ def draw(file: str, scenario: Scenario, estimates: Mapping[str, GoodputEstimate]
 
     Raises:
         NotFoundError: matplotlib is not installed.
-        ConfigError: another kind of file.
+        ConfigError: `file` is neither .svg nor .png.
     """
     from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 
     if not file.endswith((".svg", ".png")):
-        raise ConfigError([Problem(f"cannot draw to `{file}`", source="--plot", hint="name a .svg or a .png")])
+        raise ConfigError(
+            [
+                Problem(
+                    f"a plot cannot be written to `{file}`",
+                    source="--plot",
+                    hint="name a file that ends in .svg or .png",
+                )
+            ]
+        )
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        hint = "pip install matplotlib, or leave --plot out"
+        hint = "run `pip install matplotlib`, or omit --plot"
         raise NotFoundError("matplotlib, which draws plots, is not installed", hint=hint) from None
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)

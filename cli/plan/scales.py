@@ -24,7 +24,7 @@ Examples:
 )
 @spec_options
 @click.option("--micro-batch-size", type=click.IntRange(min=1), help="Samples that a rank computes at once.")
-@click.option("--nodes", help="Numbers of nodes, `2,4,8` or `1-16`. Default: those of `elastic`.")
+@click.option("--nodes", help="Numbers of nodes, `2,4,8` or `1-16`. Default: the sizes of `elastic`.")
 @click.option(
     "--at-least",
     type=click.FloatRange(0, 100),
@@ -71,7 +71,7 @@ def command(
 
 
 def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str | None) -> tuple[Scale, ...]:
-    """Return the rows. Raises ConfigError if the spec lacks a field, or numbers do not divide."""
+    """Return the rows. Raises ConfigError if the spec lacks a field, or the batch does not divide."""
     from hyperpod_ext.config.elastic import BatchPolicy
     from hyperpod_ext.config.scales import plan_scales, sizes_of
     from hyperpod_ext.errors import ConfigError, Problem

@@ -11,7 +11,7 @@ from ..output import columns, print_result, say
 from .options import planning_options
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Student's t, 97.5 %, for 1 to 15 degrees of freedom; from there on near 2."""
+"""Student's t, 97.5 %, for 1 to 15 degrees of freedom. For more it is near 2."""
 
 
 @click.command(
@@ -24,10 +24,19 @@ Examples:
 )
 @planning_options
 @click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed, the same jobs.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the random failures. Equal seeds simulate equal jobs.",
+)
 @click.option("--best", is_flag=True, help="Use the planner's intervals instead of the spec's.")
 @click.option(
-    "--whole", "every_rank", is_flag=True, help="Simulate every rank in every decision: slower, with equal results."
+    "--whole",
+    "every_rank",
+    is_flag=True,
+    help="Let every rank take part in every decision: slower, with equal results.",
 )
 @output_option()
 def command(
@@ -119,7 +128,7 @@ def _describe(result: dict[str, Any]) -> str:
         ("goodput", f"{100 * goodput['mean']:.3f}{margin} %; the planner says {100 * result['planner']:.3f} %"),
         ("time", ", ".join(f"{name.replace('_', ' ')} {share:.2f} %" for name, share in shares.items())),
         ("failures a run", listed(total("faults"))),
-        ("came back from", listed(total("fell_back_to"))),
+        ("restored from", listed(total("fell_back_to"))),
         ("steps lost", f"{sum(outcome['lost_steps'] for outcome in each) / len(each):,.1f}"),
         ("started again", f"{sum(outcome['relaunches'] for outcome in each) / len(each):,.1f}"),
         ("traffic", ", ".join(f"{_amount(gb)} {name.replace('_', ' ')}" for name, gb in total("traffic_gb").items())),

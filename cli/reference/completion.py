@@ -22,5 +22,5 @@ def command(ctx: click.Context, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     completion = get_completion_class(shell)
-    assert completion is not None, "click knows all three"
+    assert completion is not None, "click supports all three shells"
     click.echo(completion(ctx.find_root().command, {}, "hp-ext", "_HP_EXT_COMPLETE").source())

@@ -18,7 +18,9 @@ Examples:
 )
 @click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.")
 @click.option("--offline", is_flag=True, help="Send no requests.")
-@click.option("--job", metavar="JOB", help="Show a local job's checkpoints, last fault, and next fault.")
+@click.option(
+    "--job", metavar="JOB", help="Show a local job's checkpoints, its last fault, and the outcome of the next one."
+)
 @output_option()
 def command(context: str | None, offline: bool, job: str | None, output: str) -> None:
     """Check the installation, reachable services, and whether the cluster's operator accepts rendered jobs.

@@ -40,7 +40,7 @@ def look_at_job(job: str) -> dict[str, Any]:
 
     handle = JobHandle.parse(job)
     if handle.target != "local":
-        hint = f"`hp-ext describe {job}`, and `hp-ext report` of its run folder, show what is known"
+        hint = f"`hp-ext describe {job}`, and `hp-ext report` of its run folder, show more"
         raise NotFoundError(f"the files of {job} are not on this machine", hint=hint)
     status = get_target(handle.target).status(handle)
     submission = latest(handle.name)
@@ -48,7 +48,7 @@ def look_at_job(job: str) -> dict[str, Any]:
     spec = submission.read_job().model_dump(mode="json")
     try:
         result = read_result(handle)
-    except NotFoundError:  # it has not begun
+    except NotFoundError:  # the job has not begun
         result = {}
     events = read_events_of(status.folder)
     places, _ = find_places(handle.name, None, ())
@@ -73,7 +73,7 @@ def look_at_job(job: str) -> dict[str, Any]:
 
 
 def what_is_kept(events: Events) -> dict[str, Any]:
-    """Return the objects in snapshots, and changing objects that are in none."""
+    """Return the objects in snapshots, and objects that change but are in no snapshot."""
     from hyperpod_ext.runtime.events.of_training import Kept
     from hyperpod_ext.runtime.events.report import in_no_snapshot
 
@@ -127,9 +127,9 @@ def _held(
     seconds = spec.get("every_seconds")
     how_often = {"every_steps": spec["every_steps"]} if seconds is None else {"every_s": seconds}
     if spec["kind"] in DURABLE:
-        newest, error = durable.get(place, (None, "it is on each node's own disk"))
+        newest, error = durable.get(place, (None, "this tier is on each node's own disk"))
     elif memory is None:
-        newest, error = None, "the job does not run: what its memory held is gone"
+        newest, error = None, "the job is not running, so the snapshots in its memory are lost"
     else:
         newest = newest_of_all(
             memory["nodes"], ranks, replica=spec["kind"] == "peer", parity=spec.get("parity") is not None
@@ -139,7 +139,7 @@ def _held(
 
 
 def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool, parity: bool = False) -> int | None:
-    """Return the newest step that memory has of every rank; with `parity`, of every rank's pieces."""
+    """Return the newest step with every rank's snapshot in memory, or with `parity` every rank's parity pieces."""
     found: dict[int, set[int]] = {}
     for node in nodes:
         for one in node.get("pieces", ()) if parity else ():
@@ -161,7 +161,7 @@ def describe_job(found: Mapping[str, Any]) -> str:
         often = f"{one['every_steps']} steps" if "every_steps" in one else f"{one.get('every_s', '-')} s"
         newest = "none" if one["newest_step"] is None else str(one["newest_step"])
         rows.append((one["tier"], often, f"{newest} ({one['error']})" if one["error"] else newest))
-    parts.append(columns(rows) if found["held"] else "nothing is saved: there is no tier")
+    parts.append(columns(rows) if found["held"] else "nothing is saved: the job has no tier")
     parts += ["\n".join(_kept_lines(found["kept"])), "\n".join(_fault_lines(found)), "\n".join(_budget_lines(found))]
     parts.append("\n".join(f"if {what}: {then}" for what, then in found["next"]))
     return "\n\n".join(part for part in parts if part)
@@ -169,11 +169,11 @@ def describe_job(found: Mapping[str, Any]) -> str:
 
 def _kept_lines(kept: Mapping[str, Any]) -> Iterator[str]:
     if kept["objects"] is not None:
-        yield "in each snapshot: " + (_named(kept["objects"]) or "nothing was handed to run.restore")
+        yield "in each snapshot: " + (_named(kept["objects"]) or "nothing was passed to run.restore")
     if kept["left_out"]:
         yield f"left out by the script (run.leave_out): {', '.join(kept['left_out'])}"
     for name in kept["in_no_snapshot"]:
-        yield f"changes from step to step, and is in no snapshot: {name}"
+        yield f"changes between steps, but is in no snapshot: {name}"
 
 
 def _named(objects: Mapping[str, str]) -> str:
@@ -188,7 +188,7 @@ def _fault_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"last fault, of {found['faults']}: {fault['cause']}" if found["faults"] else f"last fault: {fault['cause']}"
     yield from (f"  then: {each}" for each in fault["chain"])
     yield from (f"  tried: {each}" for each in fault["tried"])
-    yield f"  came of it: {fault['outcome']}"
+    yield f"  outcome: {fault['outcome']}"
     yield from (f"  to do: {each}" for each in fault["to_do"])
 
 

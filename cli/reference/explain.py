@@ -37,9 +37,7 @@ def command(what: str | None, output: str) -> None:
     rules = {**_checks(), **all_rules(), **all_checks()}
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
-        print_result(
-            listed, output, columns([("RULE", "SEVERITY", "WHAT IS WRONG"), *(tuple(r.values()) for r in listed)])
-        )
+        print_result(listed, output, columns([("RULE", "SEVERITY", "PROBLEM"), *(tuple(r.values()) for r in listed)]))
     elif what.upper().startswith("HPX"):
         _explain_rule(what.upper(), rules, output)
     elif found := _terms_of(what):

@@ -23,22 +23,24 @@ def what_next(
     from hyperpod_ext.config.checkpoint.tier import Loss
 
     newest = {lost: _newest(held, lost) for lost in get_args(Loss)}
-    again = _from(newest["job"], "it goes on", "it begins anew: no durable tier has a checkpoint")
+    again = _from(
+        newest["job"], "the job continues", "the job restarts from step 0, because no durable tier has a checkpoint"
+    )
     if not running:
-        return [("it is started again", again)]
+        return [("the job is started again", again)]
     following = _Next(spec, events, now)
     process, node = following.of_process(), following.of_node()
     if not process.startswith("the job ends"):
-        process_from = _from(newest["process"], "all go on", "they begin anew")
+        process_from = _from(newest["process"], "all ranks continue", "all ranks restart from step 0")
         process += "; " + _state(events, spec["nodes"] * spec["workers_per_node"] > 1, process_from)
     if not node.startswith("the job ends"):
-        anew = "they begin anew: no other node or tier has a copy"
-        node += "; " + _state(events, spec["nodes"] > 1, _from(newest["node"], "all go on", anew))
+        anew = "all ranks restart from step 0, because no other node or tier has a copy"
+        node += "; " + _state(events, spec["nodes"] > 1, _from(newest["node"], "all ranks continue", anew))
     return [("a process is killed", process), ("a node is lost", node), ("the job is started again", again)]
 
 
 def _state(events: Events, others_live: bool, from_tier: str) -> str:
-    """Return the source of the state: a live rank if ranks hold the same, otherwise `from_tier`."""
+    """Return the source of the state: a live rank if ranks hold equal state, otherwise `from_tier`."""
     if not others_live:
         return from_tier
     from hyperpod_ext.runtime.events.of_training import Begun
@@ -46,15 +48,15 @@ def _state(events: Events, others_live: bool, from_tier: str) -> str:
 
     begun = events.last(Begun)
     if begun is None or not begun.sharing:
-        return f"from the state of a live rank that has the same, else {from_tier}"
+        return f"from the state of a live rank if it has equal state, otherwise {from_tier}"
     sharing = Sharing.of(begun.sharing)
     if sharing.kind == "same" and sharing.ranks is None:
-        return "from the state of a live rank, as all hold the same"
+        return "from the state of a live rank, because all ranks hold equal state"
     return from_tier
 
 
 class _Next:
-    """Outcomes of a next fault, by the rules of the job's membership."""
+    """Computes outcomes of a next fault with the rules of the job's membership."""
 
     def __init__(self, spec: Mapping[str, Any], events: Events, now: float) -> None:
         from hyperpod_ext.runtime.events.report import committed_step
@@ -76,7 +78,7 @@ class _Next:
             return f"the job ends: {end.message}"
         if level_of(fault, self._earlier, self._budgets) is EscalationLevel.NODE:
             often = f"processes on node 0 have died {self._budgets.max_on_node} times in a row (restart.max_on_node)"
-            return f"its node is given up if that is node 0, where {often}; elsewhere the process is replaced"
+            return f"on node 0 the node is replaced, because {often}; on other nodes the process is replaced"
         return "the process is replaced"
 
     def of_node(self) -> str:
@@ -94,8 +96,8 @@ class _Next:
         if self._spares:
             return "a spare node takes its place"
         if spec["elastic"]:
-            return "the job goes on with fewer nodes, if it may have as few, and else waits for another one"
-        return f"a node is waited for, {spec['restart']['node_wait_s']:g} s"
+            return "the job continues with fewer nodes if `elastic` allows so few; otherwise it waits for another node"
+        return f"the job waits up to {spec['restart']['node_wait_s']:g} s for another node"
 
 
 def _newest(held: Sequence[Held], lost: Loss) -> Held | None:
@@ -112,7 +114,7 @@ def _from(newest: Held | None, go_on: str, anew: str) -> str:
 
 
 def earlier_faults(events: Events) -> list[Fault]:
-    """Return the faults since the job's start, as its membership counts them: the loss of a node is one."""
+    """Return the faults since the job's start. As in the job's membership, the loss of a node counts as one fault."""
     from hyperpod_ext.runtime.events import of_faults
     from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
 

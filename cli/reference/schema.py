@@ -25,7 +25,7 @@ The first line of a spec then names it for editors:
 def command(words: tuple[str, ...]) -> None:
     """Print the JSON schema of a spec, of a command's output under -o json, or of an event of the log.
 
-    error is the output of every command that fails with valid options. Later versions may add fields to outputs.
+    `error` is the output of every command that fails with valid options. Later versions may add fields to outputs.
     """
     import json
 

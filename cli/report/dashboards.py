@@ -27,9 +27,9 @@ def command(folder: Path) -> None:
     shipped = files("hyperpod_ext.templates") / "observability"
     existing = [str(folder / name) for name in _FILES if (folder / name).exists()]
     if existing:
-        raise ConflictError(f"{existing[0]} is there already", hint="name another folder, or move it away")
+        raise ConflictError(f"{existing[0]} exists already", hint="choose another folder, or move the file away")
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         (folder / name).write_text((shipped / name).read_text(encoding="utf-8"), encoding="utf-8")
         click.echo(folder / name)
-    say("import dashboard.json in Grafana; prometheus.yaml shows how jobs are found, and reads alerts.yaml")
+    say("import dashboard.json in Grafana; prometheus.yaml configures scraping of jobs, and loads alerts.yaml")

@@ -28,7 +28,7 @@ class EventText:
         self.loss: float | None = None
         self._faulty, self._went_on = False, False
         self._first_loss: dict[tuple[int, int], float | None] = {}
-        """The first rank's loss, by generation and step, of the newest steps."""
+        """The first logged loss of each of the newest steps, by generation and step."""
         self._differs = False
         self._unprotected = False
 
@@ -37,13 +37,13 @@ class EventText:
         lines = []
         if entry["run"] != self.run:
             self._begin(entry["run"])
-            lines.append("the same job once more, undisturbed, to compare with")
+            lines.append("the job runs again without faults, for comparison")
         event = read_followed(entry)
         if isinstance(event, of_training.Step):
             self._take_step(event)
             lines += self._of_one_rank(event)
         elif isinstance(event, of_training.Go) and self._faulty:
-            lines.append(f"recovered: all ranks go on after step {event.step}")
+            lines.append(f"recovered: all ranks continue after step {event.step}")
         elif isinstance(event, of_training.Go) and event.step and not self._went_on:
             source = f"the checkpoint {event.checkpoint}" if event.checkpoint else "memory"
             lines.append(f"resumes an earlier run of this name after step {event.step}, from {source}")
@@ -64,7 +64,7 @@ class EventText:
             self.loss = made.logged.get("loss", self.loss)
 
     def _of_one_rank(self, made: of_training.Step) -> list[str]:
-        """Return a warning, once in a run, if ranks log different losses for one attempt of a step."""
+        """Return a warning, once per run, if ranks log different losses for the same attempt of a step."""
         if self._differs or "loss" not in made.logged:
             return []
         making, loss = (made.generation, made.step), made.logged["loss"]
@@ -84,18 +84,21 @@ def _lines(event: Event) -> list[str]:
             return [f"warning: {note}" for note in event.notes]
         case of_training.Unsaved():
             names = [each for each in event.objects if each not in event.descriptive]
-            shown = [f"changes from step to step, and is in no snapshot: {', '.join(names)}"] if names else []
+            shown = [f"changes between steps, but is in no snapshot: {', '.join(names)}"] if names else []
             return [*shown, *([unseeded_text(event.unseeded)] if event.unseeded else [])]
         case of_training.RestoreFailed():
-            return [f"rank {event.rank} could not restore, the next source is tried: {event.error}"]
+            return [f"rank {event.rank} could not restore, and tries the next source: {event.error}"]
         case of_faults.Fault():
             what = "is gone" if event.died else "failed"
             return [f"rank {event.rank} {what} in step {event.step}: {_first_line(event.cause)}"]
         case of_faults.FaultMissed():
-            return [f"{event.kind} for rank {event.rank} came too late for step {event.step}: it is in step {event.at}"]
+            return [
+                f"{event.kind} for rank {event.rank} came too late for step {event.step}: the rank is in step "
+                f"{event.at}"
+            ]
         case of_nodes.MemoryLost() | of_nodes.ForkServerLost():
             what = f"node {event.node}: {_first_line(event.cause)}"
-            return [f"{what}; another one is started, and training goes on"]
+            return [f"{what}; it is started again, and training continues"]
         case of_nodes.NodeLost():
             return [f"node {event.node} is lost: {_first_line(event.cause)}"]
         case of_nodes.NodeReplaced():
@@ -104,22 +107,22 @@ def _lines(event: Event) -> list[str]:
             what = f"waiting {event.seconds:g} s for another node in place of {event.node}"
             return [f"no spare is left; {what}"]
         case of_nodes.Coordinator():
-            return [f"node {event.node} coordinates the job from here on"]
+            return [f"node {event.node} now coordinates the job"]
         case of_nodes.ResizeBegun():
             if event.of == event.nodes:  # a spare in the place of another node
                 leaving, joining = (", ".join(map(str, nodes)) for nodes in (event.leaving, event.joining))
-                return [f"the ranks of node {leaving} are about to go to node {joining}"]
-            return [f"on its way from {event.of} to {event.nodes} nodes"]
+                return [f"the ranks of node {leaving} will move to node {joining}"]
+            return [f"resizing from {event.of} to {event.nodes} nodes"]
         case of_nodes.ResizeRefused():
-            return [f"the job keeps its nodes: {_first_line(event.why)}"]
+            return [f"the job is not resized: {_first_line(event.why)}"]
         case of_nodes.RejoinGivenUp():
             return [f"{event.missing} ranks stay missing: {_first_line(event.why)}"]
         case of_nodes.Resized():
-            what = f"goes on with {event.nodes} nodes instead of {event.of} after step {event.step}"
+            what = f"continues with {event.nodes} nodes instead of {event.of} after step {event.step}"
             if event.cause == "move":
-                what = f"goes on with a spare in place of a node after step {event.step}"
+                what = f"continues with a spare in place of a node after step {event.step}"
             elif event.cause in ("continued", "rejoined"):
-                what = f"goes on with {event.world_size} of {event.full_size} ranks after step {event.step}"
+                what = f"continues with {event.world_size} of {event.full_size} ranks after step {event.step}"
             return [f"{what}, {event.pause_s:.2f} s without a step"]
         case of_checkpoints.SavesSetAside():
             return [event.text]
@@ -131,9 +134,9 @@ def _lines(event: Event) -> list[str]:
 
 
 def _still_to_come(event: of_checkpoints.Uploading, tier: of_checkpoints.LeftOver) -> str:
-    """Return the line of a tier that lacks a part of the last step."""
-    what = f"{tier.left_bytes / (1 << 20):.1f} MiB are still to come" if tier.left_ranks else "all is sent"
-    return f"node {event.node} brings its part to {tier.tier}, for {event.seconds_left:.0f} s at most: {what}"
+    """Return the line for a tier that still lacks a part of the last step."""
+    what = f"{tier.left_bytes / (1 << 20):.1f} MiB are left" if tier.left_ranks else "all bytes are sent"
+    return f"node {event.node} uploads its part to {tier.tier}, for at most {event.seconds_left:.0f} s: {what}"
 
 
 def _first_line(cause: str) -> str:

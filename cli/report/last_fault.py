@@ -1,7 +1,7 @@
 """The newest fault of a job from its events: cause, consequences, attempts and outcome. Pure.
 
-Faults between two resumptions of training are one story. The first of them is the cause, unless it is a closed
-connection, which follows from the death of its other end.
+Faults between two resumptions of training belong together. The first fault is the cause, unless it is a closed
+connection, which is a consequence of the death of the other end.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hyperpod_ext.runtime.events.of_training import Go, JobEnded, Restored, Rest
 _MET = {
     "in process": "the training function was called again in the same process",
     "process": "the process was replaced",
-    "node": "another node was to have its ranks",
+    "node": "the ranks were assigned to another node",
 }
 """Reaction at each level of escalation."""
 _FROM = {
     "self": "",
-    "live": ", one with the state of a live rank",
-    "memory": ", one with the state in its node's memory",
-    "peer": ", one with the copy in another node's memory",
+    "live": ", one rank with the state of a live rank",
+    "memory": ", one rank with the state in its node's memory",
+    "peer": ", one rank with the copy in another node's memory",
     "durable": ", from a durable checkpoint",
     "fresh": ", which is the start",
 }
@@ -41,7 +41,7 @@ _NEAREST_FIRST = tuple(_FROM)
 
 @dataclass(frozen=True, slots=True)
 class LastFault:
-    """The newest fault, each part a sentence without its full stop."""
+    """The newest fault. Each part is a sentence without a full stop."""
 
     cause: str
     chain: tuple[str, ...]
@@ -68,7 +68,7 @@ def last_fault(events: Events) -> LastFault | None:
     if not hits:
         return None
     newest = hits[-1]
-    if isinstance(events[newest], MemoryLost):  # it does not interrupt training
+    if isinstance(events[newest], MemoryLost):  # the loss of a memory server does not interrupt training
         return _of_memory_server(events, newest)
     begins = next((index + 1 for index in range(newest, -1, -1) if isinstance(events[index], Go)), 0)
     ends = next((index for index in range(newest, len(events)) if isinstance(events[index], Go)), len(events))
@@ -93,9 +93,10 @@ def _of_memory_server(events: Events, index: int) -> LastFault:
     lost = events[index]
     assert isinstance(lost, MemoryLost)
     back = [event for event in events[index:] if isinstance(event, MemoryBack) and event.node == lost.node]
-    tried = (f"another one took its place after {back[0].seconds:.2f} s",) if back else ()
+    tried = (f"a new memory server was ready after {back[0].seconds:.2f} s",) if back else ()
     ended = events.last(JobEnded)
-    outcome = "training went on" if back else f"the job {ended.state}" if ended else "no other one has taken its place"
+    outcome = "training continued" if back else f"the job {ended.state}" if ended else "no new memory server has "
+    "started"
     return LastFault(_words(lost), (), tried, outcome, recovered=bool(back), kind="memory-server", to_do=())
 
 
@@ -114,7 +115,7 @@ def _words(event: Event) -> str:
         case Fault():
             phase = f" ({event.phase})" if event.phase else ""
             return f"rank {event.rank} on node {event.node}, step {event.step}{phase}: {_first_line(event.cause)}"
-    raise AssertionError(f"{type(event).__name__} is no fault")
+    raise AssertionError(f"{type(event).__name__} is not a fault")
 
 
 def _kind(event: Event) -> str:
@@ -127,14 +128,14 @@ def _tried(story: Events) -> Iterator[str]:
             case Fault() if event.escalation_level in _MET:
                 yield _MET[event.escalation_level]
             case AwaitingNode():
-                yield f"another node in place of {event.node} was waited for, {event.seconds:g} s at most"
+                yield f"the job waited up to {event.seconds:g} s for another node in place of node {event.node}"
             case NodeReplaced():
                 ranks = ", ".join(map(str, event.ranks))
                 yield f"node {event.node} took rank{'s' if len(event.ranks) > 1 else ''} {ranks}"
             case Coordinator():
                 yield f"node {event.node} took over from the coordinator on node {event.before}"
             case RestoreFailed():
-                yield f"rank {event.rank} refused what it was to restore: {_first_line(event.error)}"
+                yield f"rank {event.rank} rejected the state to restore: {_first_line(event.error)}"
 
 
 def _outcome(events: Events, ends: int) -> tuple[str, bool]:
@@ -143,11 +144,11 @@ def _outcome(events: Events, ends: int) -> tuple[str, bool]:
         assert isinstance(went_on, Go)
         sources = {event.source for event in events[ends:] if isinstance(event, Restored)} & set(_NEAREST_FIRST)
         far = max(sources, key=_NEAREST_FIRST.index, default="self")
-        return f"all went on after step {went_on.step}{_FROM[far]}", True
+        return f"all ranks continued after step {went_on.step}{_FROM[far]}", True
     ended = events.last(JobEnded)
     if ended is not None:
         return f"the job {ended.state}" if ended.state != "cancelled" else "the job was cancelled", False
-    return "no rank has gone on since", False
+    return "no rank has continued since", False
 
 
 def _first_line(text: str) -> str:

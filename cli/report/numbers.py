@@ -48,7 +48,7 @@ class FromTarget:
 
 
 class FromPods:
-    """Asks the pod that serves metrics while the job runs, and reads stored events otherwise."""
+    """Queries the pod that serves metrics while the job runs. Otherwise reads stored events."""
 
     def __init__(self, pods: PodNumbers, kept: FromPlaces) -> None:
         self._pods, self._kept = pods, kept
@@ -151,7 +151,7 @@ def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
     while True:
         numbers = kept.take()
         if not kept.has_any:
-            raise NotFoundError(f"no events are kept at {place.shown}", hint=KEPT_BY)
+            raise NotFoundError(f"no events are stored at {place.shown}", hint=KEPT_BY)
         name = place.shown.rstrip("/").rpartition("/")[2]
         yield job_numbers(JobStatus(name=name, handle=place.shown, state=str(numbers["state"])), numbers)
         if numbers["state"] in FINAL_STATES:

@@ -20,8 +20,8 @@ _ORDER: tuple[str, ...] = (
     "restore",
 )
 _ORDER += ("startup", "idle")
-"""From the bottom up. Kept steps are lowest, so that their height is the goodput."""
-NOTHING_TO_CHANGE = "Nothing: no figure of this run asks for a change."
+"""Order of the stacked bars, from the bottom up. Kept steps are lowest, so that their height is the goodput."""
+NOTHING_TO_CHANGE = "Nothing: no figure of this run suggests a change."
 _MOST_ROWS = 64
 _MOST_TIMELINES = 40
 
@@ -66,7 +66,7 @@ def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, Any, str]]:
     rows.append(("goodput", "goodput", result["goodput"], f"{100 * result['goodput']:.2f} %"))
     if undisturbed := result["undisturbed"]:
         goodput = undisturbed["goodput"]
-        rows.append(("the same, undisturbed", "undisturbed.goodput", goodput, f"{100 * goodput:.2f} %"))
+        rows.append(("the run without faults", "undisturbed.goodput", goodput, f"{100 * goodput:.2f} %"))
     rows.append(("steps", "steps", result["steps"], str(result["steps"])))
     rows.append(("steps lost", "steps_lost", result["steps_lost"], str(result["steps_lost"])))
     for name in ("wall", "steps", "startup", "recovery", "other"):

@@ -28,7 +28,7 @@ _WHY = {
     "order": "as ordered",
     "move": "a node's ranks moved to a spare",
     "nodes": "nodes came",
-    "continued": "without ranks that were lost",
+    "continued": "lost ranks are missing",
     "rejoined": "lost ranks are back",
 }
 
@@ -48,7 +48,7 @@ Examples:
     "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, to read events from its durable tiers."
 )
 @click.option("--page", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the report as one HTML page.")
-@click.option("--beside", "other", metavar="RUN", help="Another run to compare with, such as an undisturbed one.")
+@click.option("--beside", "other", metavar="RUN", help="Another run to compare with, such as a run without faults.")
 @click.option(
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
@@ -61,15 +61,15 @@ def command(
 ) -> None:
     """Show an ended job's faults, their cost, and the use of its time.
 
-    RUN is a job's name or URL; or a path with a slash or a suffix: a folder with its files, its result.json or
-    report.json, or the events.jsonl of a job without a report; or its checkpoint folder, s3://bucket/prefix/JOB.
+    RUN is a job's name or URL; or a path with a slash or a suffix: a job's folder, result.json or
+    report.json, or the events.jsonl of a job without a report; or a job's checkpoint folder, s3://bucket/prefix/JOB.
     """
     from hyperpod_ext.planner.advice import advise
 
     from .runs import compare, read_kept_run, read_run
 
     if (run is None) == (file is None):
-        raise click.UsageError("Name one run, as in: tiny-gpt, or: s3://bucket/prefix/tiny-gpt, or: -f job.yaml")
+        raise click.UsageError("Name one run, for example tiny-gpt, s3://bucket/prefix/tiny-gpt or -f job.yaml")
     result = read_run(run) if run is not None else read_kept_run(file or "")
     if other is not None:
         result = compare(result, read_run(other))
@@ -97,48 +97,53 @@ def warn(result: Mapping[str, Any]) -> None:
 
 
 def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return why a job differs from its undisturbed run, and a hint; None if it is equal or not compared."""
+    """Return why a job differs from its run without faults, and a hint; None if it is equal or not compared."""
     if False not in (result.get("loss_equal"), result.get("weights_equal")):
         return None
     unsaved, unseeded = ", ".join(result.get("in_no_snapshot", ())), result.get("unseeded_loaders", ())
     if result.get("weights_equal") is not False:
         if "loss" in result.get("differs_by_rank", ()):
-            what = "the losses differ from those of the undisturbed run, as ranks log different losses"
+            what = "the losses differ from the losses of the run without faults, because ranks log different losses"
             return (
                 what,
-                "run.log takes the same number on every rank: average the loss over them, or log it as rank_loss.",
+                "Pass the same number to run.log on every rank: average the loss over all ranks, or log it as "
+                "rank_loss.",
             )
-        what = "the weights are equal, the losses that were logged are not"
+        what = "the weights are equal, but the logged losses differ"
         if not unsaved:
             return (
                 what,
-                "Training repeats exactly: do not give run.log what comes from a clock or from outside of the step.",
+                "Training repeats exactly. Do not pass values to run.log that depend on a clock or on anything "
+                "outside the step.",
             )
     else:
-        what = "the job differs from its undisturbed run, so its steps do not repeat exactly"
+        what = "the job differs from its run without faults, so its steps do not repeat exactly"
     whys, hints = [], []
     if unseeded:
         whys, hints = [unseeded_text(unseeded).removesuffix(".")], [GIVE_A_GENERATOR]
     if unsaved:
-        whys.append(f"{unsaved} changed from step to step and is in no snapshot")
-        hints.append("Hand it to run.restore, in an object with state_dict() and load_state_dict().")
+        whys.append(f"{unsaved} changed between steps, but is in no snapshot")
+        hints.append("Pass it to run.restore, in an object with state_dict() and load_state_dict().")
     if whys:
         return "; ".join([what, *whys]), " ".join(hints)
     if ranks := {str(each["differs"]) for each in result.get("continued", ()) if each["differs"]}:
-        what = f"the job differs from its undisturbed run, as ranks went on without others: {'; '.join(sorted(ranks))}"
+        what = (
+            f"the job differs from its run without faults: it continued without lost ranks ({'; '.join(sorted(ranks))})"
+        )
         return (
             what,
-            "Bits stay with `samples: constant`, ElasticDataLoader, run.data_parallel(model, reproducible=True).",
+            "For equal bits use `samples: constant`, ElasticDataLoader, and run.data_parallel(model, "
+            "reproducible=True).",
         )
     return (
         what,
         "Build models inside run.keep, which is seeded. Draw random numbers inside the steps and in the rank's own "
-        "process: those that worker processes of a DataLoader draw are others after a fault.",
+        "process: worker processes of a DataLoader draw other numbers after a fault.",
     )
 
 
 def saving(advice: Mapping[str, Any]) -> str:
-    """Return the most that a piece of advice would have saved, if known."""
+    """Return the upper limit of the savings of an advice, if known."""
     if not advice["gain_s"]:
         return ""
     money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
@@ -146,14 +151,10 @@ def saving(advice: Mapping[str, Any]) -> str:
 
 
 def describe_result(result: Mapping[str, Any]) -> str:
-    """Return faults, their cost, and the comparison with the undisturbed run as text."""
+    """Return faults, their cost, and the comparison with the run without faults as text."""
     earlier, made = result.get("resumed_step", 0), f"{result['steps']} steps"
     if earlier:
-        made = (
-            f"steps {earlier + 1} to {result['steps']}"
-            if result["steps"]
-            else f"no step after the {earlier} it had made"
-        )
+        made = f"steps {earlier + 1} to {result['steps']}" if result["steps"] else f"no step after the first {earlier}"
     parts = [f"{result['name']}: {result['state']}, {made} on {result['world_size']} ranks"]
     if earlier:
         source = f"the checkpoint {result['resumed_from']}" if result.get("resumed_from") else "memory"
@@ -172,7 +173,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 
 
 def _last_fault(result: Mapping[str, Any]) -> str:
-    """Return the fault that ended the job, which has no recovery."""
+    """Return the fault that ended the job; it has no recovery."""
     faults = result.get("faults", [])
     if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
         return ""
@@ -191,10 +192,14 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     rows += [(phase.replace("_", " "), _seconds(took)) for phase, took in recovery["phases"].items()]
     rows.append(("total", _seconds(recovery["seconds"])))
     table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
-    kept = "the others kept their processes" if recovery["survivor_pids_kept"] else "other processes were replaced too"
+    kept = (
+        "the other ranks kept their processes"
+        if recovery["survivor_pids_kept"]
+        else "processes of other ranks were replaced too"
+    )
     source = _SOURCES.get(recovery["source"], recovery["source"])
-    went_on = f"went on from step {recovery['resumed_step']} with the state of {source}; {kept}"
-    tail = went_on if source else "the job ended before it could go on"
+    went_on = f"continued from step {recovery['resumed_step']} with the state of {source}; {kept}"
+    tail = went_on if source else "the job ended before it could continue"
     return "\n".join([head, *(f"  {line}" for line in [*table[:-1], "-" * len(table[0]), table[-1]]), tail])
 
 
@@ -212,7 +217,7 @@ def _figures(result: Mapping[str, Any]) -> str:
     of = f"{seconds.get('steps', 0.0):.1f} s of {wall:.1f} s" if wall else "-"
     rows = [
         ("steps lost", str(result["steps_lost"])),
-        ("loss equal to the undisturbed run", _yes_or_no(result["loss_equal"])),
+        ("loss equal to the run without faults", _yes_or_no(result["loss_equal"])),
         ("weights equal", _yes_or_no(result["weights_equal"])),
         ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
     ]
@@ -226,7 +231,7 @@ def _figures(result: Mapping[str, Any]) -> str:
         step = "none" if tier["newest_step"] is None else tier["newest_step"]
         rows.append(("newest durable step", f"{step}, in {tier['tier']}"))
     if result["undisturbed"]:
-        rows.append(("the same, undisturbed", f"{100 * result['undisturbed']['goodput']:.1f} %"))
+        rows.append(("the run without faults", f"{100 * result['undisturbed']['goodput']:.1f} %"))
     for name, value in result["metrics"].items():
         label = name.replace("_", " ").replace("held out", "held-out")
         rows.append((label, f"{value:.4f}" if isinstance(value, float) else str(value)))
@@ -234,7 +239,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 
 
 def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
-    """Return shares of all ranks' time, without those below a thousandth."""
+    """Return the share of each phase in all ranks' time, without shares below 0.1 %."""
     sums: dict[str, float] = {}
     for of_rank in phases.values():
         for phase, seconds in of_rank.items():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..checkpoints.location import CheckpointLocation
 
 _LONG_BYTES = 64 << 20
-"""A larger log takes seconds to read, so progress is shown."""
+"""A log above this size takes seconds to read, so progress is shown."""
 _OWN = (
     *("name", "target", "handle", "state", "error", "starts", "slurm_job_id"),
     *("loss_equal", "weights_equal", "undisturbed"),
@@ -25,8 +25,8 @@ _OWN = (
 """Fields that come from the target, not from the event log."""
 _REPORTS = ("result.json", "report.json")
 KEPT_BY = (
-    "jobs on Kubernetes, SageMaker and torchrun store their events in the first durable tier: give its URL and the "
-    "job's name, as in s3://bucket/prefix/my-job"
+    "jobs on Kubernetes, SageMaker and torchrun store their events in the first durable tier: name its URL with the "
+    "job's name, for example s3://bucket/prefix/my-job"
 )
 
 
@@ -51,7 +51,7 @@ def _completed(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result with that of an undisturbed run, and whether losses and weights are equal."""
+    """Return the result with the result of a run without faults, and whether losses and weights are equal."""
     from hyperpod_ext.jobs.local.result import same
 
     other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
@@ -76,7 +76,7 @@ def read_kept_run(file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         with contextlib.suppress(NotFoundError):
             return _completed(place.job or "", _of_kept(place))
     tried = " or ".join(place.shown for place in places)
-    raise NotFoundError(f"no events are kept in {tried}", hint=KEPT_BY)
+    raise NotFoundError(f"no events are stored in {tried}", hint=KEPT_BY)
 
 
 def _of_kept(place: CheckpointLocation) -> Mapping[str, Any]:
@@ -113,7 +113,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     """Return the result of a job. Without a report, as after all agents were killed, figures come from its event log.
 
     Raises:
-        NotFoundError: there is no such job, or it has neither ended nor begun.
+        NotFoundError: there is no such job, or the job has not begun.
     """
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.contract.targets import get_target
@@ -132,7 +132,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     if result.get("world_size") or (logged := _logged(handle, events)) is None:
         return result
     own = {key: result[key] for key in _OWN if key in result}
-    if result.get("losses"):  # of all starts
+    if result.get("losses"):  # the events of all starts
         own["losses"] = result["losses"]
     if "error" in own:
         own["error"] = _first_cause(handle, own["error"], logged["error"])
@@ -143,7 +143,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
 def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a job's error, as `report` and `wait` show it. `status`: members of `JobStatus`."""
     error: dict[str, Any] | None = status["error"]
-    if status["state"] != "failed" or handle.target == "local":  # its engine has merged both
+    if status["state"] != "failed" or handle.target == "local":  # the local engine has merged both
         return error
     found: dict[str, Any] | None = read_result(handle)["error"]
     return found
@@ -240,21 +240,23 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]
         if not found:
-            hint = "name a run folder, as of `HPX_RUN_DIR`, or one of these files"
+            hint = "name a run folder, such as `HPX_RUN_DIR`, or one of these files"
             raise NotFoundError(f"{path} has no {', '.join(_REPORTS)} or events.jsonl", hint=hint)
         path = found[0]
     if path.suffix == ".jsonl" and path.is_file():
         return _of_events(path)
-    hint = "name a report.json or result.json of ours, or the events.jsonl next to it"
+    hint = "name a report.json or result.json of hp-ext, or the events.jsonl next to it"
     try:
         report = read_checked(path, ReportOutput, hint)
     except FileNotFoundError:
-        raise NotFoundError(f"there is no file {path}", hint="a job is named without a slash or suffix") from None
+        raise NotFoundError(
+            f"there is no file {path}", hint="if you mean a job, name it without slash and suffix"
+        ) from None
     return {"name": path.resolve().parent.name, **report}
 
 
 def _of_events(path: Path) -> Mapping[str, Any]:
-    """Make a report from the event log of a job that has none, or still runs."""
+    """Make a report from the event log of a job that has no report, or still runs."""
     from hyperpod_ext.files import open_regular
     from hyperpod_ext.runtime.events.reading import complete_lines, read_log
 
@@ -291,7 +293,7 @@ def _of_log(log: LogRead, source: str) -> dict[str, Any]:
 
     events = in_time(log)
     if not events:
-        raise _damaged(source, "holds no event", "the job has not begun, or another file is meant")
+        raise _damaged(source, "holds no event", "the job has not begun, or the file is not the job's log")
     for note in log.notes:
         say(f"warning: {note}")
     started, ended, hit = events.first(JobStarted), events.last(JobEnded), last_fault(events)

@@ -14,7 +14,7 @@ from ..command import Command, output_option, target_option
 from ..output import columns, console, print_result
 
 _MOST_RANKS = 32
-"""Most ranks with a line of their own. If there are more, the slowest are shown."""
+"""Maximum number of shown ranks. If there are more, the slowest ranks are shown."""
 
 
 @click.command(
@@ -33,7 +33,7 @@ Examples:
 def command(job: str, target: str, once: bool, output: str) -> None:
     """Follow a running job: step, goodput, faults, and the phase of each rank.
 
-    JOB is a name or URL, or the folder of its checkpoints, s3://bucket/prefix/JOB. On Kubernetes the numbers come from
+    JOB is a name or URL, or the folder of its checkpoints, s3://bucket/prefix/JOB. On Kubernetes, the numbers come from
     the pod that serves `metrics`, through the API server. For other jobs, and after pods are gone, they come from the
     events next to the checkpoints.
     """
@@ -96,7 +96,7 @@ def _head(now: dict[str, Any]) -> str:
     if now["goodput"] is not None:
         rows.append(("time kept", f"{100 * now['goodput']:.1f} %"))
     if now["faults"]:
-        lost = f"{now['steps_lost']} steps made again, {now['nodes_lost']} nodes lost"
+        lost = f"{now['steps_lost']} steps repeated, {now['nodes_lost']} nodes lost"
         rows.append(("faults", f"{now['faults']}, {now['recoveries']} recovered from, {lost}"))
     return f"{now['name']}\n{columns(rows)}"
 

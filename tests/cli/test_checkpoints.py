@@ -211,7 +211,7 @@ def test_a_spec_lists_all_its_durable_tiers_and_what_they_keep(written: Written,
     assert "KEPT" in hp_ext("checkpoints", "list", "-f", spec).stdout
     assert "none yet" in hp_ext("checkpoints", "list", "-f", spec, "--set", "name=other").stdout
     done = hp_ext("checkpoints", "list", "-f", spec, "--set", "checkpoint.tiers=[{kind: memory}]")
-    assert (done.code, done.stdout) == (0, "no durable tier, nothing in memory\n")
+    assert (done.code, done.stdout) == (0, "the job has no durable tier and no snapshot in memory\n")
 
 
 @pytest.mark.parametrize(
@@ -564,7 +564,7 @@ def test_a_copy_is_byte_for_byte_and_plain_torch_loads_it(written: Written, fold
     state = {"model": {"weight": torch.zeros(MANY), "bias": torch.ones(3, dtype=torch.bfloat16)}}
     dcp.load(state, checkpoint_id=str(to / inside))
     assert torch.equal(state["model"]["weight"], state_of(0, 10)["model"]["weight"])
-    assert "was there already" in hp_ext("checkpoints", "copy", folder, to).stdout
+    assert "existed already" in hp_ext("checkpoints", "copy", folder, to).stdout
     assert hp_ext("checkpoints", "copy", folder, folder).code == 2
 
 

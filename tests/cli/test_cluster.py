@@ -107,7 +107,7 @@ def test_synth_tells_what_is_made_and_what_it_costs_without_an_account(here: Wor
     text = here.run("synth", *FILE).stdout
     assert "4 x ml.p5.48xlarge, group workers  63.30  0.00  253.18" in text
     assert "on-demand prices in us-west-2 of 2026-09-01" in text
-    assert "paid by use, and not in the sum: S3::Bucket" in text
+    assert "paid by use, not in the sum: S3::Bucket" in text
 
 
 def test_a_diff_that_would_replace_the_cluster_exits_with_10_and_names_the_field(here: Workplace) -> None:

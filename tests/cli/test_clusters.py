@@ -44,7 +44,7 @@ def test_a_cluster_is_created_and_then_is_as_its_spec_says(
     created = hp_ext(tmp_path, "create-cluster", *FILE, "--wait", "-o", "json")
     assert (created.code, created.json["status"]) == (0, "InService")
     same = hp_ext(tmp_path, "update-cluster", *FILE, "--yes")
-    assert (same.code, same.stdout, aws.count("UpdateCluster")) == (0, "research is as the spec says\n", 0)
+    assert (same.code, same.stdout, aws.count("UpdateCluster")) == (0, "research already matches its spec\n", 0)
     assert hp_ext(tmp_path, "create-cluster", *FILE).code == 5
 
 
@@ -60,7 +60,7 @@ def test_an_update_shows_its_changes_asks_and_sends_them(
     assert (hp_ext(tmp_path, "update-cluster", *FILE).code, aws.count("UpdateCluster")) == (130, 0)
     aws.on_AddTags = lambda request: aws.clusters["research"].update(Tags=request["Tags"]) or {}  # type: ignore[attr-defined]
     assert hp_ext(tmp_path, "update-cluster", *FILE, "--yes", "--wait").code == 0
-    assert hp_ext(tmp_path, "update-cluster", *FILE, "--yes").stdout == "research is as the spec says\n"
+    assert hp_ext(tmp_path, "update-cluster", *FILE, "--yes").stdout == "research already matches its spec\n"
 
 
 def test_a_change_that_needs_a_new_cluster_is_refused_with_the_reason(tmp_path: Path, aws: AwsStandIn) -> None:

@@ -53,7 +53,9 @@ def test_an_old_run_does_not_go_without_a_word(place: LocalPlace, tmp_path: Path
             local_store.create("a").end({"state": "succeeded", "error": None})
     oldest = place.home / "local" / "a" / "0001"
     said = hp_ext("create-job", "-f", write_job(tmp_path), "--wait").stderr
-    assert f"note: the old run in {oldest} is removed; the newest {local_store.KEPT} of a name are kept\n" in said
+    assert (
+        f"note: the old run in {oldest} is removed; the newest {local_store.KEPT} runs of a job name are kept\n" in said
+    )
     assert not oldest.exists()
 
 
@@ -94,23 +96,23 @@ def test_wait_ends_with_a_table_and_says_on_stderr_what_happens(place: LocalPlac
         "  first new step          -",
         "  -------------------------",
         "  total               0.200",
-        "went on from step 1 with the state of live peer rank 0; the others kept their processes",
+        "continued from step 1 with the state of live peer rank 0; the other ranks kept their processes",
         "",
         "steps lost                         0",
-        "loss equal to the undisturbed run  yes",
+        "loss equal to the run without faults  yes",
         "weights equal                      yes",
         "share of time kept                 50.0 % (1.0 s of 2.0 s)",
         "where the rest went                start-up 0.5 s, recovery 0.0 s, other 0.5 s",
-        "the same, undisturbed              50.0 %",
+        "the run without faults              50.0 %",
         "held-out loss                      3.0000",
     ]
     assert done.stderr.splitlines() == [
         "starting 2 ranks on 2 nodes",
         "step 1 of 2, loss 5.0000",
         "rank 1 is gone in step 2: killed by SIGKILL (9)",
-        "recovered: all ranks go on after step 1",
+        "recovered: all ranks continue after step 1",
         "step 2 of 2, loss 5.0000",
-        "the same job once more, undisturbed, to compare with",
+        "the job runs again without faults, for comparison",
         "starting 2 ranks on 2 nodes",
         "step 1 of 2, loss 5.0000",
         "step 2 of 2, loss 5.0000",
@@ -192,7 +194,7 @@ def test_ctrl_c_before_the_job_is_watched_cancels_it_and_says_so(
     done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "-o", "json")
     signal.signal(signal.SIGTERM, before)
     assert done.code == done.json["error"]["exit_code"] == 130
-    assert "nothing of it is left running" in done.json["error"]["message"]
+    assert "no process of it is running" in done.json["error"]["message"]
     assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
 
 
@@ -251,7 +253,7 @@ def test_kill_adds_a_rehearsal_to_a_spec_without_one(place: LocalPlace, tmp_path
         (["--kill", "rank=9@step=1"], 3, "--kill rank=9@step=1: chaos.faults.0.rank: there is no rank 9"),
         (["--kill", "node=9@step=1"], 3, "--kill node=9@step=1: chaos.faults.0.node: there is no node 9"),
         (["--kill", "9@1"], 2, "rank=2@step=13"),
-        (["--kill", "rank=0@step=1", "--no-kill"], 2, "exclude each other"),
+        (["--kill", "rank=0@step=1", "--no-kill"], 2, "cannot be used together"),
         (["--set", "nodes=x"], 3, "--set nodes=x: nodes"),
         (["--set", "checkpoint.tiers=[{kind: tape}]"], 3, "checkpoint.tiers.0"),
     ],
@@ -329,15 +331,17 @@ def test_while_the_last_step_comes_home_it_is_told_how_far_it_is() -> None:
     assert story.tell(main | entry(0.0, "final_save", step=13)) == ["step 13 goes to the durable tiers"]
     assert story.tell(main | entry(0.0, "final_save", step=None)) == []
     assert story.tell(way | {"tiers": [left, there]}) == [
-        "node 1 brings its part to /d/j, for 58 s at most: 3.0 MiB are still to come"
+        "node 1 uploads its part to /d/j, for at most 58 s: 3.0 MiB are left"
     ]
-    assert story.tell(way | {"tiers": [sent]}) == ["node 1 brings its part to /d/j, for 58 s at most: all is sent"]
+    assert story.tell(way | {"tiers": [sent]}) == [
+        "node 1 uploads its part to /d/j, for at most 58 s: all bytes are sent"
+    ]
 
 
 def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     told = {"t": 1.0, "event": "unsaved", "generation": 1, "rank": 0, "run": "main"}
     told |= {"objects": ["mean (float)", "losses (list)"], "descriptive": ["losses (list)"]}
-    assert EventText().tell(told) == ["changes from step to step, and is in no snapshot: mean (float)"]
+    assert EventText().tell(told) == ["changes between steps, but is in no snapshot: mean (float)"]
     assert EventText().tell(told | {"objects": ["losses (list)"]}) == []
     unseeded = {"objects": [], "unseeded": ["rows (DataLoader)"]}
     assert EventText().tell(told | unseeded) == [unseeded_text(["rows (DataLoader)"])]
@@ -372,11 +376,11 @@ def test_losses_that_ranks_log_differently_are_told_once() -> None:
 def test_a_move_is_told_by_the_nodes_that_it_is_between() -> None:
     main, story = {"run": "main", "order": "a", "nodes": 2, "of": 2}, EventText()
     begun = entry(1.0, "resize_begun", leaving=[1], joining=[2])
-    assert story.tell(begun | main) == ["the ranks of node 1 are about to go to node 2"]
+    assert story.tell(begun | main) == ["the ranks of node 1 will move to node 2"]
     fields = {"world_size": 2, "local_share": 1.0, "step": 7, "pause_s": 0.25, "pids_kept": True, "generation": 2}
-    moved = ["goes on with a spare in place of a node after step 7, 0.25 s without a step"]
+    moved = ["continues with a spare in place of a node after step 7, 0.25 s without a step"]
     assert story.tell(entry(2.0, "resized", **fields, cause="move") | main) == moved
-    resized = ["goes on with 3 nodes instead of 2 after step 7, 0.25 s without a step"]
+    resized = ["continues with 3 nodes instead of 2 after step 7, 0.25 s without a step"]
     assert story.tell(entry(2.0, "resized", **fields, cause="order") | main | {"nodes": 3}) == resized
     grows = entry(1.0, "resize_begun", leaving=[], joining=[2])
-    assert story.tell(grows | main | {"nodes": 3}) == ["on its way from 2 to 3 nodes"]
+    assert story.tell(grows | main | {"nodes": 3}) == ["resizing from 2 to 3 nodes"]

@@ -90,7 +90,7 @@ def test_a_dataset_that_changed_exits_7(dataset: Path, place: Path) -> None:
         (["build", "none.jsonl"], 6, "there is no dataset at none.jsonl"),
         (["build", "news.jsonl", "--field", "txt"], 3, "news.jsonl:1: there is no field txt (did you mean `text`?)"),
         (["build", "news.jsonl", "--tokenizer", "gpt"], 3, "gpt: is no tokenizer"),
-        (["build", "news.jsonl", "--segment", "lots"], 2, "is no size"),
+        (["build", "news.jsonl", "--segment", "lots"], 2, "is not a size"),
         (["build", "news.jsonl", "--budget", "1KiB", "--segment", "4KiB"], 7, "the budget is 1,024"),
         (["build", "news.jsonl", "--whole-documents"], 2, "needs --sequence-length"),
         (["build", "news.jsonl", "--sequence-length", "10000000"], 3, "less than one sample"),
@@ -142,7 +142,7 @@ def test_an_arrow_file_is_shown_with_how_each_column_is_read(tmp_path: Path, pla
     assert "cannot be mapped in place: it is string" in refused.stderr
     built = hp_ext("data", "build", file, "--field", "ids", "--tokenizer", "none", "-o", "json")
     assert (built.code, built.json["tokens"]) == (0, 4)
-    assert f"{file} can be read without conversion, too: ArrowStore" in built.stderr
+    assert f"{file} can also be read without conversion: ArrowStore" in built.stderr
     (tmp_path / "news.jsonl").write_text('{"text": "a"}\n')
     assert "converted, by `hp-ext data build`" in hp_ext("data", "inspect", tmp_path / "news.jsonl").stdout
     assert hp_ext("data", "inspect", place, "--field", "ids").code == 2

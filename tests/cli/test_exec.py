@@ -45,7 +45,7 @@ def test_the_command_runs_in_a_pod_that_runs_and_its_exit_code_is_ours(api: Kube
     assert (done.code, done.stdout.splitlines()) == (9, wanted)
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl on this machine")
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed on this machine")
 def test_the_real_kubectl_takes_the_command_and_brings_back_outputs_and_exit_code(
     api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +85,7 @@ def test_no_command_is_wrong_usage(api: KubernetesApi) -> None:
 def test_a_machine_without_kubectl_says_so(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     told = call_hp_ext("exec", *EKS, "gpt", "--", "true")
-    assert (told.code, "there is no kubectl on this machine" in told.stderr) == (4, True)
+    assert (told.code, "kubectl is not installed on this machine" in told.stderr) == (4, True)
 
 
 def test_on_slurm_it_is_a_step_of_the_job_on_one_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def test_a_killed_rank_that_was_replaced() -> None:
     found = told(KILLED, entry(3.0, "go", step=2), entry(3.1, "restored", rank=1, step=2, source="live"))
     assert found.sentence == "rank 1 on node 0, step 3 (backward): killed by SIGKILL (9)"
     assert found.tried == ("the process was replaced",)
-    assert found.outcome == "all went on after step 2, one with the state of a live rank"
+    assert found.outcome == "all ranks continued after step 2, one rank with the state of a live rank"
     assert (found.recovered, found.kind) == (True, "signal")
 
 
@@ -46,7 +46,7 @@ def test_the_first_of_several_is_the_cause_and_a_broken_connection_never_is() ->
         "rank 2 on node 1, step 3: Connection closed by peer",
         "node 1 was lost: the connection to its agent closed",
     )
-    assert found.tried == ("the process was replaced", "another node in place of 1 was waited for, 30 s at most")
+    assert found.tried == ("the process was replaced", "the job waited up to 30 s for another node in place of node 1")
     assert (found.outcome, found.recovered) == ("the job failed", False)
 
 
@@ -56,15 +56,15 @@ def test_faults_that_were_recovered_from_are_another_story() -> None:
     )
     found = told(KILLED, entry(3.0, "go", step=2), raised)
     assert (found.cause, found.chain) == ("rank 0 on node 0, step 7: ValueError: bad (t.py:3)", ())
-    assert found.outcome == "no rank has gone on since"
+    assert found.outcome == "no rank has continued since"
 
 
 @pytest.mark.parametrize(
     ("after", "outcome", "recovered"),
     [
-        ([entry(3.0, "memory_back", node=1, seconds=0.5)], "training went on", True),
+        ([entry(3.0, "memory_back", node=1, seconds=0.5)], "training continued", True),
         ([entry(3.0, "job_ended", state="failed")], "the job failed", False),
-        ([], "no other one has taken its place", False),
+        ([], "no new memory server has started", False),
     ],
 )
 def test_a_memory_server_that_ended(after: list[Entry], outcome: str, recovered: bool) -> None:

@@ -71,7 +71,7 @@ def test_auto_is_planned_for(spec: Path) -> None:
 def test_people_read_a_table(spec: Path) -> None:
     text = hp_ext("plan", "-f", spec, "--model", "llama3-70b", "--usd-per-node-hour", "60").stdout
     assert "987.75 GB (919.92 GiB), llama3-70b: 70,553,706,496 parameters, 14 bytes each" in text
-    assert "as the spec says" in text
+    assert "the spec's intervals" in text
     assert "every fault restarts the job" in text
     assert "$ a month" in text
     assert "correlated, second loss" in text
@@ -136,9 +136,9 @@ def test_a_history_that_was_cut_off_is_used_and_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "nodes", "why"),
     [
-        ([], 4, "4 nodes: the fewest that hold the state in half of 8 x 80 GiB each; give --nodes"),
+        ([], 4, "4 nodes: the fewest that hold the state in half of 8 x 80 GiB each; change it with --nodes"),
         (["--instance-type", "ml.p4d.24xlarge"], 8, "in half of 8 x 40 GiB each"),
-        (["--ranks-per-copy", "12"], 3, "3 nodes: the fewest for one copy"),
+        (["--ranks-per-copy", "12"], 3, "3 nodes: the fewest that hold one copy"),
         (["--format", "weights"], 1, "1 node: the fewest"),
         (["--nodes", "3"], 3, None),
     ],
@@ -164,7 +164,7 @@ def test_a_model_alone_is_enough_of_a_question(more: list[str], nodes: int, why:
         (["--nodes", "4", "--model", "gpt2", "--ranks-per-copy", "7"], 3, "does not fit a world of 32 evenly"),
         (["--nodes", "4", "--model", "gpt2", "--instance-type", "ml.p9.large"], 6, "no instance type 'ml.p9.large'"),
         (["--nodes", "4", "--model", "gpt2", "--history", "nowhere"], 6, "there is no file nowhere"),
-        (["--nodes", "4", "--model", "gpt2", "--plot", "plan.gif"], 3, "name a .svg or a .png"),
+        (["--nodes", "4", "--model", "gpt2", "--plot", "plan.gif"], 3, "name a file that ends in .svg or .png"),
         (["--set", "nodes=3", "--model", "gpt2", "--nodes", "3"], 2, "--set changes a spec"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_log_alone_is_enough(log: Path) -> None:
     [
         (True, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
         (None, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
-        (True, [], "the weights are equal, the losses that were logged are not", "do not give run.log what"),
+        (True, [], "the weights are equal, but the logged losses differ", "do not give run.log what"),
         (False, ["loss"], "its steps do not repeat exactly", "Build models inside run.keep"),
         (False, [], "its steps do not repeat exactly", "Build models inside run.keep"),
     ],
@@ -101,7 +101,7 @@ def test_why_a_job_differs_from_its_undisturbed_run(
     if "loss" not in differs_by_rank or weights is False:
         named = why_it_differs(result | {"in_no_snapshot": ["mean (float)", "rows (generator)"]})
         assert named is not None
-        assert named[0].endswith("; mean (float), rows (generator) changed from step to step and is in no snapshot")
+        assert named[0].endswith("; mean (float), rows (generator) changed between steps, but is in no snapshot")
         assert "run.restore" in named[1]
     assert why_it_differs(result | {"loss_equal": True, "weights_equal": True}) is None
     assert why_it_differs({"loss_equal": None, "weights_equal": None}) is None
@@ -147,7 +147,7 @@ def test_where_nothing_is_to_be_changed_it_is_said(log: Path, tmp_path: Path) ->
     page = tmp_path / "page.html"
     done = hp_ext("report", _write(log, events), "--page", page)
     for said in (done.stdout, page.read_text()):
-        assert "Nothing: no figure of this run asks for a change." in said
+        assert "Nothing: no figure of this run suggests a change." in said
 
 
 def test_a_report_is_read_before_the_log_beside_it(log: Path) -> None:
@@ -271,7 +271,7 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     done = hp_ext("report", log, "--beside", other, "-o", "json", "--page", page)
     assert done.json["loss_equal"] is equal
     assert done.json["undisturbed"]["losses"]["1"] == loss
-    assert re.search(f"loss equal to the undisturbed run +{told}", hp_ext("report", log, "--beside", other).stdout)
+    assert re.search(f"loss equal to the run without faults +{told}", hp_ext("report", log, "--beside", other).stdout)
     lines = re.findall(r'class="line (?:undisturbed|own)" points="([^"]+)"', page.read_text())
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 

@@ -29,7 +29,7 @@ def test_the_same_seed_says_the_same() -> None:
 def test_people_read_where_the_time_went() -> None:
     text = hp_ext("simulate", *JOB, "--runs", "2").stdout
     assert "2 x 10 days of 16 nodes, 1 spares" in text
-    assert "came back from" in text
+    assert "restored from" in text
     assert "the planner says" in text
 
 

@@ -93,7 +93,7 @@ def test_dashboards_are_written_once(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "made" / "dashboard.json").read_text())["title"] == "hyperpod_ext jobs"
     again = hp_ext("dashboards", tmp_path / "made")
     assert again.code == 5
-    assert "dashboard.json is there already" in again.stderr
+    assert "dashboard.json exists already" in again.stderr
 
 
 def test_dashboard_and_alerts_ask_only_for_numbers_that_there_are(root: Path) -> None:

@@ -65,7 +65,7 @@ def test_the_last_step_is_durable_though_nothing_is_due_and_a_job_begun_again_ha
     again = job("again", workers_per_node=1, settings=durable(folder), env=env).start().wait()
     assert (again["state"], again["steps"], again["warnings"]) == ("succeeded", 0, []), again["error"]
     shown = hp_ext("report", str(tmp_path / "again")).stdout
-    assert "succeeded, no step after the 13 it had made on 2 ranks" in shown
+    assert "succeeded, no step after the first 13 on 2 ranks" in shown
     assert (newest(folder, secret), told(again)) == (13, [13])
     assert sorted(path.name for path in (folder / "tiny").glob("step-*")) == written
 

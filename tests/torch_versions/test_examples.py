@@ -53,4 +53,4 @@ def test_a_killed_worker_changes_nothing(root: Path, place: LocalPlace, name: st
     assert found == {"state": "succeeded", "loss_equal": True, "weights_equal": True, "steps": 40, "steps_lost": 0}
     (recovery,) = result["recoveries"]
     assert (recovery["fault"]["rank"], recovery["fault"]["step"]) == (2, 13)
-    assert recovery["survivor_pids_kept"], "the others kept their processes, with model and optimizer"
+    assert recovery["survivor_pids_kept"], "the other ranks kept their processes, with model and optimizer"

@@ -27,6 +27,6 @@ def command(folder: str, output: str) -> None:
     found = template_differences(Path(folder))
     print_result([asdict(one) for one in found], output, "".join(one.diff for one in found).rstrip("\n"))
     if same := [one.name for one in found if not one.diff]:
-        say(f"equal to the shipped ones, and not needed: {', '.join(same)}")
+        say(f"equal to the shipped templates, and therefore not needed: {', '.join(same)}")
     for problem in template_problems(Path(folder)):
         say(f"warning: {problem}")

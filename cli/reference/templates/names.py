@@ -1,13 +1,13 @@
-"""Names of templates, as people give them."""
+"""Finds templates by name."""
 
 from __future__ import annotations
 
 
 def known(name: str) -> str:
-    """`name`, if there is such a template.
+    """Return `name` if there is a template of this name.
 
     Raises:
-        NotFoundError: there is none; names the nearest.
+        NotFoundError: there is no such template. The hint has the nearest name.
     """
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError

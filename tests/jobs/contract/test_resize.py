@@ -22,7 +22,7 @@ def refused(folder: Path, why: str) -> Tail:
 
 def test_a_job_that_has_so_many_nodes_is_as_was_ordered(tmp_path: Path) -> None:
     done = outcome("tiny", refused(tmp_path, has_already(2)), "a", lambda: "")
-    assert _sentence("tiny", done) == "tiny: has 2 nodes already"
+    assert _sentence("tiny", done) == "tiny already has 2 nodes"
 
 
 def test_any_other_refusal_is_a_failure(tmp_path: Path) -> None:

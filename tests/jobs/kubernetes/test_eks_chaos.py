@@ -72,7 +72,7 @@ def test_the_pod_that_has_the_rank_gets_the_order_and_no_other(api: KubernetesAp
     ("words", "fields", "code", "why"),
     [
         (["--sigkill", "--rank", "4", "--yes"], {}, 3, "there is no rank 4"),
-        (["--sigkill", "--rank", "3"], {}, 130, "a runs where machines cost money. sigkill for rank 3?"),
+        (["--sigkill", "--rank", "3"], {}, 130, "a runs on machines that cost money. Inject sigkill into rank 3?"),
         (["--sigkill", "--rank", "0", "--yes"], {"mode": "plain", "kubernetes": {}}, 3, "is of mode plain"),
         (["--sigkill", "--node", "1", "--yes"], {"kubernetes": {}}, 3, "kubectl delete pod --force"),
         (["--sigkill", "--rank", "5", "--yes"], {"nodes": 3}, 5, "no pod of a has rank 5 yet"),

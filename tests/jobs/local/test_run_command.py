@@ -51,7 +51,7 @@ def test_a_script_goes_on_from_its_own_checkpoint(
     assert done.json["steps"] == 30
     assert "begins at 1 with ['--lr', '3'] restart 0" in done.stderr
     assert "begins at 6 with ['--lr', '3'] restart 1" in done.stderr
-    assert "recovered: all ranks go on after step 5" in done.stderr
+    assert "recovered: all ranks continue after step 5" in done.stderr
     assert place.leftovers() == []
 
 
