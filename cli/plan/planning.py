@@ -108,8 +108,8 @@ class _Reader:
             others = group_size(spread.nodes, scenario.parity) - 1
             read_s = costs_of(scenario)["peer"].read_s
             self._notes.append(
-                f"a lost node is rebuilt from the other {others} nodes of its parity group in at most {read_s:,.0f} s if "
-                "they send one after another"
+                f"a lost node is rebuilt from the other {others} nodes of its parity group in at most {read_s:,.0f} s "
+                "if they send one after another"
             )
         return Question(
             scenario,
