@@ -53,10 +53,8 @@ def output_option(*more: str) -> Callable[[F], F]:
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Name of a target.
-
-    Help lists all; shells complete them. An unknown target is reported with the spec's problems.
-    """
+    """Name of a target. Help lists all; shells complete them. An unknown target is reported with the spec's
+    problems."""
 
     name = "target"
 

@@ -23,7 +23,5 @@ Examples:
   hp-ext data verify /nvme/data/wiki-0123456789abcdef""",
 )
 def command() -> None:
-    """Convert datasets to memory-mapped token stores.
-
-    A node converts once; all ranks read the store, also after a fault.
-    """
+    """Convert datasets to memory-mapped token stores. A node converts once; all ranks read the store, also after a
+    fault."""

@@ -25,10 +25,8 @@ Examples:
 )
 @output_option("name")
 def command(job: str, target: str, follow: bool, timeout: float | None, output: str) -> None:
-    """Wait until a job has ended, then show its result.
-
-    Exits with 7 if the job failed, and with 8 after the timeout.
-    """
+    """Wait until a job has ended, then show its result. Exits with 7 if the job failed, and with 8 after the
+    timeout."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
 
     from .create_job import wait_for_end

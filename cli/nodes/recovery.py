@@ -41,9 +41,8 @@ def run(
     yes: bool,
     output: str,
 ) -> None:
-    """Show the nodes, ask for confirmation, send the requests, and report refused nodes.
-
-    The first refusal decides the exit code."""
+    """Show the nodes, ask for confirmation, send the requests, and report refused nodes. The first refusal decides the
+    exit code."""
     from hyperpod_ext.clusters import node_recovery
 
     from ..clusters.nodes import text

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 class ContradictionError(ValueError):
     """Raised by validators of whole models for valid fields that contradict one another.
 
-    `field` is a field without which the others are valid, if there is one: `load` removes it to find further mistakes.
+    `field` is a field whose removal makes the model valid, if there is one: `load` removes it to find further mistakes.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:

@@ -21,18 +21,19 @@ class HangPolicy(Config):
     floor_s: PositiveFloat = 30.0
     """Lowest limit, in seconds without progress."""
     factor: Annotated[float, Field(gt=1)] = 10.0
-    """The limit is the duration of the job's slow steps so far, times this."""
+    """Factor by which the limit exceeds the duration of the job's slow steps so far."""
     first_step_s: PositiveFloat = 1800.0
     """Limit for the job's first step, which may compile, and for the time after the last one. The limit for the first
     step after a fault is `factor` times the slowest first step."""
     heartbeat_s: PositiveFloat = 60.0
-    """Seconds that a process may send no heartbeat: it is stopped, or in a call that keeps Python's lock."""
+    """Seconds without a heartbeat after which a process counts as hung. It is stopped, or in a call that holds Python's
+    global lock."""
     dump_s: PositiveFloat = 2.0
     """Seconds for a worker to write the stack of every thread to its log before it is killed."""
 
 
 class NanPolicy(Config):
-    """Action for a step whose loss or gradients are not finite. It is the same on all ranks."""
+    """Action for a step whose loss or gradients are not finite. All ranks take the same action."""
 
     action: Literal["off", "raise", "skip"] = "off"
     """`raise`: the job fails, with the step and rank. `skip`: the step is skipped without changes."""
@@ -54,4 +55,4 @@ class HealthPolicy(Config):
     disk_mib: NonNegativeInt = 64
     """Free space that the run folder's disk, and every `file` tier's, must have."""
     timeout_s: PositiveFloat = 10.0
-    """A check that takes longer fails, as with a file system that does not answer."""
+    """Seconds after which a check fails, for example because a file system does not respond."""

@@ -25,30 +25,34 @@ class ScaleConfig(Config):
     nodes: Annotated[PositiveInt, Field(examples=[4])]
     """Number of nodes."""
     global_batch_size: PositiveInt | None = None
-    """Samples in one optimizer step. Default: the job's."""
+    """Samples in one optimizer step. Default: the job's `global_batch_size`."""
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once. Default: that of the policy."""
+    """Samples that a rank computes at once. Default: the policy's `micro_batch_size`."""
     learning_rate_factor: PositiveFloat | None = None
-    """Factor of the learning rate. Default: by `learning_rate`."""
+    """Factor of the learning rate. Default: computed by the rule in `learning_rate`."""
 
 
 class BatchPolicy(Config):
-    """Batch of a step on each number of nodes. By default the global batch stays the same, and so does the loss."""
+    """Batch of a step on each number of nodes. By default, neither the global batch nor the loss changes with the
+    number."""
 
     micro_batch_size: PositiveInt | None = None
     """Samples that a rank computes at once. The global batch is divided into micro-batches of this size, which any
     number of ranks share, so it need not divide evenly among the ranks."""
     learning_rate: Literal["constant", "linear", "sqrt"] = "constant"
-    """How the learning rate follows a global batch that `scale_config` changes: not at all, in proportion, or with its
-    square root."""
+    """How the learning rate changes with a global batch that `scale_config` changes: not at all, in proportion, or with
+    its square root.
+    """
     scale_config: tuple[ScaleConfig, ...] = ()
-    """Other settings for some numbers of nodes."""
+    """Settings for single numbers of nodes, which replace the settings above."""
 
     @model_validator(mode="after")
     def _each_size_once(self) -> Self:
         sizes = [scale.nodes for scale in self.scale_config]
         if len(sizes) != len(set(sizes)):
-            raise ContradictionError("scale_config names a number of nodes twice; keep one of the two", "scale_config")
+            raise ContradictionError(
+                "scale_config has two entries for the same number of nodes; keep one of them", "scale_config"
+            )
         return self
 
 
@@ -71,7 +75,7 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
     batch = here.global_batch_size or global_batch_size
     micro = here.micro_batch_size or micro_batch_size or policy.micro_batch_size
     if micro is None:
-        raise ValueError("no micro_batch_size is given")
+        raise ValueError("micro_batch_size is missing")
     if batch % micro:
         raise ValueError(f"on {nodes} nodes, global_batch_size {batch} is not a multiple of micro_batch_size {micro}")
     ratio = batch / global_batch_size
@@ -94,11 +98,11 @@ class Elastic(Config):
     """Numbers of nodes that the job can run on, and changes between them."""
 
     min_nodes: Annotated[PositiveInt, Field(examples=[2])]
-    """Fewest nodes that the job runs on; with fewer it waits."""
+    """Fewest nodes that the job runs on. With fewer nodes it waits."""
     max_nodes: Annotated[PositiveInt, Field(examples=[8])]
     """Most nodes that the job uses if they are free. It starts with `nodes`."""
     step: PositiveInt | None = None
-    """Nodes by which the job grows and shrinks. Default 1, unless `sizes` are given."""
+    """Number of nodes by which the job grows and shrinks. Default: 1, unless `sizes` is set."""
     sizes: tuple[PositiveInt, ...] = ()
     """Instead of `step`: the only numbers of nodes that the job runs on, smallest first."""
     scaling_timeout_s: PositiveInt | None = None
@@ -116,11 +120,11 @@ class Elastic(Config):
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
         if self.notices == Notices():
-            del dumped["notices"]  # older containers do not have the field
+            del dumped["notices"]  # images with an older version do not know the field
         return dumped
 
     @model_validator(mode="after")
     def _one_way_to_step(self) -> Self:
         if self.step is not None and self.sizes:
-            raise ContradictionError("step and sizes are two ways to say the same; give one of them", "step")
+            raise ContradictionError("step and sizes both set the allowed numbers of nodes; keep one of them", "step")
         return self

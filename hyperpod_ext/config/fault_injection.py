@@ -19,7 +19,7 @@ InjectedPhase = Literal["data", "forward", "backward", "optimizer", "rest", "che
 """Phases of a step: before the forward pass, at its beginning, at the first gradients, before the optimizer's update,
 after it, and before the step's commit."""
 ORDERS = "chaos/orders"
-"""Folder in a job's run folder for orders of faults."""
+"""Folder in a job's run folder for requested faults."""
 
 
 class KillFault(Config):
@@ -29,14 +29,14 @@ class KillFault(Config):
     rank: Annotated[NonNegativeInt, Field(examples=[0])] | None = None
     """Rank whose process is killed."""
     node: Annotated[NonNegativeInt, Field(examples=[1])] | None = None
-    """Or: node whose agent, memory server and workers are killed."""
+    """Node whose agent, memory server and workers are killed, instead of a rank."""
     step: Annotated[PositiveInt, Field(examples=[10])]
     """Step of the kill, counted from 1."""
 
     @model_validator(mode="after")
     def _one_victim(self) -> Self:
         if (self.rank is None) == (self.node is None):
-            raise ContradictionError("a kill needs either a rank or a node", None if self.node is None else "node")
+            raise ContradictionError("a kill needs exactly one of rank and node", None if self.node is None else "node")
         return self
 
     @classmethod
@@ -125,7 +125,7 @@ class NodeFault(Config):
 
 
 class ChaosOrder(Config):
-    """An order by `hp-ext chaos` in a job's run folder."""
+    """A fault that `hp-ext chaos` requests, as a file in a job's run folder."""
 
     fault: InjectedFault | NodeFault
 
@@ -140,4 +140,4 @@ class Chaos(Config):
     compare: bool = True
     """Run the job again without the faults, and compare every loss and the final weights. Only on target local."""
     on_clusters: bool = False
-    """Also inject faults on clusters, where machines cost money. Without it, only target local accepts faults."""
+    """Also inject faults on clusters, where machines cost money. Otherwise only target local accepts faults."""

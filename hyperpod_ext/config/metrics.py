@@ -19,6 +19,7 @@ class Metrics(Config):
     """
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464
-    """TCP port. 0: any free one, which is in the event log."""
+    """TCP port. 0: any free port, which the event log records."""
     host: Annotated[str, Field(min_length=1)] = "0.0.0.0"
-    """Address to listen on. Default: every interface, so that pods can be scraped. 127.0.0.1: only this machine."""
+    """Address to listen on. Default: all interfaces, so that Prometheus can scrape pods. 127.0.0.1: only this
+    machine."""

@@ -1,4 +1,4 @@
-"""Types of names in several parts of a spec, as engines and Kubernetes allow them."""
+"""Types of names in several parts of a spec. Patterns are the rules of Kubernetes and of other engines."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")
 InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
 """SageMaker instance type, `ml.p5.48xlarge`."""
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
-"""Path from the root, without colons, which separate sources from targets in mounts."""
+"""Absolute path without colons, because a colon separates source and target of a mount."""
 
 
 def stays_below(text: str) -> str:

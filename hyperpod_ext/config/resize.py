@@ -1,4 +1,4 @@
-"""Orders to resize a running job or to move ranks, as files in its run folder."""
+"""Requests to resize a running job or to move ranks, as files in the job's run folder."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.scales import sizes_of
 
 RESIZES = "resizes"
-"""Folder of orders in the run folder. Each order is a file that is written atomically and not changed."""
+"""Folder of requests in the run folder. Each request is a file that is written atomically and never changed."""
 WANTED = "nodes_wanted.json"
-"""File in the run folder with the numbers of wanted nodes, for the starter of nodes."""
+"""File in the run folder with the numbers of wanted nodes. The process that starts nodes reads it."""
 LEFT = "node{}.left"
-"""File in the run folder: the job has left this node, which may be returned."""
+"""File in the run folder that records that the job has left this node, which can be returned to the scheduler."""
 
 
 class MoveOrder(Config):
-    """An order by `hp-ext move`."""
+    """A request of `hp-ext move`."""
 
     node: Annotated[NonNegativeInt, Field(examples=[1])]
     """Number of the node whose ranks move to a spare."""
 
 
 class ResizeOrder(Config):
-    """An order by `hp-ext resize`."""
+    """A request of `hp-ext resize`."""
 
     nodes: Annotated[PositiveInt, Field(examples=[3])]
     """New number of nodes, without spares."""
     joining: tuple[NonNegativeInt, ...] = ()
-    """Numbers of joining nodes. The job waits for all of them, also for a long time in a queue."""
+    """Numbers of joining nodes. The job waits for all of them without a time limit, because a queue can be long."""
 
 
 Order = ResizeOrder | MoveOrder
@@ -45,5 +45,5 @@ def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: in
 
 
 def has_already(nodes: int) -> str:
-    """Return the reason of a resize without effect, which counts as success."""
+    """Return the message of a resize that changes nothing. Such a resize counts as success."""
     return f"the job has {nodes} nodes already"

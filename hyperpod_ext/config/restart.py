@@ -20,15 +20,15 @@ class RestartPolicy(Config):
     """Samples of a step while ranks are missing, with `policy: continue`: all samples, shared by the remaining ranks;
     or only the micro-batches of those ranks."""
     max_restarts: NonNegativeInt = 10
-    """Most faults that the job recovers from. Processes that die at the same time are one fault. 0: the job fails at
-    the first fault."""
+    """Maximum number of faults that the job recovers from. Processes that die at the same time are one fault. 0: the
+    job fails at the first fault."""
     max_restarts_in_window: PositiveInt | None = None
-    """Most faults within `window_s` that the job recovers from, in addition to `max_restarts`: a limit on their rate,
-    for jobs of months. Default: no such limit."""
+    """Maximum number of faults within `window_s` that the job recovers from. It limits the rate of faults in jobs that
+    run for months; `max_restarts` applies too. Default: no limit on the rate."""
     window_s: PositiveFloat = 3600.0
     """Seconds in which `max_restarts_in_window` counts; older faults are ignored."""
     leave_timeout_s: PositiveFloat = 30.0
-    """Seconds for a worker to leave its step after another one's fault. After that it is killed and replaced."""
+    """Seconds for a worker to leave its step after a fault of another worker. After that it is killed and replaced."""
     lease_s: Annotated[PositiveFloat, Field(ge=1.0)] = 6.0
     """Seconds after which a node stops by itself if it cannot reach a majority of the nodes. A node that is silent for
     half of this counts as lost."""
@@ -38,12 +38,13 @@ class RestartPolicy(Config):
     form_timeout_s: PositiveFloat = 600.0
     """Seconds for a rank to become ready, at the start and after a fault. After that it is replaced."""
     max_in_process: NonNegativeInt = 3
-    """Consecutive exceptions of one rank that are handled in its process. At the next, the process is replaced."""
+    """Consecutive exceptions of one rank that are handled in its process. After the next exception, the process is
+    replaced."""
     max_on_node: NonNegativeInt = 3
-    """Consecutive deaths of one node's processes that are handled on the node; simultaneous ones count once. At the
-    next, a spare takes its ranks."""
+    """Consecutive deaths of one node's processes that are handled on the node; simultaneous deaths count once. After
+    the next death, a spare takes the node's ranks."""
     max_node_losses: NonNegativeInt = 3
-    """Most lost nodes that the job recovers from."""
+    """Maximum number of lost nodes that the job recovers from."""
     quarantine_after: PositiveInt = 2
     """Losses of a node after which it is not used again."""
     calm_steps: PositiveInt = 20
@@ -58,9 +59,9 @@ class RestartPolicy(Config):
     """Steps between comparisons of checksums among ranks with equal state; the first step is also compared. 0:
     never."""
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
-    """Modules that each node imports once in advance. Replacement workers are forked after these imports, which are
-    most of a restart. The modules must not use a GPU. A module that starts a thread is imported by each worker
-    instead. For a package with lazy parts, name the parts: `trl.GRPOTrainer`."""
+    """Modules that each node imports once in advance. Replacement workers are forked after these imports, which take
+    most of the time of a restart. The modules must not use a GPU. A module that starts a thread is imported by each
+    worker instead. For a package with lazy parts, name the parts: `trl.GRPOTrainer`."""
     warm_spares: bool = False
     """Keep a spare process with a CUDA context for each worker with a GPU, which replaces it when it dies. It needs a
     context's memory on the GPU. Setting CUDA_VISIBLE_DEVICES in the script has no effect: the process has its CUDA

@@ -20,7 +20,7 @@ class Scale:
     micro_batches: int
     """Micro-batches of one step, over all ranks."""
     micro_batches_per_rank: int
-    """Micro-batches on the rank with the most. The others wait for it, or compute ghosts."""
+    """Largest number of micro-batches on one rank. Other ranks wait for this rank, or compute ignored micro-batches."""
     ghosts: int
     """Micro-batches of a step that are computed and ignored."""
     efficiency: float
@@ -37,7 +37,7 @@ def plan_scales(
     ranks_per_copy: int = 1,
     policy: BatchPolicy | None = None,
 ) -> tuple[Scale, ...]:
-    """Return the batch of a step on each number of nodes, without numbers that do not fit whole copies of the model.
+    """Return the batch of a step on each number of nodes. Numbers without whole copies of the model are skipped.
 
     Raises:
         ValueError: batch sizes that do not divide, from `batch_at`.

@@ -80,7 +80,7 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
 def test_init_refuses_a_name_that_does_not_fit_and_takes_one_of_digits(tmp_path: Path) -> None:
     done = hp_ext("init", tmp_path / "a", "--name", "My Job")
     assert done.code == 3
-    assert "`my-job` would do" in done.stderr
+    assert "for example `my-job`" in done.stderr
     assert not (tmp_path / "a").exists()
     assert hp_ext("init", tmp_path, "--name", "12").code == 0
     assert hp_ext("validate", tmp_path / "job.yaml").code == 0

@@ -196,14 +196,14 @@ def test_a_file_that_is_no_run_is_one_error(tmp_path: Path, name: str, text: str
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("steps", "3", "steps: a whole number belongs here"),
+        ("steps", "3", "steps: must be a whole number"),
         ("steps", 10**400, "steps: "),
-        ("recoveries", {"a": 1}, "recoveries: a list belongs here"),
+        ("recoveries", {"a": 1}, "recoveries: must be a list"),
         ("losses", {"one": 1.0}, "losses.one: the name `one` does not have the right form"),
-        ("losses", {"1": "low"}, "losses.1: a number belongs here"),
+        ("losses", {"1": "low"}, "losses.1: must be a number"),
         ("goodput", 1e308, "goodput: `1e+308` is out of range"),
         ("over_time", {"part_s": 1.0, "shares": {"step": [1.0], "data": []}}, "lists of different lengths"),
-        ("state", None, "state: text belongs here"),
+        ("state", None, "state: must be text"),
     ],
 )
 def test_a_report_with_a_wrong_field_is_an_error_that_names_it(log: Path, field: str, value: Any, told: str) -> None:

@@ -68,7 +68,7 @@ def test_nothing_is_concluded_from_bounds_that_cannot_be_read(spec: Path) -> Non
     spec.write_text("name: a\nscript: train.py\nelastic: {min_nodes: five, max_nodes: 3, sizes: [4, 2]}\n")
     line, last = hp_ext("validate", spec).stderr.splitlines()
     assert last == MORE
-    assert line.startswith(f"{spec}:3: elastic.min_nodes: a whole number belongs here")
+    assert line.startswith(f"{spec}:3: elastic.min_nodes: must be a whole number")
 
 
 def test_a_cluster_with_mistakes_hides_none_of_the_job(spec: Path, tmp_path: Path) -> None:

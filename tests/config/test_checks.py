@@ -78,7 +78,9 @@ def test_peer_copies_need_other_nodes(nodes: int, replicas: int, count: int) -> 
     assert len(list(checks.peer_copies_fit_the_nodes(spec, None))) == count
 
 
-@pytest.mark.parametrize(("nodes", "hint"), [(2, "use copies, or more nodes"), (3, "write 3, or use more nodes")])
+@pytest.mark.parametrize(
+    ("nodes", "hint"), [(2, "use `replicas` instead, or more nodes"), (3, "write 3, or use more nodes")]
+)
 def test_parity_needs_a_group_of_nodes(nodes: int, hint: str) -> None:
     policy = CheckpointPolicy(tiers=(PeerTier(parity=4),))
     assert hints(checks.parity_fits_the_nodes(job(nodes=nodes, checkpoint=policy), None)) == [hint]
@@ -125,7 +127,7 @@ def test_faults_hit_ranks_that_exist() -> None:
     spec = job(nodes=2, workers_per_node=2, chaos=chaos)
     found = list(checks.faults_hit_ranks_that_exist(spec, None))
     assert [(finding.path, finding.hint) for finding in found] == [
-        (("chaos", "faults", 1, "rank"), "ranks go from 0 to 3")
+        (("chaos", "faults", 1, "rank"), "ranks are 0 to 3")
     ]
 
 

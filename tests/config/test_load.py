@@ -66,23 +66,23 @@ checkpoint:
 @pytest.mark.parametrize(
     ("line", "path", "message", "hint"),
     [
-        ('nodes: "two"', "nodes", "a whole number belongs here, not the text `two`", "write digits only, such as 2"),
-        ("nodes: 2.0", "nodes", "a whole number belongs here, not the number 2.0", "write 2"),
-        ("nodes: 1e21", "nodes", "a whole number belongs here, not the number 1e+21", "at most 100000"),
-        ("nodes: 1e9", "nodes", "a whole number belongs here, not the number 1000000000.0", "at most 100000"),
-        ("nodes: 1e5", "nodes", "a whole number belongs here, not the number 100000.0", "write 100000"),
+        ('nodes: "two"', "nodes", "must be a whole number, not the text `two`", "write digits only, such as 2"),
+        ("nodes: 2.0", "nodes", "must be a whole number, not the number 2.0", "write 2"),
+        ("nodes: 1e21", "nodes", "must be a whole number, not the number 1e+21", "at most 100000"),
+        ("nodes: 1e9", "nodes", "must be a whole number, not the number 1000000000.0", "at most 100000"),
+        ("nodes: 1e5", "nodes", "must be a whole number, not the number 100000.0", "write 100000"),
         ("global_batch_size: 1e21", "global_batch_size", "not the number 1e+21", "write digits only, such as 2"),
         ("nodes: true", "nodes", "not true, which is true/false", "write digits only"),
         ("nodes:", "nodes", "not nothing", "write digits only"),
         ("nodes: 0", "nodes", "`0` is out of range", "it must be at least 1"),
         ("seed: -1", "seed", "`-1` is out of range", "it must be at least 0"),
         ("rendezvous: {port: 70000}", "rendezvous.port", "`70000` is out of range", "it must be at most 65535"),
-        ("args: [--lr, 2.50]", "args.1", "text belongs here, not the number 2.5", 'write "2.50" in quotes'),
-        ("args: --steps 40", "args", "a list belongs here", 'write ["--steps", "40"]'),
-        ("args: {a: b}", "args", "a list belongs here, not fields", "start each item"),
-        ("env: {A: on, B: 1}", "env.B", "text belongs here, not the number 1", 'write "1" in quotes'),
+        ("args: [--lr, 2.50]", "args.1", "must be text, not the number 2.5", 'write "2.50" in quotes'),
+        ("args: --steps 40", "args", "must be a list", 'write ["--steps", "40"]'),
+        ("args: {a: b}", "args", "must be a list, not a mapping", "start each item"),
+        ("env: {A: on, B: 1}", "env.B", "must be text, not the number 1", 'write "1" in quotes'),
         ("env: {1x: a}", "env.1x", "letters, digits and underscores", ""),
-        ("env: {a-b: a}", "env.a-b", "the name `a-b` does not have the right form", "`A_B` would do"),
+        ("env: {a-b: a}", "env.a-b", "the name `a-b` does not have the right form", "for example `A_B`"),
         (
             f"sagemaker: {{tags: {{a: {'x' * 300}}}}}",
             "sagemaker.tags.a",
@@ -90,34 +90,34 @@ checkpoint:
             "at most 256 are allowed",
         ),
         ("sagemaker: {tags: {'aws:a': b}}", "sagemaker.tags.aws:a", "are reserved for AWS", ""),
-        ("env: [a]", "env", "fields belong here, not a list", "write one `NAME: value` a line"),
+        ("env: [a]", "env", "must be a mapping, not a list", "write one `NAME: value` per line"),
         (
             "checkpoint: 3",
             "checkpoint",
-            "fields belong here, not the number 3",
+            "must be a mapping, not the number 3",
             "valid: tiers, overlap, when_busy, finish_s, grace_s",
         ),
-        ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "fields belong here", "write `kind: memory`"),
+        ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "must be a mapping", "write `kind: memory`"),
         ("checkpoint: {tiers: [{}]}", "checkpoint.tiers.0.kind", "is missing", "add `kind: ...`"),
         ("checkpoint: {when_busy: superseed}", "checkpoint.when_busy", "one of its choices", "`supersede`?"),
         ("checkpoint: {tiers: [{kind: s3, uri: x}]}", "checkpoint.tiers.0.uri", "right form: Bucket and prefix", ""),
         ("checkpoint: {tiers: [{kind: s3}]}", "checkpoint.tiers.0.uri", "is missing: Bucket", "add `uri: s3://"),
-        ("chaos: {compare: 'yes'}", "chaos.compare", "true or false belongs here", "write true without quotes"),
+        ("chaos: {compare: 'yes'}", "chaos.compare", "must be true or false", "write true without quotes"),
         ("max_restarts: 3", "max_restarts", "is not a field here", "did you mean `restart.max_restarts`?"),
         ("zzz: 3", "zzz", "is not a field here", "valid: name, script, command, args"),
         ("restart: {max_restart: 1}", "restart.max_restart", "is not a field here", "did you mean `max_restarts`?"),
         ("volumes: [{kind: claim, path: /a, claim: a, sub_path: ../x}]", "volumes.0.sub_path", "leads out of", ""),
         ("volumes: [{path: /fsx, claim: fsx}]", "volumes.0.kind", "is missing", "add `kind: claim`"),
         ("volumes: [{path: /fsx}]", "volumes.0.kind", "is missing", "one of claim, host, scratch, config, secret"),
-        ("volumes: [/fsx]", "volumes.0", "fields belong here", "write `kind: ...`, one of claim, host, scratch"),
-        ("checkpoint: {tiers: [memroy]}", "checkpoint.tiers.0", "fields belong here", "write `kind: memory`"),
+        ("volumes: [/fsx]", "volumes.0", "must be a mapping", "write `kind: ...`, one of claim, host, scratch"),
+        ("checkpoint: {tiers: [memroy]}", "checkpoint.tiers.0", "must be a mapping", "write `kind: memory`"),
         (
             "checkpoint: {tiers: [s3://bkt/p]}",
             "checkpoint.tiers.0",
-            "fields belong here",
+            "must be a mapping",
             "write `{kind: s3, uri: s3://bkt/p}`",
         ),
-        ("checkpoint: {tiers: [/ck]}", "checkpoint.tiers.0", "fields belong here", "write `{kind: file, path: /ck}`"),
+        ("checkpoint: {tiers: [/ck]}", "checkpoint.tiers.0", "must be a mapping", "write `{kind: file, path: /ck}`"),
         ("resources: {gpus: 8}", "resources.gpus", "is not a field here", "did you mean `accelerators`?"),
         ("gpus: 8", "gpus", "is not a field here", "did you mean `resources.accelerators`?"),
         ("hostNetwork: true", "hostNetwork", "not a field here", "did you mean `kubernetes.host_network`?"),
@@ -135,7 +135,7 @@ checkpoint:
         (
             "restart: {lease_s: 1.5h}",
             "restart.lease_s",
-            "a number belongs here",
+            "must be a number",
             "write 5400, which is 1.5h in seconds",
         ),
         ("nodes: 5d", "nodes", "not the text `5d`", "write digits only, such as 2"),
@@ -151,7 +151,7 @@ def test_a_mistake_is_explained_with_what_to_write_instead(line: str, path: str,
 def test_a_name_that_does_not_fit_gets_one_that_does() -> None:
     problem = problem_of("name: Tiny GPT\nscript: t.py\n")
     assert "lower-case letters, digits and dashes" in problem.message
-    assert problem.hint == "`tiny-gpt` would do"
+    assert problem.hint == "for example `tiny-gpt`"
 
 
 def test_missing_fields_say_what_they_are_for() -> None:
@@ -216,7 +216,7 @@ def test_text_that_is_not_yaml_is_one_problem_with_its_line(text: str, line: int
 
 @pytest.mark.parametrize("text", ["- a\n", "just words\n", "3\n"])
 def test_a_file_without_fields_is_refused(text: str) -> None:
-    assert "fields belong here" in problems_of(text)[0].message
+    assert "must be a mapping" in problems_of(text)[0].message
 
 
 def test_a_field_written_twice_is_a_problem_at_the_second() -> None:

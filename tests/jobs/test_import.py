@@ -232,8 +232,8 @@ def test_a_config_of_hyp_for_something_else_is_refused() -> None:
     wrong = HYP.replace("vcpu: 90.5", "vcpu: many").replace("volume:\n", "volume: 3\nothers:\n")
     with pytest.raises(ConfigError) as refused:
         import_file(wrong, "config.yaml")
-    assert "vcpu: a number belongs here, not 'many'" in str(refused.value)
-    assert "volume: a list belongs here, not '3'" in str(refused.value)
+    assert "vcpu: must be a number, not 'many'" in str(refused.value)
+    assert "volume: must be a list, not '3'" in str(refused.value)
     text = HYP.replace(
         "[hyperpodrun, --nproc_per_node=8, /opt/train.py]", "hyperpodrun --nproc_per_node=8 /opt/train.py"
     )

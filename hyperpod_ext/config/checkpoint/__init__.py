@@ -51,7 +51,7 @@ class PeerTier(Tuned):
     RDMA. It needs the package `nixl-cu12` or `nixl-cu13` in the image, and neither authenticates nor encrypts
     (docs/security.md). If it is missing or fails, copies use TCP."""
     streams: PositiveInt = 2
-    """TCP connections for one copy; a single one is slow on EC2."""
+    """TCP connections for one copy. A single connection is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
     """Most slowdown of a step while a copy is sent, as a share of the step. Sending is slowed down to keep it, unless
     that increases the total cost of the copy."""
@@ -59,10 +59,10 @@ class PeerTier(Tuned):
     @model_validator(mode="after")
     def _copies_or_parity(self) -> Self:
         if self.parity is not None and self.replicas != type(self).model_fields["replicas"].default:
-            raise ContradictionError("replicas and parity are two ways to survive a node; give one of them", "parity")
+            raise ContradictionError("replicas and parity exclude each other; keep one of them", "parity")
         if self.parity is not None and self.transport == "nixl":
             raise ContradictionError(
-                "NIXL carries copies; parity goes over TCP alone: leave one of them out", "transport"
+                "parity works only over TCP, not over NIXL; remove `parity` or `transport: nixl`", "transport"
             )
         return self
 
@@ -101,14 +101,14 @@ class CheckpointPolicy(Config):
     """Copy a snapshot during the next forward and backward pass, and wait for it before the next optimizer step.
     False: copy it before the next step begins."""
     when_busy: Literal["wait", "skip", "supersede"] = "supersede"
-    """If a save is due while earlier ones are still being copied to slower tiers: `wait` for them, `skip` this one, or
-    `supersede` a copy that has not started, or else a running one. The last complete snapshot always stays."""
+    """If a save is due while earlier saves are still being copied to slower tiers: `wait` for them, `skip` this save,
+    or `supersede` a copy that has not started, or else a running one. The last complete snapshot always stays."""
     finish_s: PositiveFloat = 3600.0
     """Seconds after the last step to upload it to the durable tiers, before the job succeeds. After that time, the
     report has a warning with the missing parts."""
     grace_s: PositiveFloat = 25.0
     """Seconds after SIGTERM or preemption to upload the newest step to the durable tiers. Kubernetes allows 30 by
-    default, for everything."""
+    default, for the whole shutdown."""
 
     def memory(self) -> MemoryTier | None:
         """The memory tier of this policy, if it has one."""
@@ -127,7 +127,7 @@ class CheckpointPolicy(Config):
         return tuple(tier for tier in self.durable() if not tier.on_node)
 
     def seconds(self) -> dict[str, float]:
-        """`every_seconds` of the durable tiers that have it, by kind."""
+        """`every_seconds` of each durable tier that sets it, by kind."""
         return {tier.kind: tier.every_seconds for tier in self.durable() if tier.every_seconds is not None}
 
     def on_one_machine(self) -> Self:
@@ -136,7 +136,8 @@ class CheckpointPolicy(Config):
         return self.model_copy(update={"tiers": tiers})
 
     def due(self, step: int) -> bool:
-        """Return whether a tier needs a snapshot of `step`. Tiers with an interval in seconds use existing ones."""
+        """Return whether a tier needs a snapshot of `step`. Tiers with an interval in seconds use existing
+        snapshots."""
         return any(step % steps == 0 for steps in self._intervals())
 
     def with_memory_every(self, steps: int) -> Self:

@@ -1,4 +1,4 @@
-"""The time of tiers with `every_seconds`. One process keeps it and names the steps; the others follow."""
+"""Clock of tiers with `every_seconds`. One process runs the clock and chooses the steps; other processes follow."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class DueByTime:
-    """When each tier gets its next step.
+    """Decides when each tier gets its next step.
 
     Args:
         now: seconds, of a clock that only runs forward; the first step is due one interval later.

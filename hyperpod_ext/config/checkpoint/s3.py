@@ -28,8 +28,8 @@ class S3Tier(DurableTier):
         str,
         Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
     ]
-    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints are stored under `prefix/NAME-OF-THE-JOB/`. Default: those
-    of the job's `cluster`; required without one."""
+    """Bucket and prefix, `s3://bucket/prefix`. Checkpoints are stored under `prefix/NAME-OF-THE-JOB/`. Default: the
+    place of the job's `cluster`; required without a cluster."""
 
     @property
     def place(self) -> str:

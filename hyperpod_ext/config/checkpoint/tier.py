@@ -1,7 +1,7 @@
 """The base of every checkpoint tier, and the registry of durable tiers.
 
 A durable tier is one file next to this one: a class with its fields, its `kind`, its URL schemes and the store that
-keeps its checkpoints. Everything else asks the class.
+keeps its checkpoints. All other code reads these properties from the class.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ class DurableTier(Tuned):
     survives = frozenset({"process", "node", "job"})
     level = "durable"
     schemes: ClassVar[tuple[str, ...]]
-    """Schemes of the URLs of its checkpoints; empty: a path."""
+    """Schemes of the URLs of the tier's checkpoints. Empty if the tier has a path."""
     store: ClassVar[str]
     """`module:class` of the object store behind it. The class has `at(place, job, **options)`."""
     distance: ClassVar[int]
     """If several tiers have a step, ranks restore it from the tier with the lowest value."""
     on_node: ClassVar[bool] = False
-    """Each node has its own checkpoints, which are lost with it. Otherwise all nodes see the same."""
+    """Whether each node has its own checkpoints, which are lost with the node. Otherwise all nodes see the same
+    checkpoints."""
     if TYPE_CHECKING:
         kind: str
 
@@ -99,7 +100,7 @@ class DurableTier(Tuned):
     every_seconds: PositiveFloat | None = None
     """Seconds between writes, instead of every_steps. With `every_steps: auto`: the first interval."""
     keep: PositiveInt = 3
-    """Newest checkpoints to keep. Older ones are deleted, except those below."""
+    """Number of newest checkpoints to keep. Older checkpoints are deleted, unless the two fields below keep them."""
     keep_every_steps: PositiveInt | None = None
     """Also keep every checkpoint whose step is a multiple of this."""
     keep_steps: tuple[NonNegativeInt, ...] = ()
@@ -107,9 +108,9 @@ class DurableTier(Tuned):
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
-        default = type(self).model_fields["every_steps"].default  # a job's own dump says both
+        default = type(self).model_fields["every_steps"].default  # a dumped spec contains both fields
         if self.every_seconds is not None and self.every_steps != default:
-            message = "every_steps and every_seconds are two ways to say the same; give one of them"
+            message = "every_steps and every_seconds both set the interval; keep one of them"
             raise ContradictionError(message, "every_seconds")
         return self
 
@@ -125,12 +126,12 @@ class DurableTier(Tuned):
 
     @property
     def folder(self) -> str | None:
-        """Directory that nodes see as a path; None: they reach it over the network."""
+        """Directory that nodes see as a path; None if nodes reach the tier over the network."""
         return None
 
     @property
     def mounted(self) -> str | None:
-        """Directory that every node needs: `folder`, or the one above a part that differs from node to node."""
+        """Directory that every node needs: `folder`, or its parent above a part that differs between nodes."""
         return self.folder
 
     @property

@@ -1,4 +1,4 @@
-"""Facts about the account of a cluster, for checks alone. They are never sent."""
+"""Facts about the account of a cluster. Only checks read them; they are never sent to AWS."""
 
 from __future__ import annotations
 

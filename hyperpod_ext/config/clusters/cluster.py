@@ -32,26 +32,26 @@ from hyperpod_ext.config.names import InstanceType, LabelKey, LabelValue
 
 
 class InstanceGroup(Config):
-    """Machines that are managed together."""
+    """A group of machines with the same type and settings."""
 
     name: Annotated[GroupName, Field(examples=["workers"])]
     """Name of the group, unique in the cluster: letters, digits and inner dashes, at most 63 characters."""
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
     """SageMaker instance type, `ml.p5.48xlarge`."""
     other_types: Annotated[tuple[InstanceType, ...], Field(max_length=19)] = ()
-    """Types to use if there is no machine of the first."""
+    """Types to use if no machine of `instance_type` is available."""
     count: Annotated[NodeCount, Field(examples=[2])]
     """Machines in the group."""
     spares: NonNegativeInt = 0
-    """Machines of the group that stay idle until another fails."""
+    """Machines of the group that stay idle until another machine fails."""
     min_count: NodeCount | None = None
     """Fewest machines with which the group is ready. HyperPod continues to look for the rest."""
     execution_role: RoleArn | None = None
-    """Role of the machines. Default: that of the cluster."""
+    """Role of the machines. Default: the cluster's role."""
     lifecycle: Lifecycle | None = None
-    """Scripts that every new node runs. Default: HyperPod's own set-up alone."""
+    """Scripts that every new node runs. Default: only HyperPod's own set-up."""
     threads_per_core: ThreadsPerCore | None = None
-    """1: without hyper-threading."""
+    """Threads per CPU core. 1 disables hyper-threading."""
     storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
     """Disks and file systems."""
     deep_health_checks: tuple[HealthCheck, ...] = ()
@@ -61,7 +61,7 @@ class InstanceGroup(Config):
     capacity: Literal["spot", "on-demand"] | None = None
     """Kind of capacity; spot machines can be taken away."""
     vpc: Vpc | None = None
-    """Network of the group. Default: that of the cluster."""
+    """Network of the group. Default: the cluster's network."""
     network_interface: Literal["efa", "efa-only"] | None = None
     """Whether EFA interfaces carry IP traffic as well."""
     image: Annotated[str, Field(pattern=r"^(ami-[0-9a-fA-F]{8,17}|default)$")] | None = None
@@ -101,7 +101,7 @@ class ClusterConfig(Config):
     ) = None
     """EKS cluster that the machines join; required to create a cluster with orchestrator eks."""
     slurm: ClusterSlurm | None = None
-    """How HyperPod keeps Slurm's configuration."""
+    """How HyperPod maintains Slurm's configuration."""
     instance_groups: Annotated[
         tuple[InstanceGroup, ...],
         Field(
@@ -109,7 +109,7 @@ class ClusterConfig(Config):
             examples=[[{"name": "workers", "instance_type": "ml.p5.48xlarge", "count": 2}]],
         ),
     ] = ()
-    """Groups of machines. A cluster has at least one, or one of restricted_groups."""
+    """Groups of machines. A cluster has at least one group, here or in `restricted_groups`."""
     restricted_groups: Annotated[tuple[RestrictedGroup, ...], Field(max_length=100)] = ()
     """Groups for work on restricted models."""
     restricted_environment: RestrictedEnvironment | None = None
@@ -134,12 +134,12 @@ class ClusterConfig(Config):
     """S3 bucket for checkpoints of jobs."""
     account: AccountFacts | None = None
     """Existing subnets, training plans, file systems and quotas of the account, for checks of the cluster. They are
-    never sent."""
+    never sent to AWS."""
     infrastructure: Infrastructure | None = None
-    """Resources that `hp-ext cluster deploy` makes around the cluster. It fills in unset fields here: network, roles,
-    EKS cluster."""
+    """Resources that `hp-ext cluster deploy` creates around the cluster. The command fills in unset fields of the
+    cluster: network, roles, EKS cluster."""
 
     @property
     def working_nodes(self) -> int:
-        """Machines that can hold a rank at once: all but the spares."""
+        """Number of machines that hold ranks at the same time: all machines except spares."""
         return sum(group.count - group.spares for group in self.instance_groups)

@@ -22,14 +22,14 @@ NodeCount = Annotated[int, Field(ge=0, le=6758)]
 
 
 class Lifecycle(Config):
-    """Scripts that every new node runs before it takes work. Without them there is only HyperPod's own set-up."""
+    """Scripts that every new node runs before it accepts jobs. Without them, only HyperPod's own set-up runs."""
 
     source: Annotated[S3Uri, Field(examples=["s3://sagemaker-bucket/lifecycle"])]
     """S3 prefix that holds the scripts."""
     on_create: Annotated[str, Field(min_length=1, max_length=128)] | None = "on_create.sh"
-    """Script, below `source`, that makes the node ready."""
+    """Script below `source` that prepares the node."""
     on_init_complete: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Script that runs once HyperPod's own set-up of the node is done."""
+    """Script that runs after HyperPod's own set-up of the node."""
 
 
 class EbsVolume(Config):
@@ -37,11 +37,11 @@ class EbsVolume(Config):
 
     kind: Literal["ebs"] = "ebs"
     size_gib: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """Its size."""
+    """Size in GiB."""
     kms_key: KmsKey | None = None
-    """Key that it is encrypted with."""
+    """Key that encrypts the disk."""
     root: bool = False
-    """Whether it is the boot disk, not an additional one."""
+    """Whether this is the boot disk instead of an additional disk."""
 
 
 class FsxLustre(Config):
@@ -80,7 +80,9 @@ class BatchSize(Config):
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
         if (self.nodes is None) == (self.percent is None):
-            raise ContradictionError("give either nodes or percent", None if self.percent is None else "percent")
+            raise ContradictionError(
+                "exactly one of nodes and percent is required", None if self.percent is None else "percent"
+            )
         return self
 
 
@@ -101,7 +103,7 @@ class ScheduledUpdate(Config):
     """Schedule of HyperPod's automatic software updates."""
 
     schedule: Annotated[str, Field(pattern=r"^cron\(.+\)$", max_length=256, examples=["cron(0 3 ? * SUN *)"])]
-    """Cron expression of AWS, in UTC."""
+    """Cron expression in AWS's format, in UTC."""
     rollout: Rollout | None = None
     """Batches of the update."""
 
@@ -112,7 +114,7 @@ class AutoPatch(Config):
     strategy: Annotated[Literal["WhenIdle", "WhenAllIdle", "DrainFirst"], Field(examples=["WhenIdle"])]
     """Patch each node when it is idle, all when all are idle, or each after draining it."""
     next_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?$")] | None = None
-    """When the next patch is due, `2027-01-31`."""
+    """Date of the next patch, `2027-01-31`."""
     rollout: Rollout | None = None
     """Batches of the patch."""
     idle_s: Annotated[int, Field(ge=3600, le=2160000)] | None = None
@@ -124,12 +126,12 @@ class AutoPatch(Config):
 
 
 class Taint(Config):
-    """Keeps pods that do not tolerate it off the nodes."""
+    """Keeps pods without a matching toleration off the nodes."""
 
     key: Annotated[LabelKey, Field(examples=["nvidia.com/gpu"])]
-    """Its key."""
+    """Key of the taint."""
     value: Annotated[LabelValue, Field(min_length=1)] | None = None
-    """Its value."""
+    """Value of the taint."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
     """Effect of the taint on pods."""
 
@@ -147,9 +149,9 @@ class LustreSize(Config):
     """A file system that HyperPod makes for restricted groups."""
 
     size_gib: Annotated[int, Field(ge=1200, le=100800)] = 1200
-    """Its size."""
+    """Size in GiB."""
     throughput: Annotated[int, Field(ge=125, le=1000)] = 125
-    """MB/s for each TiB."""
+    """Throughput in MB/s for each TiB."""
 
 
 class RestrictedGroup(Config):
@@ -162,28 +164,28 @@ class RestrictedGroup(Config):
     count: Annotated[NodeCount, Field(examples=[2])]
     """Machines in the group."""
     execution_role: RoleArn | None = None
-    """Role of the machines. Default: that of the cluster."""
+    """Role of the machines. Default: the cluster's role."""
     threads_per_core: ThreadsPerCore | None = None
-    """1: without hyper-threading."""
+    """Threads per CPU core. 1 disables hyper-threading."""
     storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
     """Disks and file systems."""
     deep_health_checks: tuple[HealthCheck, ...] = ()
-    """Tests that a new node passes before it takes work."""
+    """Tests that a new node must pass before it accepts jobs."""
     training_plan: TrainingPlan | None = None
     """Training plan that the machines come from."""
     vpc: Vpc | None = None
-    """Network of the group. Default: that of the cluster."""
+    """Network of the group. Default: the cluster's network."""
     scheduled_update: ScheduledUpdate | None = None
     """Schedule of software updates."""
     lustre: LustreSize | None = None
-    """File system of this group alone."""
+    """File system that only this group uses."""
 
 
 class RestrictedEnvironment(Config):
     """Settings that all restricted groups share."""
 
     lustre: LustreSize = LustreSize()
-    """Their file system."""
+    """File system of the restricted groups."""
     deletion: Literal["DeleteIfNotUsed", "Keep"] = "Keep"
     """Whether the file system is deleted with the last group."""
 
@@ -194,9 +196,9 @@ class AccountingDatabase(Config):
     endpoint: Annotated[
         str, Field(pattern=r"^[a-zA-Z0-9]([a-zA-Z0-9.-]{0,253}[a-zA-Z0-9])?$", examples=["db.example.com"])
     ]
-    """Host name."""
+    """Host name of the database."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port. Default: MySQL's."""
+    """Port of the database. Default: MySQL's port."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9$_]{1,64}$")] | None = None
     """Database."""
     secret_arn: Annotated[
@@ -206,7 +208,7 @@ class AccountingDatabase(Config):
             examples=["arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm"],
         ),
     ]
-    """Secret with its user and password."""
+    """Secret with the user and password of the database."""
 
 
 class ClusterSlurm(Config):
@@ -219,7 +221,7 @@ class ClusterSlurm(Config):
 
 
 class TieredStorage(Config):
-    """AWS's own managed tier: memory of the nodes, kept by a daemon of AWS."""
+    """AWS's managed checkpoint tier in the nodes' memory, run by a daemon of AWS."""
 
     enabled: bool = True
     """Whether the daemon runs."""

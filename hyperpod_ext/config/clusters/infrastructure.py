@@ -1,4 +1,4 @@
-"""Resources of a cluster that `cdk/` makes in AWS: network, buckets, EKS, file system, add-ons, roles of jobs."""
+"""Resources of a cluster that `cdk/` creates in AWS: network, buckets, EKS, file system, add-ons, roles of jobs."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Network(Config):
     cidr: Cidr = "10.192.0.0/16"
     """Addresses of the new network, /16 to /20. Each zone's machines get a quarter of them."""
     zones: Annotated[tuple[Zone, ...], Field(max_length=3, examples=[["usw2-az1", "usw2-az2"]])] = ()
-    """Zones of the new network, all by id or all by name; EKS needs two. Machines are in the first: choose the zone of
-    your capacity. A zone appended later does not change the others."""
+    """Zones of the new network, all by id or all by name; EKS needs two. Machines are in the first zone, so put the
+    zone of your capacity first. Zones can be appended later without changing the others."""
     group_zones: dict[ZonedGroup, Zone] = {}
-    """Zones of groups that are not in the first, by group."""
+    """Zones of groups that are not in the first zone, by group."""
     nat: Literal["one", "per-zone", "none"] = "one"
-    """Gateways to the internet: one, which every zone shares; one in each zone; or none at all."""
+    """Gateways to the internet: one that all zones share, one in each zone, or none."""
     private_endpoints: bool = True
-    """Use AWS's services from inside the network, without the gateway. S3 is always used so."""
+    """Use AWS's services from inside the network, without the gateway. S3 is always reached this way."""
     connected_cidrs: tuple[Cidr, ...] = ()
-    """Addresses of networks that are or will be connected with this one. They must not overlap."""
+    """Addresses of networks that are or will be connected to this network. They must not overlap with it."""
     vpc_id: Annotated[NetworkId, Field(examples=["vpc-0123456789abcdef0"])] | None = None
     """Existing network. `vpc` of the cluster then names subnets and security groups of the machines, and only a
     security group for the file system is added to it."""
@@ -48,28 +48,28 @@ class Network(Config):
 
 
 class Bucket(Config):
-    """A bucket: new with a name by AWS, new with a given name, or existing."""
+    """A bucket: new with a name chosen by AWS, new with a name of yours, or existing."""
 
     name: BucketName | None = None
     """Name of the new bucket."""
     existing: BucketName | None = None
     """An existing bucket, which is used and not changed."""
     kms_key: KmsKey | None = None
-    """Your key that encrypts the existing bucket: ARN, id or alias. The new roles may use it, if its own policy allows
-    roles of the account."""
+    """Your key that encrypts the existing bucket: ARN, id or alias. The new roles may use the key if the key's policy
+    allows roles of the account."""
 
 
 class Buckets(Config):
     """Buckets for data and checkpoints. They stay, with their objects, when the cluster is deleted."""
 
     checkpoints: Bucket = Bucket()
-    """Checkpoints. Below `jobs/` they are kept until the job itself removes them, at any age; below `milestones/` for
-    ever, in cheaper storage; below `ephemeral/` for `ephemeral_days`."""
+    """Checkpoints. Objects below `jobs/` are kept until the job removes them. Objects below `milestones/` are kept for
+    ever, in cheaper storage; objects below `ephemeral/` for `ephemeral_days`."""
     data: Bucket = Bucket()
     """Training data, which jobs can read."""
     lifecycle: Bucket = Bucket()
-    """Scripts for new machines; its name starts with `sagemaker-`. It is only made if the cluster needs it. Every
-    HyperPod role of the account can read it, so it must not contain secrets."""
+    """Scripts for new machines; the bucket's name starts with `sagemaker-`. The bucket is only created if the cluster
+    needs it. Every HyperPod role of the account can read the bucket, so it must not contain secrets."""
     logs: Bucket = Bucket()
     """Access logs of the other buckets."""
     ephemeral_days: PositiveInt = 14
@@ -88,7 +88,8 @@ class Eks(Config):
     version: Annotated[str, Field(pattern=r"^1\.\d{2}$", examples=["1.34"])] = "1.34"
     """Version of Kubernetes."""
     public_access: tuple[Cidr, ...] = ()
-    """Addresses that may reach its API over the internet. Default: only from inside the network."""
+    """Addresses that may reach the cluster's API over the internet. Default: none; the API is reachable only from
+    inside the network."""
     service_cidr: Cidr = "172.20.0.0/16"
     """Addresses of Kubernetes' services."""
     admins: tuple[RoleArn, ...] = ()
@@ -104,19 +105,20 @@ class FileSystem(Config):
     """A file system of FSx for Lustre, in the zone of the machines. Nodes of Slurm mount it."""
 
     size_gib: Annotated[int, Field(ge=1200)] = 1200
-    """Its size: 1200, or a multiple of 2400."""
+    """Size in GiB: 1200, or a multiple of 2400."""
     throughput: Literal[125, 250, 500, 1000] = 125
-    """MB/s for each TiB."""
+    """Throughput in MB/s for each TiB."""
     path: Annotated[str, Field(pattern=r"^/[a-zA-Z0-9._/-]+$", max_length=1024)] = "/fsx"
     """Mount path on the nodes."""
     link_data: bool = False
     """Show the data bucket as the folder `data`, with files loaded on first read."""
     keep: bool = True
-    """Keep the file system, at its cost, when the rest is deleted. Its network then stays, too."""
+    """Keep the file system, and its cost, when the other resources are deleted. The network of the file system is then
+    kept, too."""
 
 
 class Team(Config):
-    """Share of a team in the cluster. Its pods are in namespace `hyperpod-ns-NAME`."""
+    """Share of a team in the cluster. The team's pods are in namespace `hyperpod-ns-NAME`."""
 
     name: Annotated[DnsLabel, Field(max_length=40, examples=["research"])]
     """Name of the team, at most 40 characters."""
@@ -125,18 +127,18 @@ class Team(Config):
     count: Annotated[NonNegativeInt, Field(examples=[4])]
     """Number of machines in the quota."""
     weight: Annotated[NonNegativeInt, Field(le=100)] = 0
-    """Weight of its fair share of idle machines."""
+    """Weight of the team's fair share of idle machines."""
     sharing: Literal["LendAndBorrow", "Lend", "DontLend"] = "LendAndBorrow"
-    """Whether other teams may use its idle machines, and it theirs."""
+    """Whether the team lends its idle machines to other teams, and borrows theirs."""
 
 
 class PriorityClass(Config):
     """A level of priority that jobs can name."""
 
     name: Annotated[DnsLabel, Field(examples=["training"])]
-    """Its name."""
+    """Name of the priority."""
     weight: Annotated[NonNegativeInt, Field(le=100, examples=[80])]
-    """Higher goes first."""
+    """Jobs with a higher value go first."""
 
 
 class TaskGovernance(Config):
@@ -145,9 +147,9 @@ class TaskGovernance(Config):
     teams: tuple[Team, ...] = ()
     """Teams with a quota each."""
     priorities: Annotated[tuple[PriorityClass, ...], Field(max_length=10)] = ()
-    """Levels of priority. Default: first come, first served."""
+    """Levels of priority. Default: none, jobs run in the order of submission."""
     fair_share: bool = True
-    """With `priorities`: share idle machines by the weights of teams, not first come, first served."""
+    """With `priorities`: share idle machines by the weights of teams, not in the order of submission."""
 
 
 class Observability(Config):
@@ -189,7 +191,7 @@ class Infrastructure(Config):
     """Resources around the cluster."""
 
     account: Annotated[str, Field(pattern=r"^\d{12}$", examples=["123456789012"])] | None = None
-    """AWS account of all resources. Default: that of the credentials."""
+    """AWS account of all resources. Default: the account of the credentials."""
     network: Annotated[Network, Field(examples=[{"zones": ["usw2-az1", "usw2-az2"]}])]
     """The network."""
     buckets: Buckets = Buckets()
@@ -201,6 +203,8 @@ class Infrastructure(Config):
     add_ons: AddOns = AddOns()
     """Add-ons of EKS."""
     job_roles: tuple[JobRole, ...] = ()
-    """Roles of pods, on EKS. Jobs that name the cluster get the first one."""
+    """Roles of pods, on EKS. Jobs with `cluster` set to this cluster get the first role."""
     lifecycle_scripts: bool = True
-    """With Slurm: new machines run our script after HyperPod's own set-up, unless their group has another one."""
+    """With Slurm: new machines run this project's script after HyperPod's own set-up, unless their group has another
+    script.
+    """

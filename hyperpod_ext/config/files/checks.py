@@ -40,7 +40,7 @@ ListFiles = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake without file and line."""
+    """A mistake, before file and line are known."""
 
     path: Path
     message: str
@@ -70,7 +70,7 @@ def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterato
     if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
         return  # in the image, or on a shared file system
     if elsewhere:
-        hint = "put it in the folder of this file or below, and write its path from here"
+        hint = "move the script into the folder of this file or below, and write its relative path"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
         return
     if files is None:
@@ -79,20 +79,22 @@ def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterato
     if script.name in names:
         return
     found = nearest(script.name, names) or (names[0] if len(names) == 1 else None)
-    hint = f"did you mean `{script.parent / found}`?" if found else "write the script, or correct its path"
-    yield Finding(("script",), f"there is no file `{job.script}` here", hint)
+    hint = f"did you mean `{script.parent / found}`?" if found else "create the script, or correct its path"
+    yield Finding(("script",), f"there is no file `{job.script}` in the folder of this file", hint)
 
 
 def command_stands_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     if job.command is None:
         return
     if job.script:
-        yield Finding(("script",), "the spec has a command, which runs instead of it", "keep one of the two")
+        yield Finding(("script",), "the command runs instead of the script", "remove the script or the command")
     if job.args:
-        yield Finding(("args",), "these are arguments of a script, and the spec has a command", "write them in command")
+        yield Finding(
+            ("args",), "arguments belong to a script, but the spec has a command", "write the arguments in command"
+        )
     if job.mode != "plain":
-        message = f"nothing of mode {job.mode} is in the processes of a command: no state is kept, no rank is replaced"
-        yield Finding(("mode",), message, "write `mode: plain`, or start a script")
+        message = f"mode {job.mode} has no effect on a command: its state is not saved and no rank is replaced"
+        yield Finding(("mode",), message, "write `mode: plain`, or use a script instead of a command")
 
 
 def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -100,7 +102,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     if batch is None or batch % world == 0:
         return
     if job.elastic is not None and job.elastic.batch.micro_batch_size is not None:
-        return  # micro-batches are shared instead
+        return  # ranks share micro-batches instead
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
     ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
@@ -121,15 +123,15 @@ def batch_divides_into_micro_batches(job: JobConfig, _files: ListFiles | None) -
         try:
             batch_at(policy, nodes, batch)
         except ValueError as error:
-            yield Finding(path, str(error), "write a micro_batch_size that divides it")
+            yield Finding(path, str(error), "write a micro_batch_size that divides the batch")
 
 
 def each_tier_once(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     seen: dict[str, int] = {}
     for index, tier in enumerate(job.checkpoint.tiers):
         if tier.kind in seen:
-            hint = f"keep one of the two: the other is tier {seen[tier.kind]}, counted from 0"
-            yield Finding(("checkpoint", "tiers", index), f"a second tier of kind {tier.kind}", hint)
+            hint = f"remove one of the two; the other is checkpoint.tiers.{seen[tier.kind]}"
+            yield Finding(("checkpoint", "tiers", index), f"is a second tier of kind {tier.kind}", hint)
         seen.setdefault(tier.kind, index)
 
 
@@ -139,7 +141,7 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
             continue
         most = job.nodes - 1
         hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
-        message = f"each of {tier.replicas} copies needs a node besides its own; nodes is {job.nodes}"
+        message = f"each of the {tier.replicas} copies needs another node, but nodes is {job.nodes}"
         yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
 
 
@@ -149,18 +151,20 @@ def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[
             continue
         path: Path = ("checkpoint", "tiers", index, "parity")
         if job.nodes < tier.parity:
-            hint = f"write {job.nodes}, or use more nodes" if job.nodes >= 3 else "use copies, or more nodes"
-            yield Finding(path, f"a group needs {tier.parity} nodes; nodes is {job.nodes}", hint)
+            hint = (
+                f"write {job.nodes}, or use more nodes" if job.nodes >= 3 else "use `replicas` instead, or more nodes"
+            )
+            yield Finding(path, f"a parity group needs {tier.parity} nodes, but nodes is {job.nodes}", hint)
         if job.elastic is not None:
-            message = "elastic jobs keep copies: parity cannot be cut for another number of ranks"
-            yield Finding(path, message, "remove it, and write how many `replicas` there are to be")
+            message = "an elastic job cannot use parity, because parity data is valid only for one number of ranks"
+            yield Finding(path, message, "remove parity, and set `replicas`")
 
 
 def nixl_is_not_encrypted(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
         if isinstance(tier, PeerTier) and tier.transport == "nixl" and job.network is not None and job.network.tls:
-            message = "network.tls has what goes between memory servers encrypted, and NIXL does not encrypt"
-            hint = "remove it, or network.tls where the network itself encrypts"
+            message = "network.tls requires encryption between memory servers, but NIXL does not encrypt"
+            hint = "remove `transport: nixl`; or network.tls, if the network itself encrypts"
             yield Finding(("checkpoint", "tiers", index, "transport"), message, hint)
 
 
@@ -168,23 +172,25 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
     path: Path = ("restart", "policy")
     if job.restart.policy == "wait":
         if job.restart.samples != "constant":
-            message = "healthy ranks wait for those that are missing, so no step has fewer samples"
-            yield Finding(("restart", "samples"), message, "write `policy: continue`, or remove it")
+            message = "has no effect, because healthy ranks wait for missing ranks"
+            yield Finding(("restart", "samples"), message, "write `policy: continue`, or remove samples")
         return
     wait = "write `policy: wait`"
     if job.mode != "ours":
-        yield Finding(path, f"mode {job.mode} restarts all ranks; none continues", f"write `mode: ours`, or {wait}")
+        yield Finding(
+            path, f"mode {job.mode} restarts all ranks, so none can continue", f"write `mode: ours`, or {wait}"
+        )
     if job.elastic is not None:
-        message = "an elastic job goes on with fewer nodes in its own way, and the two do not combine"
+        message = "cannot be combined with `elastic`, which continues with fewer nodes in another way"
         yield Finding(path, message, f"remove elastic, or {wait}")
     if (copy := job.parallelism.ranks_per_copy) > 1:
-        message = f"{copy} ranks share one copy of the model, so each of them is needed for the next step"
+        message = f"{copy} ranks share one copy of the model, so every rank is needed for the next step"
         yield Finding(path, message, wait)
     if job.world_size == 1:
-        yield Finding(path, "the job has one rank: none is left that could continue", wait)
+        yield Finding(path, "the job has only one rank, so no rank can continue without it", wait)
     if any(isinstance(tier, PeerTier) and tier.parity is not None for tier in job.checkpoint.tiers):
-        message = "parity cannot be cut for another number of ranks"
-        yield Finding(path, message, f"write how many `replicas` there are to be in place of parity, or {wait}")
+        message = "cannot be combined with parity, whose data is valid only for one number of ranks"
+        yield Finding(path, message, f"use `replicas` instead of parity, or {wait}")
 
 
 def compat_has_our_workers(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -197,10 +203,10 @@ def faults_hit_ranks_that_exist(job: JobConfig, _files: ListFiles | None) -> Ite
     for field in ("faults", "inject"):
         for index, fault in enumerate(getattr(job.chaos, field) if job.chaos else ()):
             if fault.rank is not None and fault.rank >= job.world_size:
-                hint = f"ranks go from 0 to {job.world_size - 1}"
+                hint = f"the job's ranks are 0 to {job.world_size - 1}"
                 yield Finding(("chaos", field, index, "rank"), f"there is no rank {fault.rank}", hint)
             if (node := getattr(fault, "node", None)) is not None and node >= job.nodes:
-                hint = f"nodes go from 0 to {job.nodes - 1}"
+                hint = f"the job's nodes are 0 to {job.nodes - 1}"
                 yield Finding(("chaos", field, index, "node"), f"there is no node {node}", hint)
 
 
@@ -211,8 +217,8 @@ def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> It
             if not re.fullmatch(form, value):
                 yield Finding(("env", name), f"`{value}` is no {what}", hint)
         elif name.startswith("HPX_"):
-            message = "names that start with HPX_ are set by the launcher"
-            yield Finding(("env", name), message, f"choose another name; those you may set: {', '.join(SETTINGS)}")
+            message = "variables that start with HPX_ are set by the launcher"
+            yield Finding(("env", name), message, f"choose another name; you may set only {', '.join(SETTINGS)}")
 
 
 def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -220,14 +226,16 @@ def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> 
     for index, group in enumerate(cluster.instance_groups):
         if group.name in seen:
             path: Path = ("instance_groups", index, "name")
-            yield Finding(path, f"a second group is called `{group.name}`", "give each group a name of its own")
+            yield Finding(path, f"another group has the name `{group.name}`, too", "give each group a different name")
         seen.add(group.name)
 
 
 def spares_are_part_of_the_group(cluster: ClusterConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, group in enumerate(cluster.instance_groups):
         if group.spares > group.count:
-            message = f"{group.spares} spares in a group of {group.count}: spares are among its machines"
+            message = (
+                f"{group.spares} spares are more than the group's {group.count} machines, which include the spares"
+            )
             hint = f"write at most {group.count}, or raise count"
             yield Finding(("instance_groups", index, "spares"), message, hint)
 
@@ -272,4 +280,4 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         ),
     ),
 }
-"""Checks of each model, by its name, so that checks of jobs do not import the model of clusters."""
+"""Checks of each model, by the model's name, so that checks of jobs do not import the model of clusters."""

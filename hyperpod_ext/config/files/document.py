@@ -21,10 +21,10 @@ _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 _WORDS = {"but found another document": "a second document starts here"}
 _MOST_VALUES = 100_000
-"""Longer than any spec. Nested aliases can make billions of values from ten lines."""
+"""Limit above the size of any spec. Nested aliases can make billions of values from ten lines."""
 _LARGEST = 2**63 - 1
 """Largest whole number that Kubernetes, Slurm and SageMaker read."""
-_TOO_DEEP = "the YAML is nested too deep to be read"
+_TOO_DEEP = "the YAML is nested too deeply to be read"
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
@@ -86,7 +86,8 @@ def parse(text: str, source: str) -> Document:
 
 
 def parse_all(text: str, source: str) -> list[Document]:
-    """Read every YAML document of `text`; lines are counted from its start. Mistakes are added to `problems`."""
+    """Read every YAML document of `text`; lines are counted from the start of `text`. Mistakes are added to
+    `problems`."""
     return _read(text, source, single=False)
 
 
@@ -115,8 +116,8 @@ def _fill(document: Document, node: yaml.Node) -> None:
     try:
         document.data = _Reader(document).read(node, (), node.start_mark.line + 1, ())
     except _TooManyValuesError:
-        hint = "write what the aliases stand for, or fewer of them"
-        message = f"holds more than {_MOST_VALUES:,} values once its aliases are written out"
+        hint = "replace aliases by their values, or use fewer aliases"
+        message = f"has more than {_MOST_VALUES:,} values after its aliases are expanded"
         document.data = None
         document.problems = [Problem(message, source=document.source, line=1, hint=hint)]
     except RecursionError:
@@ -125,7 +126,7 @@ def _fill(document: Document, node: yaml.Node) -> None:
 
 
 class _TooManyValuesError(Exception):
-    """Aliases that multiply."""
+    """Raised if aliases expand to too many values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -156,7 +157,7 @@ class _Reader:
         text = node.value if isinstance(node, yaml.ScalarNode) else None
         self._document.locations[path] = SourceLocation(self._document.source, line, text)
         if id(node) in inside:
-            self._report(line, path, "an anchor contains itself", "point the alias at a value that ends")
+            self._report(line, path, "an anchor contains itself", "remove the alias inside its own anchor")
             return None
         inside = (*inside, id(node))
         if isinstance(node, yaml.MappingNode):
@@ -176,11 +177,11 @@ class _Reader:
             if key.tag == _MERGE:
                 continue
             if not isinstance(key, yaml.ScalarNode):
-                self._report(line, path, "a field name must be one word, not a list or more fields")
+                self._report(line, path, "a field name must be a word, not a list or a mapping")
                 continue
             name = key.value
             if name in written:
-                hint = f"it is on line {written[name]} already: keep one of the two"
+                hint = f"the first is on line {written[name]}; keep one of the two"
                 self._report(line, (*path, name), "is written twice", hint)
                 continue
             written[name] = line
@@ -193,7 +194,7 @@ class _Reader:
     def _scalar(self, node: yaml.Node, path: Path, line: int) -> object:
         kind = node.tag.removeprefix(_PREFIX)
         if kind not in _SCALARS:
-            self._report(line, path, f"the tag {node.tag} is not known here", "write the value without a tag")
+            self._report(line, path, f"the tag {node.tag} is not supported", "write the value without a tag")
             return None
         text: str = node.value
         try:
@@ -216,11 +217,11 @@ def _value(kind: str, text: str) -> object:
         case "int":
             number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
             if abs(number) > _LARGEST:
-                raise ValueError(f"it is larger than {_LARGEST}, the largest that Kubernetes reads")
+                raise ValueError(f"it is larger than {_LARGEST}, the largest number that Kubernetes can read")
             return number
         case "float":
             return float(text)
-    text.encode()  # JSON cannot represent half of a surrogate pair
+    text.encode()  # JSON cannot represent a single surrogate
     return text
 
 
@@ -241,7 +242,7 @@ def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
         detail = _WORDS.get(str(error.problem), str(error.problem))
     else:
         position = getattr(error, "position", 0)
-        line, detail = text.count("\n", 0, position) + 1, "a character that text files do not hold"
+        line, detail = text.count("\n", 0, position) + 1, "a character that is not allowed in text files"
     return Problem(f"is not YAML: {detail}", source=source, line=line, hint=_syntax_hint(detail, text, line))
 
 
@@ -253,5 +254,5 @@ def _syntax_hint(detail: str, text: str, line: int) -> str:
     if "mapping values" in detail:
         return "put text that contains a colon in quotes, and give fields of one group the same indent"
     if "second document" in detail:
-        return "keep one document in the file: remove this line and what follows"
-    return "look at the quotes, brackets and indent of this line and of the one above"
+        return "keep one document in the file: remove this line and all following lines"
+    return "check the quotes, brackets and indent of this line and of the line above"

@@ -17,7 +17,7 @@ from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.files.schema_path import Expected, expected_at, kinds_of, meant_by
 from hyperpod_ext.errors import Problem
 
-NO_FIELD = "is not a field here"
+NO_FIELD = "is not a known field"
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -56,7 +56,7 @@ _WRITE = re.compile(r"write (?P<value>[\[\"].*?[\]\"])(?: in quotes)?")
 
 
 def _for_a_shell(path: Path, hint: str) -> str:
-    """Return the hint as an option, with YAML's quotes protected from the shell."""
+    """Return the hint for an option on the command line, with YAML's quotes escaped for the shell."""
     if (found := _WRITE.fullmatch(hint)) is None:
         return hint
     return f"write --set {shlex.quote(dotted(path) + '=' + found['value'])}"
@@ -85,13 +85,13 @@ def _explain(
             example = f"add `{expected.path[-1]}: {_plain(expected.examples[0])}`" if expected.examples else ""
             return f"is missing: {_sentence(expected.description)}", example
         case "union_tag_not_found":
-            return "is missing: it says which kind of entry this is", _hint_for_kind(value, expected, tag_field(error))
+            return "is missing: it sets the kind of the entry", _hint_for_kind(value, expected, tag_field(error))
         case "union_tag_invalid":
-            return f"{_shown(value.get(tag_field(error)))} is not one of its kinds", _hint_for_choice(
+            return f"{_shown(value.get(tag_field(error)))} is not a valid kind", _hint_for_choice(
                 context["tag"], valid_tags(error)
             )
         case "literal_error":
-            return f"{_shown(value)} is not one of its choices", _hint_for_choice(
+            return f"{_shown(value)} is not a valid value", _hint_for_choice(
                 str(value), _QUOTED.findall(context["expected"])
             )
         case "string_pattern_mismatch":
@@ -108,15 +108,15 @@ def _explain(
             return f"is empty: {_sentence(expected.description)}", ""
         case "int_type" | "int_from_float" | "float_type":
             what = "a number" if kind == "float_type" else "a whole number"
-            return f"{what} belongs here, not {named(value)}", _hint_for_number(value, _most(expected), expected.path)
+            return f"must be {what}, not {named(value)}", _hint_for_number(value, _most(expected), expected.path)
         case "string_type":
-            return f"text belongs here, not {named(value)}", _hint_for_text(value, written)
+            return f"must be text, not {named(value)}", _hint_for_text(value, written)
         case "bool_type":
-            return f"true or false belongs here, not {named(value)}", _hint_for_bool(value)
+            return f"must be true or false, not {named(value)}", _hint_for_bool(value)
         case "tuple_type" | "list_type":
-            return f"a list belongs here, not {named(value)}", _hint_for_list(value)
+            return f"must be a list, not {named(value)}", _hint_for_list(value)
         case "dict_type" | "model_type" | "model_attributes_type":
-            return f"fields belong here, not {named(value)}", _hint_for_fields(value, expected)
+            return f"must be a mapping, not {named(value)}", _hint_for_fields(value, expected)
         case "value_error":
             return str(context["error"]), ""  # pydantic's own text begins with "Value error"
     if kind in _BOUNDS:
@@ -129,7 +129,7 @@ def _explain(
 
 
 def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
-    """Suggest the same name elsewhere in the file, or the nearest name here, or all names here."""
+    """Suggest the same field in another section, the nearest field of this section, or all fields of this section."""
     names = expected.holder.model_fields if expected.holder else {}
     meant, elsewhere = meant_by(str(expected.path[-1]), names, model)
     if elsewhere is not None:
@@ -154,13 +154,13 @@ def _hint_for_choice(value: str, valid: list[str]) -> str:
 def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
     """Suggest a similar value that matches, or an example."""
     if value and re.fullmatch(pattern, f"/{value}"):
-        return f"write the path from the root, as /{value}"
+        return f"write an absolute path, such as /{value}"
     if value.startswith("s3://"):
         return "the name of a bucket has 3 to 63 lower-case letters, digits, dots and dashes"
     for separator, text in (("-", value.lower()), ("_", value.upper())):
         candidate = re.sub(r"[^A-Za-z0-9]+", separator, text).strip(separator)
         if candidate and re.fullmatch(pattern, candidate):
-            return f"`{candidate}` would do"
+            return f"for example `{candidate}`"
     return f"such as {_plain(expected.examples[0])}" if expected.examples else ""
 
 
@@ -219,12 +219,12 @@ def _hint_for_bool(value: object) -> str:
 
 def _hint_for_list(value: object) -> str:
     if isinstance(value, dict):
-        return "start each item on a line of its own with `- `"
+        return "write each item on a separate line that starts with `- `"
     if value is None:
         return "write [] for an empty list"
     try:
         items = shlex.split(value) if isinstance(value, str) else [value]
-    except ValueError:  # unbalanced quotes: one item then
+    except ValueError:  # unbalanced quotes: treat the text as one item
         items = [value]
     return f"write {json.dumps(items)}"
 
@@ -241,7 +241,7 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
         return f"write `kind: ...`, one of {', '.join(kinds)}"
     if members:
         return f"valid: {', '.join(members[0].model_fields)}"
-    return "write one `NAME: value` a line"
+    return "write one `NAME: value` per line"
 
 
 def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
@@ -272,7 +272,7 @@ def named(value: object) -> str:
             return f"the text {_shown(value)}"
         case list():
             return "a list"
-    return "fields"
+    return "a mapping"
 
 
 def _shown(value: object) -> str:
@@ -287,4 +287,4 @@ def _plain(value: object) -> str:
 def _sentence(description: str) -> str:
     """Return the first sentence of a field's documentation, for a message."""
     first = re.split(r"(?<=[^.\s])\.(?:\s|$)", " ".join(description.split()), maxsplit=1)[0]
-    return first or "it must be given"
+    return first or "it is required"

@@ -17,12 +17,12 @@ from hyperpod_ext.errors import NotFoundError
 
 
 def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
-    """Return description, type, default, example and inner fields of `path`, dotted; `""` is the spec itself.
+    """Return description, type, default, example and inner fields of the dotted `path`; `""` is the spec itself.
 
     Indices of list items are optional. In a union, a field is looked up in every member.
 
     Raises:
-        NotFoundError: there is no such field. The hint has the nearest one.
+        NotFoundError: there is no such field. The hint has the nearest name.
     """
     holders: list[type[BaseModel]] = [model]
     walked: list[str] = []
@@ -43,7 +43,7 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
     if len(asked) > 1 and get_origin(info.annotation) is Literal:
         kinds = kinds_of(asked, walked[-1])
         each = " ".join(f"{kind}: {_words(member.__doc__)}" for kind, member in kinds.items())
-        shown = {"path": ".".join(walked), "description": f"Which kind of entry this is. {each}"}
+        shown = {"path": ".".join(walked), "description": f"Kind of the entry. {each}"}
         return shown | {"type": " | ".join(kinds), "default": None, "example": None, "fields": []}
     default = info.default
     return {

@@ -1,7 +1,7 @@
 """Reads docstrings under the fields of models from their source, on demand.
 
-pydantic can read them when it makes each class, but this took half of the time of `hp-ext validate`, which does not
-need them for a valid spec.
+pydantic can read them when it creates each class. This took half of the time of `hp-ext validate`, which does not need
+docstrings for a valid spec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def fields_of(model: type) -> dict[str, Any]:
 
 
 def description(model: type, field: str) -> str:
-    """Return the documentation of a field of `model`: that of its type if it has one, or the docstring under it."""
+    """Return the documentation of a field of `model`: its type's description, or else the docstring under the field."""
     if issubclass(model, BaseModel) and (own := model.model_fields[field].description):
         return own
     for base in model.__mro__:

@@ -28,12 +28,12 @@ Fill = Callable[[Document], None]
 """Fills unset fields of a document before it is checked."""
 
 MoreChecks = Callable[[], Iterable[Check]]
-"""Checks for a file with mistakes, on its valid fields. For a valid file the caller runs them."""
+"""Checks that run on the valid fields of a file with mistakes. For a valid file, the caller runs its checks."""
 
 _MOST_BYTES = 1 << 20
-"""Most bytes of a spec, which is read whole before it is parsed."""
+"""Maximum bytes of a spec, which is read completely before it is parsed."""
 _MOST_ROUNDS = 10
-"""Most rounds of repair. One mistake can hide another."""
+"""Maximum rounds of repair. One mistake can hide another."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Loaded(Generic[M]):
     document: Document
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Add file and line to problems with a field only."""
+        """Add file and line to problems that only have a field."""
         return [problem if problem.source else self._located(problem) for problem in problems]
 
     def check(self, checks: Iterable[Check]) -> list[Problem]:
@@ -73,7 +73,7 @@ def load_text(
     overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
 ) -> M:
-    """Load text that is not in a file. Without `list_files`, the files that it names are not checked."""
+    """Load text that is not in a file. Without `list_files`, the files that the text names are not checked."""
     return read_text(model, text, source, overrides, list_files).config
 
 
@@ -84,7 +84,8 @@ def read(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """Load a file with the places of all values. `-` is the standard input; its files are looked up here."""
+    """Load a file with the places of all values. `-` is the standard input; its files are searched in the current
+    folder."""
     if str(path) == "-":
         here = pathlib.Path()
         return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
@@ -159,7 +160,7 @@ def _check(
 
 
 def _in_order(problems: list[Problem], source: str) -> list[Problem]:
-    """Sort problems by line, the file's before those of options, without duplicates."""
+    """Sort problems by line, without duplicates. Problems of the file come before problems of options."""
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda problem: (problem.source != source, problem.source, problem.line or 0))
 
@@ -192,7 +193,7 @@ def _bytes_of(file: pathlib.Path, most: int) -> bytes:
 
 def _decoded(raw: bytes, source: str, most: int) -> str:
     if len(raw) > most:
-        hint = "is this the right file?"
+        hint = "a spec is much smaller; check the path"
         raise ConfigError([Problem(f"is larger than {most >> 20} MiB", source=source, hint=hint)])
     try:
         return raw.decode("utf-8")

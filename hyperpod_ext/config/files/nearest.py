@@ -40,7 +40,7 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """Return a hint with the nearest valid name, or with all."""
+    """Return a hint with the nearest valid name, or with all valid names."""
     names = list(valid)
     found = nearest(name, names)
     return f"did you mean `{found}`?" if found else f"valid: {', '.join(names)}" if names else ""

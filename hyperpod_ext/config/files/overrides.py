@@ -51,7 +51,7 @@ def _apply(document: Document, override: Override) -> Problem | None:
 
 
 def _write(document: Document, path: Path, value: object, source: str) -> Problem | None:
-    """Write `value` at `path`, and make missing parents."""
+    """Write `value` at `path`, and create missing parents."""
     if document.data is None:
         document.data = {}
     holder = document.data
@@ -72,12 +72,12 @@ def _write(document: Document, path: Path, value: object, source: str) -> Proble
             document.locations.setdefault(path[: depth + 1], SourceLocation(source))
             holder = holder[part]
         elif isinstance(holder, list):
-            hint = f"its items are counted from 0; {len(holder)} appends one"
+            hint = f"items are counted from 0; index {len(holder)} appends an item"
             return Problem(
-                f"`{around}` has {len(holder)} items in the file, none of them number {part}", at, source, hint=hint
+                f"`{around}` has {len(holder)} items in the file, and none has the index {part}", at, source, hint=hint
             )
         else:
-            return Problem(f"`{around}` is a single value and has nothing in it", at, source)
+            return Problem(f"`{around}` is a single value without fields", at, source)
     return None
 
 

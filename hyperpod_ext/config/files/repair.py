@@ -1,7 +1,7 @@
 """Repairs an invalid document step by step, to find further mistakes.
 
-A misspelt name is replaced by the nearest one. An invalid value is replaced by the default or by the field's example,
-and its path is returned, because checks must not read it.
+A misspelt name is replaced by the nearest valid name. An invalid value is replaced by the default or by the field's
+example, and its path is returned, because checks must not read it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
     read = _reading(error, expected.models)
     holder = _value_at(document.data, path[:-1])
     if read is not None and isinstance(holder, dict | list):
-        holder[path[-1]] = read  # type: ignore[index]  # a key or an index, as the holder needs it
+        holder[path[-1]] = read  # type: ignore[index]  # a key or an index
         return None
     return _drop(document, path)
 

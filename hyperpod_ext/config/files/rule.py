@@ -1,7 +1,7 @@
-"""Rules for valid specs that would still fail, or waste machines.
+"""Rules that find valid specs whose jobs or clusters would fail, or waste machines.
 
 Each rule is a pure function with a number, a cause and a fix, which `hp-ext explain` shows. A registry has the rules of
-one kind of spec: `jobs.rules` those of jobs, `clusters.checks` those of clusters.
+one kind of spec: `jobs.rules` has the rules of jobs, `clusters.checks` of clusters.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ class Rule(Generic[S]):
     """How to fix it."""
     look: Find[S]
     reads: tuple[Path, ...] = ()
-    """All fields that the rule reads; empty if it also reads a cluster or a target. With fields, the rule also runs if
-    other fields are invalid."""
+    """All fields that the rule reads; empty if the rule also reads a cluster or a target. A rule with fields also runs
+    if other fields are invalid."""
     targets: Collection[str | None] | None = None
-    """Targets that the rule is for, and None for jobs without a target. Default: it is for every spec."""
+    """Targets that the rule applies to; None stands for jobs without a target. Default: every spec."""
 
     def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
-        """Return all findings; none if the rule is for other targets."""
+        """Return all findings; none if the rule does not apply to the target."""
         if self.targets is not None and getattr(seen, "target", None) not in self.targets:
             return iter(())
         return self.look(seen)
@@ -59,7 +59,7 @@ class Registry(Generic[S]):
 
     Args:
         modules: modules of `package` that register rules when they are imported.
-        needed: returns those of them with rules that may apply to a spec. Default: all.
+        needed: returns the modules with rules that may apply to a spec. Default: all modules.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Registry(Generic[S]):
 
         def enter(find: Find[S]) -> Find[S]:
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
-                raise ValueError(f"two rules are called {id}")
+                raise ValueError(f"two rules have the id {id}")
             fields = tuple(tuple(path.split(".")) for path in reads)
             named = None if targets is None else {*targets, None}
             self._rules[id] = Rule(id, severity, title, cause, fix, find, fields, named)
@@ -111,7 +111,7 @@ class Registry(Generic[S]):
         """Return `ids` as a tuple.
 
         Raises:
-            KeyError: an id is unknown. The text has the nearest one.
+            KeyError: an id is unknown. The text has the nearest id.
         """
         known = self.all()
         for name in ids:

@@ -20,7 +20,7 @@ def json_schema(model: type[BaseModel]) -> dict[str, object]:
         for name, field in schema.get("properties", {}).items():
             text = description(found, name)
             of_type = definitions.get(field.get("$ref", "").rpartition("/")[2], {}).get("description")
-            if text and text != of_type:  # editors show the type's description otherwise
+            if text and text != of_type:  # otherwise editors show the type's description
                 schema["properties"][name] = dict(sorted((field | {"description": text}).items()))
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": model.__name__}
     return head | {key: value for key, value in generated.items() if key not in head}

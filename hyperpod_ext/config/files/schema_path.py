@@ -28,15 +28,15 @@ class Expected:
 
     path: Path
     models: tuple[type[BaseModel], ...] = ()
-    """Models of a mapping here; more than one in a union."""
+    """Models of a mapping at this path; more than one in a union."""
     holder: type[BaseModel] | None = None
-    """The model that has the field, or lacks it."""
+    """The model that should have the field."""
     description: str = ""
     """Documentation of the nearest field."""
     examples: tuple[object, ...] = ()
     """Valid values."""
     is_key: bool = False
-    """Whether the path is of an entry's key, not of its value."""
+    """Whether the path points to an entry's key instead of its value."""
 
 
 def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expected:

@@ -37,7 +37,9 @@ def _command(value: Any) -> str | tuple[str, ...]:
         return value
     if isinstance(value, list | tuple) and value and value[0] and all(isinstance(word, str) for word in value):
         return tuple(value)
-    raise ValueError('a command is a list of words, `[./train.sh, "4"]`, or a text for the shell; numbers go in quotes')
+    raise ValueError(
+        'a command is a list of words, `[./train.sh, "4"]`, or a text for the shell; write numbers in quotes'
+    )
 
 
 Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_input_type=str | list[str])]
@@ -47,11 +49,11 @@ class Rendezvous(Config):
     """Rendezvous of the nodes."""
 
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """TCP port on the first node. 0: any free one, if the target can choose."""
+    """TCP port on the first node. 0: any free port, if the target can choose one."""
 
 
 class Parallelism(Config):
-    """Ranks that share one copy of the model. The rest of the world size is data parallelism."""
+    """Ranks that share one copy of the model. The copies are data parallel."""
 
     tensor: PositiveInt = 1
     """Ranks that share each layer."""
@@ -74,8 +76,9 @@ class JobConfig(Config):
     script: Annotated[str, Field(examples=["train.py"])] = ""
     """Python file that trains, relative to this file."""
     command: Annotated[Command, Field(examples=[["./train.sh"]])] | None = None
-    """Command to run instead of a script: words, or a text for the shell. It is started once for each worker, with the
-    variables of its rank. Needs mode `plain`: its processes have no runtime of this project."""
+    """Command to run instead of a script: words, or a text for the shell. The launcher starts it once for each worker,
+    with the variables of its rank. Needs mode `plain`, because the command's processes do not use this project's
+    runtime."""
     args: tuple[str, ...] = ()
     """Arguments of the script. Quote numbers, because arguments are text."""
     env: dict[EnvName, str] = {}
@@ -87,8 +90,8 @@ class JobConfig(Config):
     image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
     """Container image, on targets that run containers. The script must be in it, or on a volume."""
     working_dir: AbsolutePath | None = None
-    """Folder inside the container that `script` is relative to. The script is then not looked up here. Default: the
-    image's own, which must have the files of this folder."""
+    """Folder inside the container that `script` is relative to. The script's existence is then not checked. Default:
+    the image's own folder, which must have the files of the spec's folder."""
     mode: Literal["ours", "plain", "run", "aws-checkpointless", "aws-managed-tier"] = "ours"
     """Recovery of the job: this project's runtime; a restart of a script that saves and resumes by itself (`run`); only
     its launcher (`plain`); AWS's checkpointless container; or AWS's managed tiered checkpointing in the script. AWS's
@@ -100,7 +103,7 @@ class JobConfig(Config):
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
     """Machines the job runs on; at most 100,000, more than a Kubernetes or Slurm cluster can have."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
-    """Processes on each machine, one a GPU; at most 4,096. World size is nodes x workers_per_node."""
+    """Processes on each machine, one per GPU; at most 4,096. World size is nodes x workers_per_node."""
     spares: NonNegativeInt = 0
     """Additional machines that stay idle until they replace a lost node. A job survives the loss of its first node if
     nodes and spares together are three or more: a majority must remain to elect another coordinator."""
@@ -126,13 +129,13 @@ class JobConfig(Config):
     node_groups: tuple[NodeGroup, ...] = ()
     """Groups of nodes that differ in instance type or priority. Default: all nodes are equal."""
     volumes: tuple[Volume, ...] = ()
-    """Files and memory of the containers, in addition to their image."""
+    """Volumes of the containers, in addition to their image."""
     elastic: Elastic | None = None
     """Numbers of nodes that the job may run on. Default: exactly `nodes`."""
     rendezvous: Rendezvous = Rendezvous()
     """Rendezvous of the nodes."""
     network: Network | None = None
-    """Network for state, and its encryption. Default: the network by which a node reaches the first one, not
+    """Network for state, and its encryption. Default: the network over which a node reaches the first node, not
     encrypted."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Tiers for snapshots, and their intervals."""
@@ -193,5 +196,5 @@ class JobConfig(Config):
 
     @property
     def spares_in_all(self) -> int:
-        """Spares of the job, or of its groups."""
+        """Number of spares of the job, or of all its groups."""
         return self.spares or sum(group.spares for group in self.node_groups)

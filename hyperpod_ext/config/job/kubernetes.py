@@ -12,7 +12,7 @@ from hyperpod_ext.config.names import DnsLabel, ObjectName
 
 
 def _network(text: str) -> str:
-    import ipaddress  # few specs name a network
+    import ipaddress  # imported here because few specs need it
 
     ipaddress.ip_network(text, strict=False)
     return text
@@ -22,7 +22,7 @@ Network = Annotated[str, AfterValidator(_network), Field(examples=["10.1.0.0/16"
 
 
 class SecretEnv(Config):
-    """A variable with its value in a Secret of Kubernetes, and not in the spec."""
+    """A variable whose value is in a Secret of Kubernetes, not in the spec."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", examples=["HF_TOKEN"])]
     """The variable: letters, digits and underscores, not starting with a digit."""
@@ -36,9 +36,9 @@ class Kubernetes(Config):
     """Settings of Kubernetes."""
 
     context: str | None = None
-    """Context of the kubeconfig. Default: its current one."""
+    """Context of the kubeconfig. Default: the current context."""
     namespace: DnsLabel | None = None
-    """Namespace of the job. Default: that of the context, or `default`."""
+    """Namespace of the job. Default: the context's namespace, or `default`."""
     launcher: Literal["hyperpodrun", "ours"] = "hyperpodrun"
     """Launcher in the pods of target hyperpod-eks, which the operator controls: AWS's hyperpodrun, or this project's
     agent, which recovers from most faults without the operator but was never run on a real cluster. hyperpodrun is the
@@ -56,9 +56,9 @@ class Kubernetes(Config):
     secret_env: tuple[SecretEnv, ...] = ()
     """Variables whose values are in Secrets."""
     pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When a node fetches the image. Default: Kubernetes' own."""
+    """When a node pulls the image. Default: Kubernetes' default."""
     pull_secrets: tuple[ObjectName, ...] = ()
-    """Secrets to fetch the image."""
+    """Secrets to pull the image."""
     job_secret: ObjectName | None = None
     """Secret whose key `secret` authenticates the job's processes. Default: `NAME-OF-THE-JOB-hpx`, made with random
     bytes when the job is first submitted."""
@@ -76,7 +76,7 @@ class Kubernetes(Config):
     clean_pods: Literal["all", "completed", "none"] = "all"
     """Pods to delete when the job has ended."""
     suspend: bool = False
-    """Submit the job without starting it. Kueue, or a person, resumes it."""
+    """Submit the job without starting it. Kueue or a user starts it later."""
     workload_mode: Annotated[str, Field(min_length=1)] | None = None
     """The operator's `workloadMode`, passed on unchanged."""
     termination_grace_s: PositiveInt | None = None

@@ -33,9 +33,10 @@ class SlurmOverlay(Config):
     ] = ()
     """Additional `#SBATCH` lines without their dashes, unchanged: `licenses=fem:4`, `comment="two words"`."""
     srun: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]] = {}
-    """Additional options of srun, `mpi: pmix`. An empty value: the option alone."""
+    """Additional options of srun, `mpi: pmix`. An empty value stands for an option without a value."""
     before: tuple[ShellLine, ...] = ()
-    """Shell lines that the first node runs before the step, outside of the image. A failed line ends the job."""
+    """Shell lines that the first node runs outside the image before the Slurm step starts. A failed line ends the
+    job."""
 
 
 class SageMakerOverlay(Config):

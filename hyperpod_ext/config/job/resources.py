@@ -16,17 +16,19 @@ class Resources(Config):
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])] | None = None
     """SageMaker instance type of every node, `ml.p5.48xlarge`."""
     accelerators: NonNegativeInt | None = None
-    """GPUs or Trainium chips of each node for the job. Default: one per worker, if the instance type has any; on
-    Trainium all of them."""
+    """GPUs or Trainium chips of each node for the job. Default: one per worker, if the instance type has accelerators;
+    on Trainium all chips."""
     accelerator_resource: Annotated[LabelKey, Field(examples=["nvidia.com/mig-1g.10gb"])] | None = None
-    """Kubernetes' resource name, as of a MIG slice. Default: `nvidia.com/gpu`, or `aws.amazon.com/neurondevice`."""
+    """Kubernetes' resource name, for example of a MIG slice. Default: `nvidia.com/gpu`, or
+    `aws.amazon.com/neurondevice`."""
     efa: NonNegativeInt | None = None
-    """EFA interfaces of each node for the job. Default: all of the instance type if the job uses all of its
-    accelerators and has several nodes; otherwise none."""
+    """EFA interfaces of each node for the job. Default: all interfaces if the job has several nodes and uses all
+    accelerators of a node; otherwise none."""
     cpus: Annotated[PositiveFloat, Field(allow_inf_nan=False)] | None = None
-    """CPUs of each node for the job. Default: the share of its accelerators, without Kubernetes' own reservation."""
+    """CPUs of each node for the job. Default: the same share as of the accelerators, without Kubernetes' own
+    reservation."""
     memory_mib: PositiveInt | None = None
-    """Memory of each node for the job, in MiB. Default: as for cpus."""
+    """Memory of each node for the job, in MiB. Default: the same share as for `cpus`."""
     hugepages_mib: Annotated[PositiveInt, Field(multiple_of=2)] | None = None
     """Memory in pages of 2 MiB for EFA, in MiB. Default: 5120 on Kubernetes with EFA."""
     ephemeral_storage_mib: PositiveInt | None = None
@@ -34,7 +36,8 @@ class Resources(Config):
 
 
 class Libraries(Config):
-    """Versions of libraries in the image that determine EFA's variables. Default: those of AWS's images of 2024."""
+    """Versions of libraries in the image that determine EFA's variables. Default: the versions in AWS's images of
+    2024."""
 
     ofi_nccl: Annotated[str, Field(pattern=r"^\d+\.\d+(\.\d+)*$", examples=["1.16.0"])] | None = None
     """aws-ofi-nccl, NCCL's plugin for EFA. Before 1.6 and 1.7 it needed variables that slow newer versions."""

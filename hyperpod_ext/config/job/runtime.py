@@ -28,7 +28,7 @@ from hyperpod_ext.config.network import Network
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.errors import ConfigError, Problem
 
-if TYPE_CHECKING:  # not needed in a running job, and its models take a quarter of a second
+if TYPE_CHECKING:  # a running job does not need this module, and its models take a quarter of a second
     from hyperpod_ext.config.job.job import JobConfig
 
 ENV_RUNTIME = "HPX_RUNTIME"
@@ -57,7 +57,7 @@ class RuntimeConfig(Config):
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0
-    """Root of every rank's random numbers."""
+    """Seed of every rank's random numbers."""
     shared_memory_mib: PositiveInt | None = None
     """Required size of /dev/shm."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
@@ -101,7 +101,7 @@ class RuntimeConfig(Config):
 
     @property
     def interface(self) -> str:
-        """Interface between nodes; empty: that by which they reach the first one."""
+        """Interface between nodes. Empty: the interface over which a node reaches the first node."""
         return (self.network.interface or "") if self.network is not None else ""
 
     @property
@@ -111,7 +111,7 @@ class RuntimeConfig(Config):
 
     @property
     def most_nodes(self) -> int:
-        """Most nodes of the job, without spares."""
+        """Maximum number of nodes of the job, without spares."""
         return max(self.nodes, self.elastic.max_nodes if self.elastic is not None else 0)
 
     @classmethod

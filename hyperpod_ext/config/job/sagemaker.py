@@ -49,13 +49,13 @@ class S3Channel(Config):
 
     kind: Literal["s3"] = "s3"
     uri: S3Uri
-    """Prefix, or manifest."""
+    """Prefix or manifest in S3."""
     data: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
     """Kind of `uri`."""
     distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
-    """All data on every node, or a part on each."""
+    """Whether every node gets all data or a part."""
     mode: Literal["File", "FastFile", "Pipe"] = "FastFile"
-    """Downloaded before the job starts, read on demand, or as a pipe."""
+    """Whether data is downloaded before the job starts, read on demand, or read as a pipe."""
     content_type: Annotated[str, Field(pattern=r"^[^\n\x00]{1,256}$")] | None = None
     """MIME type of the data."""
     compression: Literal["None", "Gzip"] | None = None
@@ -67,11 +67,11 @@ class FileSystemChannel(Config):
 
     kind: Literal["file-system"] = "file-system"
     id: Annotated[str, Field(pattern=r"^fs-[0-9a-f]{8,18}$", examples=["fs-0123456789abcdef0"])]
-    """The file system."""
+    """Id of the file system."""
     type: Literal["EFS", "FSxLustre"] = "FSxLustre"
-    """What it is."""
+    """Type of the file system."""
     directory: Annotated[AbsolutePath, Field(examples=["/fsx/data"])]
-    """Folder in it."""
+    """Folder in the file system."""
     access: Literal["ro", "rw"] = "ro"
     """Whether the job may write to it."""
 
@@ -105,22 +105,22 @@ class Experiment(Config):
     """Experiment of the job in SageMaker Experiments."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$", examples=["tiny-gpt"])]
-    """The experiment."""
+    """Name of the experiment."""
     trial: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$")] | None = None
-    """The trial in it."""
+    """Name of the trial in the experiment."""
     run: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$")] | None = None
-    """The run in it."""
+    """Name of the run in the trial."""
 
 
 class SageMaker(Config):
     """Settings of SageMaker training jobs."""
 
     region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])] | None = None
-    """AWS region of the job. Default: that of the AWS configuration."""
+    """AWS region of the job. Default: the region of the AWS configuration."""
     role: RoleArn | None = None
     """Role of the job's nodes. Required."""
     output: S3Uri | None = None
-    """Place for `/opt/ml/model` after the job, and for the code before it. Required."""
+    """S3 prefix for the code before the job, and for `/opt/ml/model` after the job. Required."""
     code: S3Uri | None = None
     """Archive (`.tar.gz`) with the script. Default: the script's folder is uploaded below `output` at submission."""
     secret: SecretId | None = None
@@ -138,7 +138,7 @@ class SageMaker(Config):
     compress_output: bool = True
     """Whether the output is one archive. False: single files."""
     keep_alive_s: Annotated[NonNegativeInt, Field(le=21600)] | None = None
-    """Seconds to keep the nodes after the job, for a similar next one: a warm pool."""
+    """Seconds to keep the nodes after the job in a warm pool, for a similar next job."""
     training_plan: (
         Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$")] | None
     ) = None
@@ -146,7 +146,7 @@ class SageMaker(Config):
     spot: bool = False
     """Use spot capacity, which can be taken away. The job then resumes from its newest durable checkpoint."""
     max_wait_s: PositiveInt | None = None
-    """With `spot`: seconds for waiting and running together; at least timeouts.run_s."""
+    """With `spot`: seconds for waiting and running in total; at least timeouts.run_s."""
     max_pending_s: Annotated[int, Field(ge=1800, le=2419200)] | None = None
     """Seconds that the job may wait for nodes."""
     checkpoint_uri: S3Uri | None = None
@@ -155,7 +155,7 @@ class SageMaker(Config):
     checkpoint_path: AbsolutePath = "/opt/ml/checkpoints"
     """Folder on each node for `checkpoint_uri`."""
     vpc: Vpc | None = None
-    """Network of the nodes. Default: SageMaker's own."""
+    """Network of the nodes. Default: SageMaker's network."""
     network_isolation: bool = False
     """Allow no network traffic except channels and output. The runtime's S3 tier and secrets are then unreachable."""
     encrypt_traffic: bool = False

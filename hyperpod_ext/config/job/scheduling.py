@@ -16,11 +16,11 @@ class Toleration(Config):
     key: LabelKey | None = None
     """Key of the taint. None: every taint, and `operator` must be `Exists`."""
     operator: Literal["Exists", "Equal"] = "Exists"
-    """`Exists`: any value; `Equal`: only `value`."""
+    """`Exists` matches any value of the taint, `Equal` only `value`."""
     value: LabelValue | None = None
     """Value of the taint, for `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Only this effect of the taint. None: all."""
+    """Effect of the taint that is tolerated. None: all effects."""
     seconds: NonNegativeInt | None = None
     """Seconds that a running pod stays after a `NoExecute` taint is added. None: for ever."""
 
@@ -38,7 +38,7 @@ class Topology(Config):
     """Label whose value the nodes must share, `topology.k8s.aws/network-node-layer-3`. Layer 3 is the closest of the
     three layers."""
     required: bool = False
-    """Wait instead of running further apart."""
+    """Wait instead of running on nodes that are further apart."""
 
 
 class Scheduling(Config):
@@ -70,11 +70,11 @@ class NodeGroup(Config):
     nodes: Annotated[NonNegativeInt, Field(examples=[2])]
     """Nodes of the group. The sum over all groups must be the job's `nodes`."""
     max_nodes: PositiveInt | None = None
-    """Most nodes of the group in an elastic job. Default: `nodes`."""
+    """Maximum nodes of the group in an elastic job. Default: `nodes`."""
     spares: NonNegativeInt = 0
-    """Additional nodes of the group that stay idle until another fails."""
+    """Additional nodes of the group that stay idle until another node fails."""
     instance_type: InstanceType | None = None
-    """Instance type of the group. Default: the job's."""
+    """Instance type of the group. Default: the job's instance type."""
     pod_priority_class: ObjectName | None = None
     """Priority class of the group's pods: groups of lower priority are preempted first."""
     node_selector: dict[LabelKey, LabelValue] = {}

@@ -1,4 +1,4 @@
-"""Secrets that pods see as files: mounts that hide them, and users that cannot read them. Pure."""
+"""Finds mounts that hide a pod's secret files, and users that cannot read these files. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from hyperpod_ext.config.job.volumes import is_below
 
 
 def hides_secret(path: str) -> bool:
-    """Whether a mount at `path` lies over the job's secret, or in it."""
+    """Return whether a mount at `path` hides the folder of the job's secret, or is inside it."""
     return is_below(path, labels.SECRET_DIR) or is_below(labels.SECRET_DIR, path)
 
 
 def unread_secret(
     job: JobConfig, container: Mapping[str, Any], pod: Mapping[str, Any], group: object
 ) -> tuple[str, str, str, int] | None:
-    """Find a user other than root who cannot read a secret. Its files belong to root and to the pod's group.
+    """Find a user other than root who cannot read a secret. The files of a secret belong to root and to the pod's
+    group.
 
     Args:
         container: its `securityContext`.
@@ -29,7 +30,10 @@ def unread_secret(
         `container` or `pod`, the field that sets the user, the message, and a group to add.
     """
     if job.has_agent:
-        secret, is_read = "the job's secret", bool(group)  # the runtime takes no file that root's group may read
+        secret, is_read = (
+            "the job's secret",
+            bool(group),
+        )  # the runtime refuses a secret file that root's group may read
     else:
         paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
         secret, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths

@@ -13,7 +13,9 @@ _NAME = re.compile(
     r"|SECRET_?KEY|PRIVATE_?KEY)(_VALUE|_?\d+)?$",
     re.IGNORECASE,
 )
-"""`HF_TOKEN` and `AWS_SECRET_ACCESS_KEY`; not `TOKENIZERS_PARALLELISM`, `MAX_TOKENS` or `TOKEN_FILE`."""
+"""Names of secrets: matches `HF_TOKEN` and `AWS_SECRET_ACCESS_KEY`, not `TOKENIZERS_PARALLELISM`, `MAX_TOKENS` or
+`TOKEN_FILE`.
+"""
 _VALUE = re.compile(
     r"^(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|nvapi-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\..*)$"
@@ -41,7 +43,8 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of arguments that look like a secret. Tokens count by value alone, because of `--eos-token`."""
+    """Yield the paths of arguments that look like a secret. Tokens are recognised only by their value, because options
+    like `--eos-token` are no secrets."""
     for field, words in (("args", job.args), ("command", job.command or ())):
         for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
             option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)

@@ -48,7 +48,7 @@ class Slurm(Config):
     """Requeue the job after the loss of a node, or preemption. It resumes from its newest durable checkpoint."""
     requeue_at_limit: bool = False
     """Save and requeue the job before its time limit, until training is done. `timeouts.run_s` then limits each start.
-    A start without a step is the last."""
+    The job is not requeued after a start without a step."""
     python: Annotated[str, Field(pattern=r"^[^\n\r\x00]+$")] = "python3"
     """Interpreter on the nodes, or in the image: a name or a path."""
     setup: tuple[ShellLine, ...] = ()
@@ -56,4 +56,4 @@ class Slurm(Config):
     runs: Annotated[str, Field(pattern=r"^[^\n\r\x00:]+$")] = "hpx-runs"
     """Shared folder for logs, reports and the job's secret, relative to the folder of submission."""
     sbatch: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\s'\"\\#]*$")]] = {}
-    """Additional options of sbatch, `mail-type: END`. An empty value: the option alone."""
+    """Additional options of sbatch, `mail-type: END`. An empty value stands for an option without a value."""

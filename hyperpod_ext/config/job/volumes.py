@@ -21,7 +21,7 @@ class ClaimVolume(Config):
     claim: Annotated[ObjectName, Field(examples=["fsx-claim"])]
     """Name of the claim, in the job's namespace."""
     sub_path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(stays_below)] | None = None
-    """Folder of the volume to mount. Default: all."""
+    """Folder of the volume to mount. Default: the whole volume."""
     read_only: bool = False
     """Whether the volume is read-only."""
 

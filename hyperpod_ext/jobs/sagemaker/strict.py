@@ -57,7 +57,7 @@ def _check(shape: Any, value: Any, path: str) -> Iterator[Problem]:
         return
     right: Any = _TYPES[kind]
     if not isinstance(value, right) or (isinstance(value, bool) and kind != "boolean"):
-        yield Problem(f"a {kind} belongs here, not {type(value).__name__}", path=path)
+        yield Problem(f"must be a {kind}, not {type(value).__name__}", path=path)
         return
     match kind:
         case "structure":
@@ -83,7 +83,7 @@ def _structure(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[Prob
             yield Problem("is missing", path=_join(path, name))
     if shape.metadata.get("union") and len(value) != 1:
         hint = f"valid: {', '.join(shape.members)}"
-        yield Problem(f"exactly one member belongs here, not {len(value)}", path=path, hint=hint)
+        yield Problem(f"must have exactly one member, not {len(value)}", path=path, hint=hint)
     for name, item in value.items():
         if name in shape.members:
             yield from _check(shape.members[name], item, _join(path, name))

@@ -106,7 +106,7 @@ def test_patches_of_the_runtime_are_carried_or_named() -> None:
 @pytest.mark.parametrize("broken", ["containers: [null]", "containers: 3", "volumes: [x]", "tolerations: [[]]"])
 def test_a_patch_that_is_no_patch_is_refused(broken: str) -> None:
     head = PATCHED[: PATCHED.index("serviceAccountName")]
-    with pytest.raises(ConfigError, match="a list of fields belongs here"):
+    with pytest.raises(ConfigError, match="must be a list of mappings"):
         import_file(f"{head}{broken}\n", "a.yaml")
 
 

@@ -132,7 +132,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
             "secret",
         ),
         ("container: {lifecicle: {}}", "container.lifecicle", "did you mean `lifecycle`"),
-        ("container: {tty: 'yes'}", "container.tty", "true or false belongs here"),
+        ("container: {tty: 'yes'}", "container.tty", "must be true or false"),
         (
             "container: {livenessProbe: {exec: {command: [1]}}}",
             "container.livenessProbe.exec.command.0",
@@ -149,7 +149,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("pod: {volumes: null}", "pod.volumes", "cannot be removed"),
         ("pod: {restartPolicy: Always}", "pod.restartPolicy", "operator sets it"),
         ("pod: {nodeName: a}", "pod.nodeName", "on one node"),
-        ("pod: {hostAliases: {}}", "pod.hostAliases", "a list belongs here"),
+        ("pod: {hostAliases: {}}", "pod.hostAliases", "must be a list"),
         ("job: {kind: Pod}", "job.kind", "--target"),
         ("job: {metadata: {name: a}}", "job.metadata.name", "write `name`"),
         ("job: {metadata: {annotations: null}}", "job.metadata.annotations", "cannot be removed"),

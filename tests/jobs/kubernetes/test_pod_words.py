@@ -50,7 +50,7 @@ def told(text: str) -> list[str]:
         ("imagePullPolicy: Always", "imagePullPolicy", "did you mean `kubernetes.pull_policy`"),
         ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs one of configMapKeyRef"),
         ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]", "env.0.value", "not a field"),
-        ("env: [{name: A-B, valueFrom: {fieldRef: {fieldPath: a}}}]", "env.0.name", "`A_B` would do"),
+        ("env: [{name: A-B, valueFrom: {fieldRef: {fieldPath: a}}}]", "env.0.name", "for example `A_B`"),
         (
             "env: [{name: A}]",
             "env.0.valueFrom",
@@ -64,9 +64,9 @@ def told(text: str) -> list[str]:
         ("resources: {requests: {cpu: 1}}", "resources.requests", "is not a field here"),
         ("volumeMounts: [{name: a, mountPath: /a, subPath: ../b}]", "volumeMounts.0.subPath", "leads out"),
         ("volumeMounts: [{mountPath: /a}]", "volumeMounts.0.name", "is missing: This must match the Name of a Volume"),
-        ("volumeMounts: [{name: a, mountPath: b}]", "volumeMounts.0.mountPath", "write the path from the root, as /b"),
-        ("tty: 1", "tty", "true or false belongs here"),
-        ("stdin: null\n    ports:", "ports", "a list belongs here, not nothing"),
+        ("volumeMounts: [{name: a, mountPath: b}]", "volumeMounts.0.mountPath", "write an absolute path, such as /b"),
+        ("tty: 1", "tty", "must be true or false"),
+        ("stdin: null\n    ports:", "ports", "must be a list, not nothing"),
     ],
 )
 def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: str, path: str, says: str) -> None:

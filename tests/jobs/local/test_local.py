@@ -203,7 +203,7 @@ def test_logs_are_merged_or_of_one_rank(place: LocalPlace) -> None:
         *("rank 0 | worker speaks", "rank 1 | worker speaks"),
     ]
     assert list(local.logs(HANDLE, rank=1)) == ["rank 1 | worker speaks"]
-    with pytest.raises(NotFoundError, match="ranks go from 0 to 1"):
+    with pytest.raises(NotFoundError, match="ranks are 0 to 1"):
         local.logs(HANDLE, rank=2)
 
 
@@ -232,15 +232,15 @@ def test_a_result_that_is_not_there_yet_says_so(place: LocalPlace) -> None:
     ("file", "text", "told"),
     [
         ("status.json", "", "is not JSON"),
-        ("status.json", '{"name": "a", "state": 1, "submitted_at": "", "error": null}', "state: text belongs here"),
+        ("status.json", '{"name": "a", "state": 1, "submitted_at": "", "error": null}', "state: must be text"),
         (
             "status.json",
             '{"state": "failed", "name": "a", "submitted_at": "", "error": {}}',
             "error.message",
         ),
         ("job.json", "[1]", "is not a JSON object"),
-        ("job.json", '{"name": "a", "script": "a.py", "nodes": "2"}', "nodes: a whole number belongs here"),
-        ("result.json", '{"state": "succeeded", "recoveries": 1}', "recoveries: a list belongs here"),
+        ("job.json", '{"name": "a", "script": "a.py", "nodes": "2"}', "nodes: must be a whole number"),
+        ("result.json", '{"state": "succeeded", "recoveries": 1}', "recoveries: must be a list"),
     ],
 )
 def test_a_damaged_file_of_a_job_is_an_error_that_names_it(place: LocalPlace, file: str, text: str, told: str) -> None:

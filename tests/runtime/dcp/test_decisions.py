@@ -160,7 +160,7 @@ def test_a_policy_is_given_as_a_dict_a_file_or_not_at_all(root) -> None:
         policy_of("j", {"tiers": [{"kind": "memory", "every": 2}]})
     with pytest.raises(ConfigError, match="only agents of this project place parity"):
         policy_of("j", {"tiers": [{"kind": "memory"}, {"kind": "peer", "parity": 4}]})
-    with pytest.raises(ConfigError, match=r"`memroy` is not one of its kinds \(did you mean `memory`"):
+    with pytest.raises(ConfigError, match=r"`memroy` is not a valid kind \(did you mean `memory`"):
         policy_of("j", {"tiers": [{"kind": "memroy"}]})
     assert policy_of("j", {"tiers": [{"kind": "file", "path": root}]}).durable()[0].path == str(root)
     with pytest.raises(ConfigError, match="name: `Not A Name` does not have the right form"):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PodFields:
-    """Marks a mapping to be checked as a type of `values.all_types`."""
+    """Marks a mapping whose fields are checked by a type of `values.all_types`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -38,7 +38,7 @@ class PodFields:
 
 
 def checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields as rendered: in the order of their type, without empty ones.
+    """Return the rendered fields: in the order of their type, without empty fields.
 
     Raises:
         ValidationError: a field is invalid.

@@ -13,7 +13,7 @@ from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.job.pods import values
 
 _LISTED = 12
-"""Most names in a hint: Kubernetes has 30 kinds of volumes."""
+"""Maximum number of names in a hint. Kubernetes has 30 kinds of volumes."""
 
 
 class PodPart(Config):
@@ -29,9 +29,9 @@ class PodPart(Config):
         found = [name for name in self.choice if getattr(self, name) is not None]
         if self.choice and not found:
             listed = ", ".join(self.choice[:_LISTED]) + (" or another" if len(self.choice) > _LISTED else "")
-            raise ContradictionError(f"needs one of {listed}")
+            raise ContradictionError(f"needs exactly one of {listed}")
         if len(found) > 1:
-            raise ContradictionError(f"takes one of {' and '.join(found)}; keep one of them", found[-1])
+            raise ContradictionError(f"{' and '.join(found)} exclude each other; keep one of them", found[-1])
         return self
 
 
@@ -103,7 +103,7 @@ def _many(which: str, item: Any, place: str, patch: bool) -> Any:
 def _has_key(key: str) -> Callable[[PodPart], PodPart]:
     def check(item: PodPart) -> PodPart:
         if getattr(item, key) is None and getattr(item, DIRECTIVE) is None:
-            raise ValueError(f"has no {key}, by which items of this list are told apart; write its `{key}`")
+            raise ValueError(f"has no {key}, which identifies an item of this list; add `{key}`")
         return item
 
     return check

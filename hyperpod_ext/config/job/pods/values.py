@@ -23,7 +23,7 @@ def _amount(value: Any) -> str:
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if _AMOUNT.fullmatch(text):
         return text
-    raise ValueError(f"`{value}` is no amount of Kubernetes; write it as `500m`, `2` or `32Gi`")
+    raise ValueError(f"`{value}` is not a quantity of Kubernetes; write for example `500m`, `2` or `32Gi`")
 
 
 def _port_or_name(value: Any) -> str | int:
@@ -31,11 +31,11 @@ def _port_or_name(value: Any) -> str | int:
         return value
     if isinstance(value, str) and len(value) <= 15 and _PORT_NAME.fullmatch(value):
         return value
-    raise ValueError(f"`{value}` is no port; write a number from 1 to 65535, or the name of one of the container")
+    raise ValueError(f"`{value}` is not a port; write a number from 1 to 65535, or the name of a port of the container")
 
 
 def _address(text: str) -> str:
-    import ipaddress  # few specs name an address
+    import ipaddress  # imported here because few specs need it
 
     ipaddress.ip_address(text)
     return text
@@ -188,7 +188,7 @@ _VALUES: tuple[tuple[Any, str], ...] = (
         "PodSecurityContext.supplementalGroups SecurityContext.runAsGroup SecurityContext.runAsUser",
     ),
     (
-        _number(0, 0o777, 0o400),  # Kubernetes counts in tens: YAML's 0440 is 288
+        _number(0, 0o777, 0o400),  # modes are decimal numbers in Kubernetes: octal 0440 is 288
         "ConfigMapVolumeSource.defaultMode DownwardAPIVolumeFile.mode DownwardAPIVolumeSource.defaultMode "
         "KeyToPath.mode ProjectedVolumeSource.defaultMode SecretVolumeSource.defaultMode",
     ),

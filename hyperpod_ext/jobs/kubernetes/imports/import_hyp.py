@@ -256,8 +256,8 @@ def _wrong_forms(given: Mapping[str, Any], places: Document) -> Iterator[Problem
             belongs = "fields belong" if kind is dict else "a list belongs"
             yield places.problem((name,), f"{belongs} here, not {str(value)[:40]!r}")
         elif kind is None and name in _SAME and isinstance(value, dict | list):
-            yield places.problem((name,), "one value belongs here")
+            yield places.problem((name,), "must be a single value")
         elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):
-            yield places.problem((name,), f"a number belongs here, not {str(value)[:40]!r}")
+            yield places.problem((name,), f"must be a number, not {str(value)[:40]!r}")
         elif name == "volume" and not all(isinstance(one, dict) for one in value):
             yield places.problem((name,), "each volume has fields")

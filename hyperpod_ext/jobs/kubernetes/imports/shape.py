@@ -62,20 +62,20 @@ class Shape:
         if (key in _MAPPINGS and "matchExpressions" not in at) or at[-2:-1] == ("pytorchReplicaSpecs",):
             if isinstance(value, dict):
                 return self.read(value, at)
-            return self._wrong(at, "fields belong here", {})
+            return self._wrong(at, "must be a mapping", {})
         if key in _LISTS:
             if isinstance(value, list) and all(isinstance(item, dict) for item in value):
                 return [self.read(item, (*at, index)) for index, item in enumerate(value)]
-            return self._wrong(at, "a list of fields belongs here", [])
+            return self._wrong(at, "must be a list of mappings", [])
         if key in _WORDS:
             if isinstance(value, list) and not any(isinstance(item, dict | list) for item in value):
                 return [self._document.location((*at, n)).text or _text(item) for n, item in enumerate(value)]
-            return self._wrong(at, "a list of words belongs here", [])
+            return self._wrong(at, "must be a list of words", [])
         if key in _NUMBERS:
             return self._number(value, at)
         if key == "name" and not isinstance(value, str):
             if isinstance(value, dict | list):
-                return self._wrong(at, "a name belongs here", "")
+                return self._wrong(at, "must be a name", "")
             return _text(value)
         if key == "value" and "env" in at and not isinstance(value, dict | list):
             return self._scalar(self._document.location(at).text or _text(value), at)
@@ -108,7 +108,7 @@ class Shape:
                 raise ValueError
             return int(value)
         except (ValueError, TypeError, OverflowError):
-            return int(self._wrong(at, f"a whole number belongs here, not {str(value)[:40]!r}", 1))
+            return int(self._wrong(at, f"must be a whole number, not {str(value)[:40]!r}", 1))
 
     def _wrong(self, at: Path, message: str, instead: Any) -> Any:
         self.problems.append(self._document.problem(at, message))

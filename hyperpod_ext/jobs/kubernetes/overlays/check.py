@@ -165,7 +165,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
     path = f"{_HERE}.job"
     for name in ("metadata", "spec"):
         if name in patch and not isinstance(patch[name], Mapping):
-            yield Problem(f"fields belong here, not {named(patch[name])}", path=f"{path}.{name}")
+            yield Problem(f"must be a mapping, not {named(patch[name])}", path=f"{path}.{name}")
     yield from _complete(patch, path)
     for field, (why, hint) in REFUSED_OF_JOB.items():
         parts = field.split(".", 2)
