@@ -1,1 +1,1 @@
-"""The laptop side: make_plan → render → submit → JobHandle. Nothing here runs inside a container."""
+"""The laptop side: make_plan → render → submit → JobHandle. This package does not run inside containers."""

@@ -57,11 +57,11 @@ def look_at_catalog(today: date) -> Iterator[Examined]:
     """Check the age of the facts about AWS in the catalog."""
     old = stale(today)
     for one in old:
-        hint = "`make catalog` refreshes what packages carry; a newer release of hyperpod-ext has the rest"
-        yield Examined("old", f"catalog/{one.file}", f"of {one.dated}, {one.days} days ago", hint)
+        hint = "`make catalog` refreshes facts that packages contain; a newer release of hyperpod-ext has the others"
+        yield Examined("old", f"catalog/{one.file}", f"from {one.dated}, {one.days} days ago", hint)
     if not old:
         oldest = max(ages(today), key=lambda one: one.days)
-        yield Examined("ok", "catalog", f"the oldest facts about AWS are of {oldest.dated}")
+        yield Examined("ok", "catalog", f"the oldest facts about AWS are from {oldest.dated}")
 
 
 def _version(name: str) -> str:
@@ -76,11 +76,11 @@ def _sagemaker_is_complete() -> Iterator[Examined]:
     spec = importlib.util.find_spec("sagemaker")
     if spec and spec.origin and _version("sagemaker").startswith("2.") and not Path(spec.origin).read_bytes():
         hint = "pip uninstall sagemaker-hyperpod, then pip install --force-reinstall 'sagemaker<3'"
-        yield Examined("WRONG", "sagemaker", "its __init__.py is empty: another package wrote over it", hint)
+        yield Examined("WRONG", "sagemaker", "its __init__.py is empty: another package has overwritten it", hint)
 
 
 def look_at_cluster(context: str | None) -> Iterator[Examined]:
-    """Check the Kubernetes API of the kubeconfig, its operators, and their fields against the rendered ones."""
+    """Check the Kubernetes API of the kubeconfig, its operators, and that these know every rendered field."""
     from hyperpod_ext.jobs.kubernetes.api.client import Client
     from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
     from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
@@ -96,7 +96,7 @@ def look_at_cluster(context: str | None) -> Iterator[Examined]:
         try:
             crd = client.get(f"{_CRDS}/{kind.plural}.{kind.group}")
         except NotFoundError:
-            yield Examined("absent", kind.name, f"the cluster does not know it; needed for target {kind.target}")
+            yield Examined("absent", kind.name, f"the cluster does not have it; needed for target {kind.target}")
         except HyperpodExtError as error:
             yield Examined("absent", kind.name, error.message, error.hint)
         else:
@@ -123,10 +123,10 @@ def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Exam
     model: type[BaseModel] = getattr(schemas, name).model_fields["spec"].annotation
     missing = list(_missing(model, live, "spec"))
     if missing:
-        hint = "a job that uses them would be refused, or they would be dropped: update the operator"
+        hint = "update the operator: it would refuse or drop these fields"
         yield Examined("WRONG", name, f"the operator has no {', '.join(missing)}", hint)
     else:
-        yield Examined("ok", name, f"{version}; takes every field that is rendered here")
+        yield Examined("ok", name, f"{version}; accepts every rendered field")
 
 
 def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iterator[str]:

@@ -20,7 +20,7 @@ def import_file(text: str, source: str, values: Mapping[str, Any] | None = None)
     `values` fill the placeholders of a template, or are variables of an sbatch file.
 
     Raises:
-        ConfigError: it is none of these kinds, or its job is invalid; names every field.
+        ConfigError: the file is of none of these kinds, or its job is invalid; the error names every field.
     """
     try:
         return _read(text, source, values)

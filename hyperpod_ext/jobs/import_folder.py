@@ -15,7 +15,7 @@ from hyperpod_ext.jobs.import_any import import_file
 from hyperpod_ext.jobs.imports.placeholders import helm_refused
 
 LARGEST_BYTES = 4 * 2**20
-"""Larger files are no job files."""
+"""Maximum bytes of a job file."""
 _NO_JOBS = (".md", ".py", ".txt", ".ipynb", ".png", ".dockerfile")
 
 

@@ -269,7 +269,7 @@ def test_mistakes_in_options_are_told_before_anything_starts(
 
 def test_warnings_go_to_stderr(place: LocalPlace, tmp_path: Path) -> None:
     done = hp_ext("create-job", "-f", write_job(tmp_path, more="image: torch:2.13\n"), "--dry-run", "-o", "json")
-    assert "warning: image is not used on local" in done.stderr
+    assert "warning: image is ignored on local" in done.stderr
     assert len(done.json["warnings"]) == 1
 
 

@@ -59,7 +59,7 @@ def test_bounds_that_contradict_each_other_are_told_beside_other_mistakes(spec: 
     spec.write_text(f"name: a\nscript: train.py\n{mistake}\n{ELASTIC}")
     lines = [line for line in hp_ext("validate", spec).stderr.splitlines() if line != MORE]
     assert [line.removeprefix(f"{spec}:")[:1] for line in lines] == ["3", "4"]
-    assert lines[1].endswith("elastic.min_nodes: 5 is more than max_nodes (exchange the two) [HPX103]")
+    assert lines[1].endswith("elastic.min_nodes: 5 is more than max_nodes (exchange min_nodes and max_nodes) [HPX103]")
     ignoring = hp_ext("validate", spec, "--ignore", "HPX103").stderr.splitlines()
     assert len([line for line in ignoring if line != MORE]) == 1
 

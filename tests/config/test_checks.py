@@ -126,9 +126,7 @@ def test_faults_hit_ranks_that_exist() -> None:
     chaos = Chaos(faults=(KillFault(rank=3, step=1), KillFault(rank=4, step=1)))
     spec = job(nodes=2, workers_per_node=2, chaos=chaos)
     found = list(checks.faults_hit_ranks_that_exist(spec, None))
-    assert [(finding.path, finding.hint) for finding in found] == [
-        (("chaos", "faults", 1, "rank"), "ranks are 0 to 3")
-    ]
+    assert [(finding.path, finding.hint) for finding in found] == [(("chaos", "faults", 1, "rank"), "ranks are 0 to 3")]
 
 
 def test_variables_of_the_launcher_cannot_be_set() -> None:

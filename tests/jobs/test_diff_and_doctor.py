@@ -108,7 +108,7 @@ def test_doctor_compares_the_live_definition_with_what_is_rendered(
     monkeypatch.setattr(api, "answer", with_definitions)
     found = states(hp_ext("doctor", "-o", "json").json)
     assert found["kubernetes"][0] == "ok"
-    assert found["HyperPodPyTorchJob"] == ("ok", "v1; takes every field that is rendered here")
+    assert found["HyperPodPyTorchJob"] == ("ok", "v1; accepts every rendered field")
     assert found["PyTorchJob"][0] == "absent"
     assert found["Kueue"][0] == "absent"
     run_policy = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"][

@@ -196,7 +196,7 @@ def test_a_server_that_never_answers_is_not_waited_for_for_ever(
         for one in accepted:
             one.close()
     assert done.code == 4
-    assert "it does not answer" in done.json["error"]["message"]
+    assert "it does not respond" in done.json["error"]["message"]
 
 
 def test_one_odd_job_does_not_hide_the_others(api: KubernetesApi) -> None:

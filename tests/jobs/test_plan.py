@@ -132,7 +132,9 @@ def test_rules_on_what_is_printed_are_followed_where_our_agent_runs_and_nowhere_
         return [one for one in unused(asked, target, get_target(target).capabilities()) if "log_rules" in one]
 
     assert warned("ours") == []
-    assert warned("plain") == [f"log_rules is not used on {target} in mode plain: our agent follows it in mode ours"]
+    assert warned("plain") == [
+        f"log_rules is ignored on {target} in mode plain: it needs this project's agent (mode ours)"
+    ]
     assert RuntimeConfig.of(job(log_rules=rules)).log_rules[0].name == "loss"
 
 

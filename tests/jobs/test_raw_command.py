@@ -60,7 +60,7 @@ def test_a_text_is_the_shells_and_words_are_not() -> None:
 def test_sagemaker_names_what_it_cannot_run() -> None:
     with pytest.raises(UnsupportedError) as refused:
         make_plan(job(["./a.sh"]), target="sagemaker")
-    assert "command: target sagemaker starts Python scripts alone" in str(refused.value)
+    assert "command: target sagemaker starts only Python scripts" in str(refused.value)
 
 
 @pytest.mark.parametrize("api", ["pytorchjob", "trainjob"])

@@ -1,4 +1,4 @@
-"""Capabilities of a target, and problems of a job that needs others. Checked before anything is rendered."""
+"""Capabilities of a target, and problems of a job that needs more. Checked before anything is rendered."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.errors import Problem
 
 OF_PODS = ("working_dir", "resources", "libraries", "scheduling", "node_groups", "volumes", "relaunch", "timeouts")
-"""Optional parts of a spec that pods are rendered from."""
+"""Optional parts of a spec that affect the rendered pods."""
 _OPTIONAL = (
     *OF_PODS,
     *("log_rules", "labels", "annotations", "kubernetes", "slurm", "sagemaker", "metrics", "network"),
 )
-"""Parts of a spec that only some targets read and the others ignore."""
+"""Parts of a spec that some targets read and other targets ignore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +23,19 @@ class Capabilities:
     """One row of the table of targets."""
 
     orchestrator: str = ""
-    """Orchestrator of HyperPod clusters that starts its jobs: eks or slurm; empty: none."""
+    """Orchestrator of HyperPod clusters that starts the target's jobs: eks or slurm. Empty if there is none."""
     pod_suffix: str = ""
-    """Longest suffix of its pods' names after the job's name; empty: it has no pods."""
+    """Longest suffix of the pods' names after the job's name. Empty if the target has no pods."""
     no_node_disk: str = ""
-    """Reason, as a sentence, why no disk of a node outlives the job's processes; empty: one does."""
+    """Reason, as a sentence, why nodes have no disk that outlives the job's processes. Empty if they have one."""
     chaos: bool = False
-    """Faults may be rehearsed without `chaos.on_clusters`, because its machines cost nothing."""
+    """Faults can be injected without `chaos.on_clusters`, because the target's machines cost nothing."""
     image: bool = False
     """Workers run in a container image."""
     elastic: bool = False
-    """A running job may get fewer or more nodes."""
+    """A running job can be resized to fewer or more nodes."""
     spares: bool = False
-    """Spare nodes may wait until another node fails."""
+    """Spare nodes can wait until another node fails."""
     process_restart: bool = False
     """A worker is replaced while the others keep running."""
     aws_checkpointless: bool = False
@@ -43,9 +43,9 @@ class Capabilities:
     managed_tier: bool = False
     """AWS's own tiered checkpointing."""
     command: bool = False
-    """Workers may run a command that is no Python script."""
+    """Workers can run a command other than a Python script."""
     reads: frozenset[str] = frozenset()
-    """Optional parts of a spec that it reads; a job gets a warning for each other part."""
+    """Optional parts of a spec that the target reads. A job gets a warning for each other part."""
 
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
@@ -61,30 +61,30 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
     if job.network is not None and job.network.tls and not with_agents:
         where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"
         yield Problem(
-            f"{where} has no TLS between nodes: no agent of this project runs such jobs",
+            f"{where} has no TLS between nodes, because this project's agent does not run these jobs",
             path="network.tls",
-            hint="remove it, and have the network encrypt; docs/security.md says how",
+            hint="remove network.tls, and encrypt in the network: see docs/security.md",
         )
     if job.chaos is not None and not can.chaos:
         yield from _no_rehearsal(job, target)
     if job.command is not None and not can.command:
         yield Problem(
-            f"target {target} starts Python scripts alone",
+            f"target {target} starts only Python scripts",
             path="command",
             hint="write a script that runs the command, or use another --target",
         )
     if job.spares and not can.spares:
         yield Problem(
-            f"target {target} keeps no spare nodes",
+            f"target {target} does not support spare nodes",
             path="spares",
             hint="remove spares",
         )
     modes = {"aws-checkpointless": can.aws_checkpointless, "aws-managed-tier": can.managed_tier}
     if not modes.get(job.mode, True):
         yield Problem(
-            f"target {target} has no {job.mode}: AWS offers it on HyperPod with EKS alone",
+            f"target {target} does not support mode {job.mode}, which AWS offers only on HyperPod with EKS",
             path="mode",
-            hint="write `ours`, or use --target hyperpod-eks",
+            hint="write `mode: ours`, or use --target hyperpod-eks",
         )
     if job.elastic is not None and not can.elastic:
         yield Problem(
@@ -97,24 +97,24 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
 def _no_rehearsal(job: JobConfig, target: str) -> Iterator[Problem]:
     assert job.chaos is not None
     if not job.has_agent:
-        yield Problem(f"nothing inflicts faults on jobs of mode {job.mode}", path="chaos", hint="remove chaos")
+        yield Problem(f"faults cannot be injected into jobs of mode {job.mode}", path="chaos", hint="remove chaos")
     elif not job.chaos.on_clusters:
         yield Problem(
-            f"machines of target {target} cost money: faults are rehearsed there only if chaos.on_clusters says so",
+            f"faults are injected on target {target}, whose machines cost money, only with chaos.on_clusters",
             path="chaos",
-            hint="write `on_clusters: true`, or rehearse with --target local",
+            hint="write `on_clusters: true`, or use --target local",
         )
 
 
 def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
     """Yield a warning for each part of `job` that `target` ignores."""
     if job.image is not None and not can.image:
-        yield f"image is not used on {target}: workers run in this Python environment"
+        yield f"image is ignored on {target}: workers run in this Python environment"
     if job.log_rules and not job.has_agent and "network" in can.reads:
-        yield f"log_rules is not used on {target} in mode {job.mode}: our agent follows it in mode ours"
+        yield f"log_rules is ignored on {target} in mode {job.mode}: it needs this project's agent (mode ours)"
     for name in _OPTIONAL:
         if name not in can.reads and getattr(job, name) != type(job).model_fields[name].default:
-            yield f"{name} is not used on {target}{_in_words(job) if name == 'kubernetes' else ''}"
+            yield f"{name} is ignored on {target}{_in_words(job) if name == 'kubernetes' else ''}"
 
 
 def _in_words(job: JobConfig) -> str:

@@ -16,7 +16,7 @@ _NAMED = ("name", "mountPath", "key", "containerPort")
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One field; None: the object lacks it."""
+    """One field that differs. None stands for a field that the object lacks."""
 
     path: str
     there: Any

@@ -31,23 +31,23 @@ class JobHandle:
             NotFoundError: there is no such rank.
         """
         if rank is not None and rank >= ranks:
-            raise NotFoundError(f"{self.name} has no rank {rank}", hint=f"ranks go from 0 to {ranks - 1}")
+            raise NotFoundError(f"{self.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
 
     def no_result(self) -> NotFoundError:
         """Return the error for a job that has not ended."""
-        return NotFoundError(f"{self.name} has no result yet", hint=f"`hp-ext status {self}` shows how far it is")
+        return NotFoundError(f"{self.name} has no result yet", hint=f"`hp-ext status {self}` shows its progress")
 
     @classmethod
     def parse(cls, text: str, target: str = "local") -> JobHandle:
         """Parse a URL, or the bare name of a job of `target`. A bare name gets the place `ANYWHERE`.
 
         Raises:
-            ConfigError: the text is neither.
+            ConfigError: the text is neither a URL nor a name.
         """
         if _NAME.fullmatch(text):
             return cls(target, "localhost" if target == "local" else ANYWHERE, text)
         match = _URL.fullmatch(text)
         if match is None:
-            hint = "write its name, or its URL as in local://localhost/tiny-gpt"
+            hint = "write the job's name, or its URL, such as local://localhost/tiny-gpt"
             raise ConfigError([Problem(f"`{text}` does not name a job", hint=hint)])
         return cls(match["target"], match["place"], match["name"])

@@ -1,4 +1,4 @@
-"""Status of a submitted job (JobStatus), and its changes since the last look (StatusUpdate)."""
+"""Status of a submitted job (JobStatus), and its changes since the previous query (StatusUpdate)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class JobStatus:
     name: str
     handle: str
     state: str
-    """starting, running, comparing (the undisturbed run is running), succeeded, failed or cancelled."""
+    """starting, running, comparing (the run without faults is running), succeeded, failed or cancelled."""
     step: int | None = None
     """Last completed step."""
     of: int | None = None
@@ -26,7 +26,7 @@ class JobStatus:
     error: Mapping[str, Any] | None = None
     """Code, message and hint of a failed job."""
     folder: str = ""
-    """Folder of its logs."""
+    """Folder of the job's logs."""
 
     @property
     def ended(self) -> bool:
@@ -40,7 +40,7 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """Changes since the update before; the last update of a job has a final status."""
+    """Changes since the previous update. The last update of a job has a final status."""
 
     status: JobStatus
     events: tuple[Mapping[str, Any], ...] = ()

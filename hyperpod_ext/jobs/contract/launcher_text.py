@@ -11,7 +11,8 @@ RANKED_LINES = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank} | "}
 
 
 def without_launcher(job: JobConfig) -> bool:
-    """Whether each node runs the command itself, without torchrun, so that a launcher in it can use the port."""
+    """Return whether each node runs the command itself, without torchrun, so that a launcher in the command can use the
+    port."""
     return job.command is not None and job.workers_per_node == 1 and job.elastic is None
 
 

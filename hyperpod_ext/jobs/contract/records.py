@@ -31,14 +31,14 @@ def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
     """Return the newest submission of `name` from this machine, with the fields of `model`.
 
     Raises:
-        NotFoundError: it submitted none.
-        ConfigError: its file is damaged.
+        NotFoundError: this machine has submitted no such job.
+        ConfigError: the record is damaged.
     """
     try:
         return read_checked(_folder(target) / f"{name}.json", model)
     except FileNotFoundError:
-        hint = suggest(name, names(target)) or "`hp-ext create-job` makes one"
-        raise NotFoundError(f"no {target} job named {name} was submitted from here", hint=hint) from None
+        hint = suggest(name, names(target)) or "submit it with `hp-ext create-job`"
+        raise NotFoundError(f"no {target} job named {name} was submitted from this machine", hint=hint) from None
 
 
 def names(target: str) -> list[str]:

@@ -54,7 +54,7 @@ def own_templates(folder: Path | None) -> Iterator[None]:
         NotFoundError: there is no such folder.
     """
     if folder is not None and not folder.is_dir():
-        raise NotFoundError(f"there is no folder {folder}", hint=f"`hp-ext templates eject {folder}` makes one")
+        raise NotFoundError(f"there is no folder {folder}", hint=f"create it with `hp-ext templates eject {folder}`")
     token = _own.set(folder)
     try:
         yield
@@ -73,7 +73,7 @@ def template_text(name: str) -> str:
 
 
 def parse_template(text: str) -> None:
-    """Raise TemplateSyntaxError if `text` is no template."""
+    """Raise TemplateSyntaxError if `text` is not a template."""
     _environment(None).parse(text)
 
 
@@ -117,5 +117,5 @@ def check_shell(name: str, text: str) -> None:
     if parsed.returncode != 0:
         raise HyperpodExtError(
             f"the rendered {name} is not valid shell: {parsed.stderr.strip()}",
-            hint="this is a fault of the template: `hp-ext render` shows the text",
+            hint="the template has an error: `hp-ext render` shows the text",
         )

@@ -1,4 +1,4 @@
-"""Resizing a running job, or moving ranks in it: checks of an order, its file in the run folder, and its outcome."""
+"""Resizing a running job, or moving its ranks: checks of a request, its file in the run folder, and its outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class JobNodes:
 def refusal(job: JobConfig, nodes: int) -> Problem | None:
     """Return why a job cannot run on `nodes` nodes, or None. Pure."""
     if job.elastic is None:
-        hint = "give it `elastic` with min_nodes and max_nodes, and start it again"
+        hint = "set `elastic` with min_nodes and max_nodes in its spec, and start it again"
         return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
     sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
     if nodes in sizes:
@@ -40,20 +40,20 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     allowed = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, None)
     if nodes in allowed:
         ranks = nodes * job.workers_per_node
-        message = f"its global batch of {job.global_batch_size} does not divide among {ranks} ranks"
+        message = f"its global batch of {job.global_batch_size} cannot be divided evenly among {ranks} ranks"
     elif nodes < job.elastic.min_nodes:
         message = f"{nodes} is below elastic.min_nodes ({job.elastic.min_nodes})"
     elif nodes > job.elastic.max_nodes:
         message = f"{nodes} is above elastic.max_nodes ({job.elastic.max_nodes})"
     else:
-        message = f"{nodes} is none of its sizes"
+        message = f"{nodes} is not one of its sizes"
     return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
 
 
 def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
     """Return why the spec forbids moving the ranks of a node to a spare, or None. Pure."""
     if not job.spares and job.elastic is None:
-        hint = "give it `spares: 1`, and start it again"
+        hint = "set `spares: 1` in its spec, and start it again"
         return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
     most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
     if node < most:
@@ -76,12 +76,12 @@ def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
 
 
 def new_name() -> str:
-    """Return a new name for an order. Later names sort after earlier ones."""
+    """Return a new name for a request. Later names sort after earlier names."""
     return f"{time.time_ns():020d}"
 
 
 def leave_order(run_dir: Path, name: str, order: Order) -> None:
-    """Write an order to the folder that the job's coordinator reads."""
+    """Write a request to the folder that the job's coordinator reads."""
     folder = run_dir / RESIZES
     make_private_folder(folder)
     write_atomically(folder / f"{name}.json", order.model_dump_json(exclude_defaults=True) + "\n")
@@ -95,15 +95,15 @@ def outcome(
     timeout_s: float | None = None,
     unasked: int | None = None,
 ) -> dict[str, Any]:
-    """Wait until order `name` of `job` is carried out; return the coordinator's event.
+    """Wait until request `name` of `job` is carried out; return the coordinator's event.
 
     Args:
-        ended: returns why the order can no longer be carried out; empty while it can.
-        unasked: accept a resize to this number of nodes that the job made before it read the order.
+        ended: returns why the request can no longer be carried out; empty while it can.
+        unasked: accept a resize to this number of nodes that the job made before it read the request.
 
     Raises:
-        ConflictError: it was refused, or can no longer be carried out.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        ConflictError: the request was refused, or can no longer be carried out.
+        WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     newest: dict[str, Any] | None = None
@@ -122,17 +122,17 @@ def outcome(
                     return newest
                 if event["why"] == has_already(event["nodes"]):
                     return {"of": event["nodes"], "nodes": event["nodes"]}
-                raise ConflictError(f"{job} stays as it is: {event['why']}")
+                raise ConflictError(f"{job} was not changed: {event['why']}")
         if why:
             raise ConflictError(why)
         if deadline is not None and time.monotonic() > deadline:
-            hint = f"it may still be resized: `hp-ext status {job}` and its events show it"
+            hint = f"the resize may still happen: see `hp-ext status {job}`"
             raise WaitTimeoutError(f"{job} has not been resized within {timeout_s:g} s", hint=hint)
         time.sleep(_TICK_S)
 
 
 def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
-    """Return the node that got the ranks of order `name`. Pure."""
+    """Return the node that got the ranks of request `name`. Pure."""
     came = None
     for event in events:
         match event:
@@ -147,10 +147,10 @@ def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], run
     Args:
         start: run folder of the job's start.
         leaving: name of each node for messages, by number.
-        runs: whether the job runs; called several times a second.
+        runs: returns whether the job runs; called several times a second.
 
     Raises:
-        HyperpodExtError: they do not.
+        HyperpodExtError: an agent does not end.
     """
     elastic, grace_s = job.elastic, job.checkpoint.grace_s
     timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S
@@ -159,6 +159,6 @@ def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], run
         if not runs():
             return
         if time.monotonic() > deadline:
-            message = f"{job.name} continues without node {late[0]}, but {leaving[late[0]]} does not end"
+            message = f"{job.name} continues without node {late[0]}, but the process of {leaving[late[0]]} does not end"
             raise HyperpodExtError(message, hint=f"see {start}/logs/node{late[0]}.log")
         time.sleep(_TICK_S)

@@ -13,7 +13,7 @@ _TAIL_BYTES = 16384
 
 
 class Tail:
-    """A growing file. Each call of `lines` returns the complete lines added since the call before."""
+    """A growing file. Each call of `lines` returns the complete lines added since the previous call."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -25,7 +25,7 @@ class Tail:
                 opened.seek(self._offset)
                 grown = opened.read()
         except FileNotFoundError:
-            return []  # not yet
+            return []  # the file does not exist yet
         complete = grown[: grown.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.decode(errors="replace").splitlines()
@@ -54,7 +54,8 @@ def _place(stem: str) -> tuple[str, int]:
 
 
 def read_event(line: bytes | str) -> dict[str, Any]:
-    """Parse a line of the event log; {} if it is no event. Followers skip such lines; only the report lists them."""
+    """Parse a line of the event log; {} if it is not an event. Followers skip such lines; only the report lists
+    them."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):  # a window or a full disk may cut a line
@@ -67,7 +68,7 @@ def last_step(events: Path) -> dict[str, Any]:
     try:
         with open_regular(events) as opened:
             size, nbytes = opened.seek(0, 2), _TAIL_BYTES
-            while True:  # after a fault of many ranks the last part may have no step
+            while True:  # after a fault of many ranks, the end of the log may have no step
                 opened.seek(max(size - nbytes, 0))
                 lines = opened.read(min(size, nbytes)).split(b"\n")
                 found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)

@@ -52,7 +52,7 @@ def _plain(value: object, keep_set: bool) -> Any:
 
 
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
-    """Return the spec in the annotation of an object, or None if this version can read none."""
+    """Return the spec in the annotation of an object; None if there is none that this version can read."""
     annotations = metadata.get("annotations")
     text = annotations.get(ANNOTATION) if isinstance(annotations, Mapping) else None
     return parse_note(text) if isinstance(text, str) else None
@@ -63,4 +63,4 @@ def parse_note(text: str) -> JobConfig | None:
     try:
         return JobConfig.model_validate_json(text)
     except ValidationError:
-        return None  # of another version, or not ours: callers then read the object itself
+        return None  # another version or tool wrote it: callers then read the object itself

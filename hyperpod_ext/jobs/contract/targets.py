@@ -1,6 +1,6 @@
 """Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use.
 
-Its PARTS list the modules of its optional parts. An operation without a part is refused.
+Its PARTS list the modules of its optional parts. An operation is refused if the target lacks its part.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TARGETS: dict[str, str] = {
     "hyperpod-slurm": "hyperpod_ext.jobs.slurm.target",
     "sagemaker": "hyperpod_ext.jobs.sagemaker.target",
 }
-"""Module of each target. A new target is entered only here."""
+"""Module of each target. A new target needs an entry here, and nowhere else."""
 
 
 class Target(Protocol):
@@ -40,7 +40,7 @@ class Target(Protocol):
 
     @property
     def INSTEAD(self) -> Mapping[str, str]:  # noqa: N802
-        """Hint for users who ask for a part that is missing, by the same name."""
+        """Hint for users who need a missing part, by the name of its `TargetPart`."""
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities of the target."""
@@ -70,7 +70,7 @@ class Target(Protocol):
         """Yield the output of the workers."""
 
     def cancel(self, handle: JobHandle) -> JobStatus:
-        """Stop the job, and return when none of its processes is left."""
+        """Stop the job, and return when all its processes have ended."""
 
     def result(self, handle: JobHandle) -> Mapping[str, Any]:
         """Return the report of an ended job."""
@@ -100,7 +100,7 @@ class TargetPart(Generic[P]):
     missing: str
     """Error message for a target that lacks the part; `{}` becomes `jobs of target NAME`."""
     hint: str = "use another --target"
-    """Its hint, unless the target's INSTEAD has one."""
+    """Default hint for a target that lacks the part; the target's INSTEAD replaces it."""
 
     def offered(self, target: str) -> bool:
         """Whether the target has the part."""
@@ -111,7 +111,7 @@ class TargetPart(Generic[P]):
 
         Raises:
             ConfigError: there is no such target.
-            UnsupportedError: it has no such part.
+            UnsupportedError: the target has no such part.
         """
         module = get_target(target)
         if self.name in module.PARTS:
@@ -124,7 +124,7 @@ def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
     """Return pod or host number `node` in `running`.
 
     Raises:
-        NotFoundError: fewer run.
+        NotFoundError: fewer nodes run.
     """
     if node < len(running):
         return running[node]
@@ -133,22 +133,22 @@ def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
 
 
 class PendingOrder(Protocol):
-    """An order that a running job has not carried out yet."""
+    """A request that a running job has not carried out yet."""
 
     @property
     def name(self) -> str:
-        """Name of the order."""
+        """Name of the request."""
 
     @property
     def note(self) -> str:
-        """Sentence for the waiting user; may be empty."""
+        """Sentence that explains the wait to the user; may be empty."""
 
 
 class Resizer(Protocol):
     """Resizes running jobs."""
 
     def order(self, handle: JobHandle, nodes: int) -> PendingOrder:
-        """Order a resize to `nodes` nodes."""
+        """Request a resize to `nodes` nodes."""
 
     def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
         """Wait until `ordered` is carried out."""
@@ -158,7 +158,7 @@ class Mover(Protocol):
     """Moves the ranks of a node to a spare."""
 
     def move(self, handle: JobHandle, node: str) -> PendingOrder:
-        """Order a move of the ranks of `node` to a spare."""
+        """Request a move of the ranks of `node` to a spare."""
 
     def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
         """Wait until the ranks have moved and the node has ended; with `drain`, drain the node in the scheduler."""
@@ -192,7 +192,7 @@ class Shell(Protocol):
             terminal: whether the command is interactive.
 
         Raises:
-            NotFoundError: there is no such job, or it runs on fewer nodes.
+            NotFoundError: there is no such job, or the job runs on fewer nodes.
         """
 
 
@@ -204,21 +204,21 @@ class Ports(Protocol):
 
 
 class Faults(Protocol):
-    """Orders faults in running jobs."""
+    """Requests faults in running jobs."""
 
     def order(self, handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-        """Order a fault; returns the order's name.
+        """Request a fault; return the request's name.
 
         Raises:
             NotFoundError: there is no such job.
-            ConflictError: it does not run.
-            ConfigError: it has no such rank or node.
-            UnsupportedError: no process of the job carries out orders.
+            ConflictError: the job does not run.
+            ConfigError: the job has no such rank or node.
+            UnsupportedError: no process of the job carries out requests.
         """
 
 
 class Rehearsal(Protocol):
-    """Checks a plan on the target's server, which keeps nothing."""
+    """Checks a plan on the target's server without creating anything."""
 
     def rehearse(self, plan: Plan) -> None:
         """Raise if the server would refuse the plan."""
@@ -226,15 +226,15 @@ class Rehearsal(Protocol):
 
 RESIZE: TargetPart[Resizer] = TargetPart("resize", "{} cannot be resized")
 MOVE: TargetPart[Mover] = TargetPart("move", "ranks in {} cannot move")
-LEFTOVERS: TargetPart[Leftovers] = TargetPart("leftovers", "{} leave no objects")
-DETAILS: TargetPart[Details] = TargetPart("details", "{} have no details")
-SHELL: TargetPart[Shell] = TargetPart("shell", "nothing can be run in {}")
+LEFTOVERS: TargetPart[Leftovers] = TargetPart("leftovers", "{} leave no objects to delete")
+DETAILS: TargetPart[Details] = TargetPart("details", "{} have no details to show")
+SHELL: TargetPart[Shell] = TargetPart("shell", "commands cannot be run in {}")
 PORTS: TargetPart[Ports] = TargetPart("ports", "{} have no pods")
 FAULTS: TargetPart[Faults] = TargetPart(
     "faults",
-    "no faults can be ordered in {}",
-    "write `chaos.inject` with `on_clusters: true` in the spec, or rehearse with --target local",
+    "faults cannot be requested in {}",
+    "write `chaos.inject` with `on_clusters: true` in the spec, or use --target local",
 )
 REHEARSAL: TargetPart[Rehearsal] = TargetPart(
-    "rehearsal", "no server checks {} without submitting", "`--dry-run` shows what would be submitted"
+    "rehearsal", "no server can check {} without submitting them", "`--dry-run` shows what would be submitted"
 )

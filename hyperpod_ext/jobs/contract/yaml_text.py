@@ -24,7 +24,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Indent lists, as people write them."""
+        """Indent lists."""
         super().increase_indent(flow, False)
 
 
@@ -39,7 +39,8 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _is_block(text: str) -> bool:
-    """Whether a literal block can hold `text`: no trailing blanks, empty last line or unprintable character."""
+    """Return whether a literal block can hold `text`: it has no trailing blanks, empty last line or unprintable
+    character."""
     lines = text.removesuffix("\n").split("\n")
     shown = all(line == line.rstrip() and line.isprintable() for line in lines)
     return shown and bool(lines[-1]) and lines[0][:1] > " "
@@ -65,7 +66,7 @@ def to_yaml(data: object, indent: int = 0) -> str:
 
 
 def dumped(data: object) -> str:
-    """Return PyYAML's output. `to_yaml` returns the same, ten times faster."""
+    """Return PyYAML's output. `to_yaml` returns equal text ten times faster."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=False)
     return text.rstrip("\n").removesuffix("\n...")
 
@@ -111,7 +112,7 @@ def _words(text: str) -> list[str]:
 def literal(text: str) -> str:
     """Escape `text` for a field in which Kubernetes replaces `$(NAME)`.
 
-    Kubernetes turns `$$` into `$` and reads `$(` as the beginning of a name; it keeps other dollars.
+    Kubernetes turns `$$` into `$` and reads `$(` as the beginning of a name. Other dollars are not changed.
     """
     return re.sub(r"\$+(\(?)", _doubled, text)
 

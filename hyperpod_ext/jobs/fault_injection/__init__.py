@@ -1,1 +1,1 @@
-"""Orders of faults in running jobs, on targets that support them."""
+"""Requests for faults in running jobs, on targets that support them."""

@@ -1,4 +1,4 @@
-"""Orders of faults in a running local job: files in its run folder that agents and workers read."""
+"""Requests for faults in a running local job: files in its run folder that agents and workers read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hyperpod_ext.jobs.local import store as local_store
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """Order `fault`; return the name of the order. It strikes when its rank reaches the place.
+    """Request `fault`; return the name of the request. The fault happens when its rank reaches the step and phase.
 
     Raises:
         NotFoundError: there is no such job.
         ConflictError: the job does not run.
-        ConfigError: it has no such rank or node.
+        ConfigError: the job has no such rank or node.
     """
     submission = local_store.find_running(handle.name)
     job = submission.read_job()

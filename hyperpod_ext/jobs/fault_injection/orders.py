@@ -1,4 +1,4 @@
-"""Checks and names of ordered faults."""
+"""Checks and names of requested faults."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
 
 
 def name_of(fault: InjectedFault | NodeFault, place: str) -> str:
-    """Return a name for an order. Orders are carried out sorted by name, which begins with `place`."""
+    """Return a name for a request, which begins with `place`. Requests are carried out in the order of their names."""
     return f"{place}-{fault.kind}-{secrets.token_hex(3)}"

@@ -1,6 +1,6 @@
-"""Orders of faults in a running HyperPodPyTorchJob: a file in the rank's pod that its agent or the rank reads.
+"""Requests for faults in a running HyperPodPyTorchJob: a file in the rank's pod that its agent or the rank reads.
 
-kubectl writes the file, so that only users who may run commands in the pods can order faults.
+kubectl writes the file, so that only users who may run commands in the pods can request faults.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ mkdir -p {ORDERS}
 cat >{ORDERS}/.new
 mv {ORDERS}/.new "{ORDERS}/$0.json"
 """
-"""Write the order `$0` for rank `$1` if the pod has that rank now."""
+"""Write the request `$0` for rank `$1` if the pod has that rank now."""
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """See `targets.Faults`. Only the pods know their ranks: ask the likeliest first."""
+    """Implement `targets.Faults`. Only the pods know their ranks, so query the likeliest pod first."""
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
     if job is None or not job.has_agent:
-        why = "was not made by this version of hp-ext" if job is None else f"is of mode {job.mode}"
-        hint = "`hp-ext exec` runs a command in a pod, as `kill -9 PID`"
-        raise UnsupportedError([Problem(f"{handle.name} {why}: nothing there looks for orders", hint=hint)])
+        why = "was not created by this version of hp-ext" if job is None else f"is of mode {job.mode}"
+        hint = "run a command such as `kill -9 PID` in a pod with `hp-ext exec`"
+        raise UnsupportedError([Problem(f"{handle.name} {why}, so no process of it reads fault requests", hint=hint)])
     running = pods_of(jobs.client_of(handle), handle, running=True)
     pods = [str(pod["metadata"]["name"]) for pod in running]
     if isinstance(fault, NodeFault) and job.kubernetes.launcher != "ours":
-        hint = f"a lost node: `kubectl delete pod --force --grace-period=0 NAME`, of {', '.join(pods) or 'its pods'}"
-        raise UnsupportedError([Problem("hyperpodrun carries out no orders for a whole node", hint=hint)])
+        which = ", ".join(pods) or "its pods"
+        hint = f"to lose a node, run `kubectl delete pod --force --grace-period=0 NAME` for one of {which}"
+        raise UnsupportedError([Problem("hyperpodrun does not support faults of a whole node", hint=hint)])
     if state != "running" or not pods:
-        raise ConflictError(f"{handle.name} does not run ({state})", hint=f"`hp-ext describe {handle}` shows why")
+        raise ConflictError(f"{handle.name} is not running ({state})", hint=f"`hp-ext describe {handle}` shows why")
     most = job.elastic.max_nodes if job.elastic else job.nodes
     check(fault, most * job.workers_per_node, most)
     name, text = name_of(fault, f"{time.time():.3f}"), ChaosOrder(fault=fault).model_dump_json() + "\n"
@@ -50,16 +51,19 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     for pod in [*pods[likely : likely + 1], *pods[:likely], *pods[likely + 1 :]]:
         if _took(in_pod(handle, pod, ["sh", "-ec", _WRITE, name, str(rank)]), text):
             return name
-    raise ConflictError(f"no pod of {handle.name} has rank {rank} yet", hint="wait until it trains")
+    raise ConflictError(f"no pod of {handle.name} has rank {rank} yet", hint="wait until the job trains")
 
 
 def _took(command: Sequence[str], text: str) -> bool:
-    """Whether the pod has the rank and stored the order."""
+    """Return whether the pod has the rank and stored the request."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        hint = "install it: commands in pods are run with kubectl"
-        raise UnreachableError("there is no kubectl on this machine", hint=hint) from None
+        hint = "install kubectl, which runs commands in pods"
+        raise UnreachableError("kubectl is not installed on this machine", hint=hint) from None
     if done.returncode not in (0, _NOT_HERE):
-        raise UnreachableError(f"a pod took no order: {done.stderr.strip()[-300:]}", hint="`kubectl exec` must work")
+        raise UnreachableError(
+            f"a pod refused the request: {done.stderr.strip()[-300:]}",
+            hint="check that `kubectl exec` works for this pod",
+        )
     return done.returncode == 0

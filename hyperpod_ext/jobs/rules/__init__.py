@@ -1,4 +1,4 @@
-"""Domain rules: combinations of valid fields that would fail on a cluster or waste it.
+"""Domain rules: combinations of valid fields with which a job would fail on a cluster, or waste machines.
 
 Their ids are HPX101 and up. HPX001 to HPX099 are the checks of the spec itself, in `config.files.checks`; they cannot
 be ignored.
@@ -32,9 +32,9 @@ class Context:
     job: JobConfig
     cluster: ClusterConfig | None = None
     target: str | None = None
-    """None: only the spec is checked, without a target."""
+    """Target of the job. None: only the spec is checked."""
     folder: FilePath | None = None
-    """Folder of the spec; None: its script is not read."""
+    """Folder of the spec. None: the script is not read."""
 
     @cached_property
     def capabilities(self) -> Capabilities | None:
@@ -43,14 +43,14 @@ class Context:
 
     @cached_property
     def node_shares(self) -> list[tuple[Path, NodeShare]]:
-        """Requests of the pods for each instance type, those of `resources` last."""
+        """Requests of the pods for each instance type; the type in `resources` is last."""
         from hyperpod_ext.jobs.kubernetes.sizes import node_shares
 
         return node_shares(self.job)
 
     @cached_property
     def script(self) -> FilePath | None:
-        """File of the script on this machine; None: it is in an image, or missing."""
+        """File of the script on this machine. None: the script is in an image, or missing."""
         name = FilePath(self.job.script)
         if self.folder is None or self.job.working_dir is not None or name.is_absolute():
             return None
@@ -76,7 +76,7 @@ _OF_PODS: dict[str, set[str]] = {
     "cluster_objects": {"kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations"},
     "pods": set(),
 }
-"""Modules for jobs in pods, and the fields with which other jobs need them, too."""
+"""Modules with rules for jobs in pods, and the fields with which other jobs need these rules, too."""
 
 
 def needed(context: Context) -> list[str]:

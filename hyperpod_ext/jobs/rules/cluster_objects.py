@@ -22,7 +22,8 @@ _AUTO_RESUME_NAMESPACES = ("kubeflow", "hyperpod")
     "HPX141",
     "error",
     "topology or priority without a queue",
-    "Kueue acts on both, and only on jobs in one of its queues; without scheduling.queue they say nothing.",
+    "Only Kueue uses topology and priority, and only for jobs in one of its queues. Without scheduling.queue both "
+    "have no effect.",
     "Set scheduling.queue to the local queue of the namespace.",
     targets=KUBERNETES,
 )
@@ -40,7 +41,8 @@ def queue_is_named(context: Context) -> Iterator[Finding]:
     "HPX142",
     "error",
     "a team's namespace without its queue",
-    "Namespaces hyperpod-ns-TEAM belong to task governance: its admission policy refuses pods without a queue.",
+    "Namespaces hyperpod-ns-TEAM belong to HyperPod's task governance, whose admission policy refuses pods without "
+    "a queue.",
     "Set scheduling.queue: NAMESPACE-localqueue.",
     targets=KUBERNETES,
 )
@@ -49,47 +51,49 @@ def governed_namespace_has_a_queue(context: Context) -> Iterator[Finding]:
     governed = namespace is not None and namespace.startswith("hyperpod-ns-")
     if governed and job.scheduling.queue is None:
         hint = f"add scheduling.queue: {namespace}-localqueue"
-        yield Finding(("scheduling", "queue"), f"namespace {namespace} admits no pod without a queue", hint)
+        yield Finding(("scheduling", "queue"), f"namespace {namespace} refuses pods without a queue", hint)
 
 
 @rule(
     "HPX143",
     "error",
-    "the name is too long for its pods",
-    "Names of pods are made from the job's name and must be names of hosts, of at most 63 characters.",
+    "the job's name is too long for the names of its pods",
+    "A pod's name is the job's name with a suffix. It is a host name, and therefore has at most 63 characters.",
     "Choose a shorter name.",
 )
 def pod_names_fit(context: Context) -> Iterator[Finding]:
     suffix = context.capabilities.pod_suffix if context.capabilities else ""
     if suffix and len(context.job.name) + len(suffix) > 63:
         most = 63 - len(suffix)
-        message = f"pods would be called `{context.job.name}{suffix}`, longer than 63 characters"
-        yield Finding(("name",), message, f"at most {most} characters")
+        message = f"pods would have the name `{context.job.name}{suffix}`, which is longer than 63 characters"
+        yield Finding(("name",), message, f"write at most {most} characters")
 
 
 @rule(
     "HPX144",
     "warning",
-    "a NetworkPolicy that protects nothing",
-    "Pods on the node's network are outside every NetworkPolicy: any host that reaches the node can stop the job.",
-    "Leave host_network out, or guard the nodes with security groups.",
+    "a NetworkPolicy that has no effect",
+    "A NetworkPolicy does not apply to pods on the node's network. Any host that reaches the node can stop the job.",
+    "Remove host_network, or protect the nodes with security groups.",
     targets=KUBERNETES,
 )
 def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     only = context.job.kubernetes
     if only.host_network and only.network_policy:
         yield Finding(
-            ("kubernetes", "host_network"), "no NetworkPolicy holds on the node's own network", "leave it out"
+            ("kubernetes", "host_network"),
+            "a NetworkPolicy has no effect on the node's own network",
+            "remove host_network",
         )
 
 
 @rule(
     "HPX145",
     "error",
-    "two volumes in one place",
-    "Kubernetes refuses a container with two mounts at one path. A claim or a folder of the node at /dev/shm, or above "
-    "it, would take the place of the memory that ranks share there.",
-    "Give each volume a path of its own.",
+    "two volumes with the same path",
+    "Kubernetes refuses a container with two mounts at one path. A claim or a folder of the node at /dev/shm, or "
+    "above it, would replace the memory that ranks share there.",
+    "Give each volume a different path.",
     reads=("mode", "volumes", "kubernetes.container", "kubernetes.pod"),
 )
 def mounts_are_apart(context: Context) -> Iterator[Finding]:
@@ -97,13 +101,17 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
     for index, volume in enumerate(context.job.volumes):
         place = volume.path.rstrip("/") or "/"
         if place in seen:
-            yield Finding(("volumes", index, "path"), f"`{place}` is taken by {seen[place]}", "choose another path")
+            yield Finding(
+                ("volumes", index, "path"), f"{seen[place]} already has the path `{place}`", "choose another path"
+            )
         seen.setdefault(place, f"volume {index}")
         if place == "/":
             yield from _instead_of_memory(("volumes", index, "path"), place)
     for index, mount in enumerate(context.job.kubernetes.container.get("volumeMounts", ())):
         if (place := mount["mountPath"].rstrip("/") or "/") in seen:
-            yield Finding((*_MOUNTS, index, "mountPath"), f"`{place}` is taken by {seen[place]}", "choose another path")
+            yield Finding(
+                (*_MOUNTS, index, "mountPath"), f"{seen[place]} already has the path `{place}`", "choose another path"
+            )
         if place == "/":
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
     for path, mounted, on_node in _of_more_than_the_pod(context.job):
@@ -129,19 +137,19 @@ def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
 def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
     """Report a mount that hides the memory at /dev/shm, or all files of the image."""
     if place == "/":
-        yield Finding(path, "would hide the whole image, /dev/shm among it", "choose another path")
+        yield Finding(path, "would hide the whole image, including /dev/shm", "choose another path")
     elif is_below(_SHARED_MEMORY, place):
-        message = f"would take the place of {_SHARED_MEMORY}, the memory that ranks share"
-        hint = "choose another path; for the size of that memory write shared_memory_mib"
+        message = f"would replace {_SHARED_MEMORY}, the memory that ranks share"
+        hint = "choose another path; to set the size of this memory, use shared_memory_mib"
         yield Finding(path, message, hint)
 
 
 @rule(
     "HPX129",
     "error",
-    "a volume over the addresses that hyperpodrun keeps",
-    "hyperpodrun stores its pod's addresses from the operator at /opt/ml/input/config. On a claim or a folder of the "
-    "node, pods would share one file, and each would read the address of another.",
+    "a volume that hides the addresses of hyperpodrun",
+    "hyperpodrun stores its pod's addresses from the operator at /opt/ml/input/config. On a claim or a folder of "
+    "the node, pods would share one file, and read each other's addresses.",
     "Choose another path, or mount a volume of kind scratch there.",
 )
 def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
@@ -150,7 +158,7 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
         return
     for path, place, _ in _of_more_than_the_pod(job):
         if is_below(labels.ADDRESSES_DIR, place) and place.rstrip("/"):
-            message = f"hyperpodrun keeps each pod's addresses at {labels.ADDRESSES_DIR}, and pods would share this"
+            message = f"pods would share {labels.ADDRESSES_DIR}, where hyperpodrun stores each pod's addresses"
             yield Finding(path, message, "choose another path, or a volume of kind scratch")
 
 
@@ -159,19 +167,24 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
     "warning",
     "a privileged container",
     "An attacker in the container controls the node and every job on it.",
-    "Leave kubernetes.privileged out; nothing here needs it.",
+    "Remove kubernetes.privileged. The runtime does not need it.",
     targets=KUBERNETES,
 )
 def nothing_is_privileged(context: Context) -> Iterator[Finding]:
     if context.job.kubernetes.privileged:
-        yield Finding(("kubernetes", "privileged"), "the container owns the node", "leave it out if you can")
+        yield Finding(
+            ("kubernetes", "privileged"),
+            "the container gets full control over its node",
+            "remove kubernetes.privileged if you can",
+        )
 
 
 @rule(
     "HPX147",
     "error",
-    "groups of nodes do not add up",
-    "The operator counts the nodes of all groups; `nodes` must be their sum, elastic.max_nodes that of their maxima.",
+    "the groups' nodes do not add up to the job's nodes",
+    "The operator counts the nodes of all groups. `nodes` must be the sum of the groups' nodes, and "
+    "elastic.max_nodes the sum of their max_nodes.",
     "Correct the numbers. AWS's own example of an elastic job has this mistake.",
     reads=("node_groups", "nodes", "elastic.max_nodes", "spares"),
 )
@@ -182,7 +195,9 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
     names = [group.name for group in job.node_groups]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield Finding(("node_groups", index, "name"), f"a second group is called `{name}`", "choose another name")
+            yield Finding(
+                ("node_groups", index, "name"), f"another group has the name `{name}`, too", "choose another name"
+            )
     total = sum(group.nodes for group in job.node_groups)
     if total != job.nodes:
         yield Finding(("nodes",), f"the groups have {total} nodes together, not {job.nodes}", f"write {total}")
@@ -194,29 +209,31 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
         if group.max_nodes is not None and group.max_nodes < group.nodes:
             yield Finding(("node_groups", index, "max_nodes"), "is less than nodes", f"write at least {group.nodes}")
     if job.spares and any(group.spares for group in job.node_groups):
-        yield Finding(("spares",), "groups have spares of their own", "write spares in one of the two places")
+        yield Finding(
+            ("spares",), "both the job and its groups have spares", "write spares either in the job or in its groups"
+        )
 
 
 @rule(
     "HPX148",
     "error",
     "more annotations than Kubernetes keeps",
-    "All annotations of an object, the spec that we keep there among them, may have 256 KiB together.",
-    "Shorten args, env or annotations; long settings belong in a file of the image or in a ConfigMap.",
+    "The annotations of an object may have 256 KiB in total. They include a copy of the spec.",
+    "Shorten args, env or annotations. Put long settings into a file of the image or into a ConfigMap.",
     targets=KUBERNETES,
 )
 def annotations_fit(context: Context) -> Iterator[Finding]:
     notes = dict(context.job.annotations) | note_of(context.job)
     size = sum(len(key.encode()) + len(value.encode()) for key, value in notes.items())
     if size > _MOST_BYTES:
-        yield Finding(("annotations",), f"the spec and its annotations are {size // 1024} KiB", "at most 256 KiB")
+        yield Finding(("annotations",), f"the spec and the annotations have {size // 1024} KiB", "at most 256 KiB")
 
 
 @rule(
     "HPX149",
     "error",
     "a toleration that Kubernetes refuses",
-    "`Exists` has no value, `Equal` needs one and a key, and seconds only go with `NoExecute`.",
+    "`Exists` excludes a value. `Equal` needs a key and a value. `seconds` is valid only with `NoExecute`.",
     "Correct the toleration.",
     reads=("scheduling.tolerations",),
 )
@@ -224,19 +241,21 @@ def tolerations_are_complete(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.scheduling.tolerations):
         path = ("scheduling", "tolerations", index)
         if one.operator == "Exists" and one.value is not None:
-            yield Finding((*path, "value"), "`Exists` takes no value", "remove it, or write operator: Equal")
+            yield Finding((*path, "value"), "`Exists` excludes a value", "remove it, or write operator: Equal")
         if one.operator == "Equal" and (one.key is None or one.value is None):
             yield Finding(path, "`Equal` needs a key and a value", "add them, or write operator: Exists")
         if one.seconds is not None and one.effect != "NoExecute":
-            yield Finding((*path, "seconds"), "only goes with effect NoExecute", "remove it, or write the effect")
+            yield Finding(
+                (*path, "seconds"), "is valid only with effect NoExecute", "remove it, or write effect: NoExecute"
+            )
 
 
 @rule(
     "HPX150",
     "error",
-    "a variable that is written twice",
-    "Kubernetes takes one of the two values, and which one is easily misread.",
-    "Keep one of the two.",
+    "a variable that is set twice",
+    "Kubernetes uses only one of the two values, and readers may expect the other.",
+    "Keep one of the two values.",
     reads=("env", "kubernetes.secret_env", "kubernetes.container"),
 )
 def variables_are_written_once(context: Context) -> Iterator[Finding]:
@@ -244,25 +263,25 @@ def variables_are_written_once(context: Context) -> Iterator[Finding]:
     for index, entry in enumerate(context.job.kubernetes.secret_env):
         path = ("kubernetes", "secret_env", index, "name")
         if entry.name in seen:
-            yield Finding(path, f"{entry.name} is written twice", "keep one of the two")
+            yield Finding(path, f"{entry.name} is set twice", "keep one of the two")
         if entry.name.startswith("HPX_"):
-            yield Finding(path, "names that start with HPX_ are set by the launcher", "choose another name")
+            yield Finding(path, "variables that start with HPX_ are set by the launcher", "choose another name")
         seen.add(entry.name)
     for index, variable in enumerate(context.job.kubernetes.container.get("env", ())):
         name = variable["name"]
         if name in seen:
             at = ("kubernetes", "container", "env", index, "name")
-            yield Finding(at, f"{name} is written twice", "keep one of the two")
+            yield Finding(at, f"{name} is set twice", "keep one of the two")
         seen.add(name)
 
 
 @rule(
     "HPX151",
     "error",
-    "a label that is ours",
-    "Labels and annotations under hyperpod-ext/, and those of Kueue, are set from other fields; pods and policies are "
-    "found by them.",
-    "Choose another key; for Kueue write scheduling.",
+    "a label that hp-ext sets itself",
+    "hp-ext sets labels and annotations of hyperpod-ext/ and Kueue from other fields, and finds pods and policies "
+    "by them.",
+    "Choose another key. For labels of Kueue, use the section scheduling.",
     reads=("labels", "annotations"),
 )
 def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
@@ -276,13 +295,15 @@ def own_labels_are_left_alone(context: Context) -> Iterator[Finding]:
     "HPX153",
     "warning",
     "auto-resume works only in some namespaces",
-    "HyperPod resumes PyTorchJobs only in namespace kubeflow and in namespaces that begin with hyperpod; elsewhere "
-    "relaunch is the operator's back-off limit.",
-    "Use such a namespace, or leave relaunch.max_times to the back-off limit.",
+    "HyperPod resumes PyTorchJobs only in namespace kubeflow and in namespaces that begin with hyperpod. In others, "
+    "relaunch.max_times only sets the operator's back-off limit.",
+    "Use such a namespace, or ignore this if a back-off limit is enough.",
 )
 def auto_resume_has_its_namespace(context: Context) -> Iterator[Finding]:
     job, namespace = context.job, context.job.kubernetes.namespace
     asked = context.target == "kubeflow" and job.relaunch.max_times is not None
     if asked and namespace is not None and not namespace.startswith(_AUTO_RESUME_NAMESPACES):
         message = f"HyperPod does not resume jobs in namespace {namespace}"
-        yield Finding(("relaunch", "max_times"), message, "use kubeflow, or a namespace that begins with hyperpod")
+        yield Finding(
+            ("relaunch", "max_times"), message, "use namespace kubeflow, or a namespace that begins with hyperpod"
+        )

@@ -18,7 +18,7 @@ _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.
 
 
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
-    """Yield each known instance type of the job, with the requests of its pod."""
+    """Yield each known instance type of the job, with the requests of the pod."""
     for path, share in context.node_shares:
         if share.machine:
             yield path, share.machine, share
@@ -28,8 +28,8 @@ def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
     "HPX111",
     "error",
     "more accelerators than the machine has",
-    "No node of this type can ever hold the pod: it would wait for ever.",
-    "Ask for fewer, or choose a larger instance type; `hp-ext instances` lists them.",
+    "The pod would wait for ever, because no node of this type can hold it.",
+    "Request fewer accelerators, or choose a larger instance type. `hp-ext instances` lists types.",
     reads=_OF_A_NODE,
 )
 def accelerators_fit(context: Context) -> Iterator[Finding]:
@@ -46,13 +46,14 @@ def accelerators_fit(context: Context) -> Iterator[Finding]:
     "HPX112",
     "warning",
     "workers and accelerators differ in number",
-    "With fewer workers than accelerators some stand idle and are paid for; with more, several share one.",
-    "Have as many workers_per_node as accelerators.",
+    "With fewer workers than accelerators, some paid accelerators are idle. With more workers, several share one "
+    "accelerator.",
+    "Set workers_per_node to the number of accelerators.",
 )
 def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     workers = context.job.workers_per_node
     if workers == 1 and context.job.command is not None:
-        return  # it may start its own workers
+        return  # the command may start its own workers
     for _path, machine, share in _machines(context):
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue
@@ -66,8 +67,8 @@ def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     "HPX113",
     "error",
     "more EFA interfaces than the machine has",
-    "No node of this type can ever hold the pod.",
-    "Ask for fewer; `hp-ext instances` shows how many each type has.",
+    "The pod would wait for ever, because no node of this type can hold it.",
+    "Request fewer interfaces. `hp-ext instances` shows the number of each type.",
     reads=_OF_A_NODE,
 )
 def efa_fits(context: Context) -> Iterator[Finding]:
@@ -83,8 +84,8 @@ def efa_fits(context: Context) -> Iterator[Finding]:
     "HPX139",
     "error",
     "the number of EFA interfaces is unknown",
-    "A job of several nodes on a type whose EFA interfaces are not in the catalog would be rendered without EFA, and "
-    "its ranks would talk over TCP, many times slower.",
+    "If the catalog lacks the number of EFA interfaces of a type, a job of several nodes is rendered without EFA. "
+    "Its ranks would communicate over TCP, which is many times slower.",
     "Write resources.efa: the number that `aws ec2 describe-instance-types` shows for the type, or 0 for TCP.",
     reads=_OF_A_NODE,
 )
@@ -102,23 +103,23 @@ def efa_is_known(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX114",
     "warning",
-    "EFA for nothing, or not all of it",
-    "One node alone sends nothing over EFA; and a job that has all accelerators of a node but not all EFA interfaces "
-    "leaves bandwidth unused that no other job can use.",
-    "Leave resources.efa out: it then follows from the instance type and the number of nodes.",
+    "EFA interfaces that the job does not use, or leaves unused",
+    "A job of one node does not use EFA. A job with all accelerators of a node but not all EFA interfaces leaves "
+    "bandwidth unused that no other job can use.",
+    "Remove resources.efa. Its default follows from the instance type and the number of nodes.",
 )
 def efa_is_used(context: Context) -> Iterator[Finding]:
     job, asked = context.job, context.job.resources.efa
     if asked is None:
         return
     if asked and not spans_nodes(job):
-        yield Finding(("resources", "efa"), "a job of one node does not use EFA", "leave it out")
+        yield Finding(("resources", "efa"), "a job of one node does not use EFA", "remove resources.efa")
         return
     for _path, machine, share in _machines(context):
         full_node = 0 < machine.accelerators <= share.accelerators and spans_nodes(job)
         if full_node and machine.efa is not None and asked < machine.efa:
-            message = f"{asked} of the {machine.efa} EFA interfaces of {machine.name}, but all of its accelerators"
-            yield Finding(("resources", "efa"), message, f"write {machine.efa}, or leave it out")
+            message = f"the job has all accelerators of {machine.name} but {asked} of {machine.efa} EFA interfaces"
+            yield Finding(("resources", "efa"), message, f"write {machine.efa}, or remove resources.efa")
             return
 
 
@@ -126,9 +127,9 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
     "HPX115",
     "error",
     "more CPU or memory than pods can have",
-    "Kubernetes and the daemons of a node keep a share for themselves; a pod that asks for all of the machine is never "
-    "placed.",
-    "Ask for the rest of the machine, or leave cpus and memory_mib out: they then follow from the instance type.",
+    "Kubernetes and the daemons of a node reserve a part of its CPU and memory. A pod that requests the whole "
+    "machine is never scheduled.",
+    "Request less, or remove cpus and memory_mib. Their defaults follow from the instance type.",
     reads=_OF_A_NODE,
 )
 def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
@@ -136,11 +137,11 @@ def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
     for _path, machine, share in _machines(context):
         cpus, memory = usable_cpus(machine), usable_memory_mib(machine) - (share.hugepages_mib or 0)
         if asked.cpus is not None and asked.cpus > cpus:
-            message = f"pods can have {cpus:g} of the {machine.vcpus} CPUs of {machine.name}"
-            yield Finding(("resources", "cpus"), message, f"write at most {cpus:g}, or leave it out")
+            message = f"pods can use only {cpus:g} of the {machine.vcpus} CPUs of {machine.name}"
+            yield Finding(("resources", "cpus"), message, f"write at most {cpus:g}, or remove cpus")
         if asked.memory_mib is not None and asked.memory_mib > memory:
-            message = f"pods can have {memory} MiB of the {machine.memory_gib} GiB of {machine.name}"
-            yield Finding(("resources", "memory_mib"), message, f"write at most {memory}, or leave it out")
+            message = f"pods can use only {memory} MiB of the {machine.memory_gib} GiB of {machine.name}"
+            yield Finding(("resources", "memory_mib"), message, f"write at most {memory}, or remove memory_mib")
         return
 
 
@@ -148,22 +149,24 @@ def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:
     "HPX116",
     "error",
     "huge pages without CPU or memory",
-    "Kubernetes refuses a pod that asks for huge pages but for neither CPU nor memory.",
-    "Name an instance type, from which both follow, or write resources.memory_mib.",
+    "Kubernetes refuses a pod that requests huge pages but neither CPU nor memory.",
+    "Write resources.instance_type, which sets both by default, or resources.memory_mib.",
     targets=KUBERNETES,
 )
 def hugepages_need_memory(context: Context) -> Iterator[Finding]:
     _path, share = context.node_shares[-1]
     if share.hugepages_mib and share.cpus is None and share.memory_mib is None:
         hint = "add resources.memory_mib, or resources.instance_type"
-        yield Finding(("resources", "hugepages_mib"), "huge pages need a request of CPU or memory, too", hint)
+        yield Finding(
+            ("resources", "hugepages_mib"), "a request of huge pages also needs a request of CPU or memory", hint
+        )
 
 
 @rule(
     "HPX117",
     "warning",
-    "an instance type that is not known here",
-    "Nothing about it can be checked, and no default follows from it.",
+    "an unknown instance type",
+    "The catalog does not have this type, so checks and defaults that depend on it are skipped.",
     "Correct the name, or ignore this if the type is newer than this version.",
 )
 def instance_type_is_known(context: Context) -> Iterator[Finding]:
@@ -175,16 +178,17 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
         if name is not None and name not in known:
             near = suggest(name, known)
             yield Finding(
-                path, f"`{name}` is not known here", near if "did you mean" in near else "see hp-ext instances"
+                path, f"`{name}` is not in the catalog", near if "did you mean" in near else "see hp-ext instances"
             )
 
 
 @rule(
     "HPX130",
     "error",
-    "nodes of another instance type are selected",
-    "Pods ask for what resources.instance_type has, and would be placed on the other machines, or nowhere.",
-    "Write the type in resources.instance_type, or in the group's instance_type, and leave the label out.",
+    "a node selector for another instance type",
+    "Pods request the resources of resources.instance_type, but would run on machines of the other type, or not at "
+    "all.",
+    "Write the type in resources.instance_type, or in the group's instance_type, and remove the label.",
     targets=KUBERNETES,
 )
 def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
@@ -196,19 +200,19 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
         places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
     for path, selected, wanted in places:
         for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
-            other = selected.get(label)  # on other nodes than HyperPod's the label has no `ml.`
+            other = selected.get(label)  # outside HyperPod the label's value has no `ml.`
             if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
-                message = f"selects {other}, and the pods are made for {wanted}"
+                message = f"selects {other}, but the pods' requests are for {wanted}"
                 yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
 
 
 @rule(
     "HPX118",
     "error",
-    "memory that is promised twice",
-    "/dev/shm, scratch volumes in memory and the memory tier all come out of the memory of the pod's node. Together "
-    "they are more than the pod asks for, so that the node may kill it.",
-    "Make them smaller, or take a machine with more memory.",
+    "more memory volumes and tiers than the pod has memory",
+    "/dev/shm, scratch volumes in memory and the memory tier all use the pod's memory. In total they exceed the "
+    "pod's request, so Kubernetes may kill the pod.",
+    "Make them smaller, or use a machine with more memory.",
     targets=KUBERNETES,
 )
 def memory_is_enough(context: Context) -> Iterator[Finding]:
@@ -224,15 +228,15 @@ def memory_is_enough(context: Context) -> Iterator[Finding]:
     if memory is not None and total > memory:
         path = max(parts, key=lambda one: parts[one])
         listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
-        yield Finding(path, f"{listed} MiB are more than the {memory} MiB of the pod", "make it smaller")
+        yield Finding(path, f"{listed} MiB in total are more than the {memory} MiB of the pod", "make it smaller")
 
 
 @rule(
     "HPX119",
     "error",
-    "the cluster has no such machines",
-    "The cluster's instance groups hold no machine of this type, or fewer than the job has nodes.",
-    "Name an instance type of the cluster, or give the cluster such a group.",
+    "machines that the cluster does not have",
+    "The cluster's instance groups have no machines of this type, or fewer than the job has nodes.",
+    "Use an instance type of the cluster, or add a group of this type to the cluster.",
 )
 def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
     wanted, cluster = context.job.resources.instance_type, context.cluster
@@ -242,7 +246,7 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
     path = ("resources", "instance_type")
     if not there:
         types = ", ".join(sorted({group.instance_type for group in cluster.instance_groups}))
-        yield Finding(path, f"cluster {cluster.name} has no {wanted}", f"it has: {types}")
+        yield Finding(path, f"cluster {cluster.name} has no machines of type {wanted}", f"it has: {types}")
     elif there < context.job.nodes:
         yield Finding(path, f"cluster {cluster.name} has {there} of {wanted} besides spares", f"write nodes: {there}")
 
@@ -250,29 +254,29 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX125",
     "warning",
-    "slices of a GPU that cannot work together",
-    "A process sees one MIG slice, and slices have no way to one another: no peer-to-peer, no CUDA IPC, and NCCL "
-    "refuses two slices of one GPU. Training on several needs gloo, or whole GPUs.",
-    "Use one worker with one slice, or whole GPUs: leave accelerator_resource out.",
+    "GPU slices that cannot communicate",
+    "A process sees one MIG slice, and slices cannot communicate: peer-to-peer and CUDA IPC do not work, and NCCL "
+    "refuses two slices of one GPU. Training on several slices needs gloo.",
+    "Use one worker with one slice, or use whole GPUs: remove accelerator_resource.",
 )
 def slices_are_used_alone(context: Context) -> Iterator[Finding]:
     job, asked = context.job, context.job.resources
     if not (asked.accelerator_resource or "").startswith("nvidia.com/mig-"):
         return
     if (asked.accelerators or 0) > job.workers_per_node:
-        message = f"{asked.accelerators} slices for {job.workers_per_node} workers, of which each sees one"
+        message = f"{asked.accelerators} slices for {job.workers_per_node} workers, but each worker uses one slice"
         yield Finding(("resources", "accelerators"), message, f"write {job.workers_per_node}")
     if job.world_size > 1:
-        message = f"{job.world_size} ranks on slices, which NCCL does not connect"
+        message = f"NCCL cannot connect {job.world_size} ranks on slices of GPUs"
         yield Finding(("resources", "accelerator_resource"), message, "use whole GPUs")
 
 
 @rule(
     "HPX105",
     "error",
-    "checkpointless training needs GPUs of NVIDIA",
+    "checkpointless training without NVIDIA GPUs",
     "AWS's checkpointless container moves the state between GPUs with NCCL.",
-    "Choose an instance type with NVIDIA GPUs; AWS's own recipes use ml.p5.48xlarge.",
+    "Choose an instance type with NVIDIA GPUs. AWS's recipes use ml.p5.48xlarge.",
     reads=("mode", "resources.instance_type"),
 )
 def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
@@ -282,16 +286,16 @@ def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     machine = instance(job.resources.instance_type or "")
     if machine and machine.accelerator_resource != "nvidia.com/gpu":
         path = ("resources", "instance_type")
-        yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "write ml.p5.48xlarge, for example")
+        yield Finding(path, f"{machine.name} has no NVIDIA GPUs", "use a type with NVIDIA GPUs, such as ml.p5.48xlarge")
 
 
 @rule(
     "HPX122",
     "error",
-    "memory that AWS's daemon takes too",
-    "The daemon of managed tiered checkpointing reserves a share of each node's memory, whether a job uses it or not; "
-    "a pod that asks for more than the rest of the machine is never placed.",
-    "Ask for less memory_mib, or lower memory_percent of the cluster's tiered_storage.",
+    "memory that AWS's checkpointing daemon reserves",
+    "The daemon of managed tiered checkpointing reserves a share of each node's memory, even if no job uses it. A "
+    "pod that requests more than the rest of the machine is never scheduled.",
+    "Lower memory_mib, or memory_percent of the cluster's tiered_storage.",
     targets=KUBERNETES,
 )
 def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
@@ -302,5 +306,5 @@ def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
     if asked is not None and asked > left:
-        message = f"the daemon leaves {left} MiB of {machine.name}, and a pod asks for {asked}"
+        message = f"AWS's daemon leaves {left} MiB of {machine.name}, but a pod requests {asked} MiB"
         yield Finding(("resources", "memory_mib"), message, f"write at most {left}")

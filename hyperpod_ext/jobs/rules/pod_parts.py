@@ -16,7 +16,7 @@ Contradiction = tuple[Path, str, str]
 """Place in the part, message and hint."""
 
 _KEEP = "keep one of the two"
-_OWN_NAME = "give each a name of its own"
+_OWN_NAME = "give each a different name"
 _OF_VARIABLES = {"metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName"}
 _OF_VARIABLES |= {"status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"}
 _OF_FILES = {"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"}
@@ -50,15 +50,15 @@ def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]
 def _of_container(container: Fields) -> Iterator[Contradiction]:
     for name in ("livenessProbe", "startupProbe"):
         if container.get(name, {}).get("successThreshold", 1) != 1:
-            yield (name, "successThreshold"), f"successThreshold of a {name} is 1", "remove it"
+            yield (name, "successThreshold"), f"successThreshold of a {name} must be 1", "remove it"
     if "terminationGracePeriodSeconds" in container.get("readinessProbe", {}):
-        yield ("readinessProbe", "terminationGracePeriodSeconds"), "a readinessProbe ends nothing", "remove it"
+        yield ("readinessProbe", "terminationGracePeriodSeconds"), "has no effect in a readinessProbe", "remove it"
     places = [one["mountPath"].rstrip("/") for one in container.get("volumeMounts", ())]
     for place in _twice(places):
-        yield ("volumeMounts",), f"two mounts are at {place}", "give each a path of its own"
+        yield ("volumeMounts",), f"two mounts have the path {place}", "give each a different path"
     names = [port["name"] for port in container.get("ports", ()) if "name" in port]
     for name in _twice(names):
-        yield ("ports",), f"two ports are called {name}", _OWN_NAME
+        yield ("ports",), f"two ports have the name {name}", _OWN_NAME
     yield from _asked_ports(container, names)
 
 
@@ -72,56 +72,56 @@ def _asked_ports(container: Fields, names: list[str]) -> Iterator[Contradiction]
         for kind in ("httpGet", "tcpSocket"):
             port = asker.get(kind, {}).get("port")
             if isinstance(port, str) and port not in names:
-                message = f"port `{port}` is asked, and no port of the container is called so"
-                yield (*at, kind, "port"), message, "write its number, or name a port so"
+                message = f"no port of the container has the name `{port}`"
+                yield (*at, kind, "port"), message, "write the port's number, or add a port with this name"
 
 
 def _of_init_container(container: Fields) -> Iterator[Contradiction]:
     for name in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
         if "restartPolicy" not in container and name in container:
-            yield (name,), f"{name} goes with restartPolicy: Always alone", "write that, or remove it"
+            yield (name,), f"{name} is valid only with restartPolicy: Always", "write it, or remove this"
 
 
 def _of_resources(resources: Fields) -> Iterator[Contradiction]:
     limits = resources.get("limits", {})
     for name, asked in resources.get("requests", {}).items():
         if name in limits and size_of(asked) > size_of(limits[name]):
-            message = f"asks for {asked} of {name}, and may take {limits[name]}"
-            yield ("requests", name), message, "ask for at most the limit"
+            message = f"requests {asked} of {name}, more than its limit {limits[name]}"
+            yield ("requests", name), message, "request at most the limit"
 
 
 def _of_variable(variable: Fields) -> Iterator[Contradiction]:
     if "value" in variable and "valueFrom" in variable:
-        yield ("value",), "a variable has value or valueFrom", _KEEP
+        yield ("value",), "a variable cannot have both value and valueFrom", _KEEP
 
 
 def _of_value_source(source: Fields) -> Iterator[Contradiction]:
     path = source.get("fieldRef", {}).get("fieldPath")
     if path is not None and path not in _OF_VARIABLES and not _is_of_metadata(path):
         hint = f"write {', '.join(sorted(_OF_VARIABLES))}"
-        yield ("fieldRef", "fieldPath"), f"`{path}` is no field that a variable can have", hint
+        yield ("fieldRef", "fieldPath"), f"a variable cannot read the field `{path}`", hint
 
 
 def _of_resource_field(reference: Fields) -> Iterator[Contradiction]:
     name = reference["resource"].partition(".")[2]
     if name not in _OF_CONTAINERS and not name.startswith("hugepages-"):
-        message = f"`{reference['resource']}` is not told to containers"
+        message = f"containers cannot read the resource `{reference['resource']}`"
         yield ("resource",), message, f"write {', '.join(_OF_CONTAINERS)}"
 
 
 def _of_file(file: Fields) -> Iterator[Contradiction]:
     path = file.get("fieldRef", {}).get("fieldPath")
     if path is not None and path not in _OF_FILES and not _is_of_metadata(path):
-        message = f"`{path}` is no field that a file can have"
-        yield ("fieldRef", "fieldPath"), message, "give it to a variable"
+        message = f"a file cannot have the content of the field `{path}`"
+        yield ("fieldRef", "fieldPath"), message, "use a variable instead"
     if "containerName" not in file.get("resourceFieldRef", {"containerName": ""}):
-        message = "in a file, resourceFieldRef needs the containerName that it is about"
+        message = "in a file, resourceFieldRef needs a containerName"
         yield ("resourceFieldRef",), message, "add containerName"
 
 
 def _of_mount(mount: Fields) -> Iterator[Contradiction]:
     if "subPath" in mount and "subPathExpr" in mount:
-        yield ("subPathExpr",), "subPath and subPathExpr are two ways to say the same", _KEEP
+        yield ("subPathExpr",), "subPath and subPathExpr exclude each other", _KEEP
     if mount.get("recursiveReadOnly") in ("Enabled", "IfPossible") and not mount.get("readOnly"):
         yield ("recursiveReadOnly",), "recursiveReadOnly needs readOnly: true", "add it"
 
@@ -133,16 +133,16 @@ def _of_pod(pod: Fields) -> Iterator[Contradiction]:
     }
     for field, items in lists.items():
         for name in _twice([one["name"] for one in items]):
-            yield (field,), f"two of {field} are called {name}", _OWN_NAME
+            yield (field,), f"two entries of {field} have the name {name}", _OWN_NAME
     rules = [(one["topologyKey"], one["whenUnsatisfiable"]) for one in pod.get("topologySpreadConstraints", ())]
     for key, wish in _twice(rules):
-        yield ("topologySpreadConstraints",), f"two of topologySpreadConstraints are about {key} and {wish}", _KEEP
+        yield ("topologySpreadConstraints",), f"two constraints have the same {key} and {wish}", _KEEP
     if pod.get("dnsPolicy") == "None" and "nameservers" not in pod.get("dnsConfig", {}):
         yield ("dnsPolicy",), "dnsPolicy: None needs dnsConfig.nameservers", "add them"
     if pod.get("hostPID") and pod.get("shareProcessNamespace"):
-        yield ("shareProcessNamespace",), "shareProcessNamespace does not go with hostPID", _KEEP
+        yield ("shareProcessNamespace",), "shareProcessNamespace and hostPID exclude each other", _KEEP
     if pod.get("hostUsers") is False and (pod.get("hostPID") or pod.get("hostIPC")):
-        yield ("hostUsers",), "hostUsers: false does not go with hostPID or hostIPC", "remove it"
+        yield ("hostUsers",), "hostUsers: false excludes hostPID and hostIPC", "remove it"
 
 
 def _of_requirement(requirement: Fields) -> Iterator[Contradiction]:
@@ -150,7 +150,7 @@ def _of_requirement(requirement: Fields) -> Iterator[Contradiction]:
     if operator in ("In", "NotIn") and not found:
         yield (), f"`{operator}` needs values", "add values"
     if operator in ("Exists", "DoesNotExist") and found:
-        yield ("values",), f"`{operator}` takes no values", "remove them, or write `In`"
+        yield ("values",), f"`{operator}` excludes values", "remove them, or write `In`"
     if operator in ("Gt", "Lt") and (len(found) != 1 or not found[0].lstrip("-").isdecimal()):
         yield (), f"`{operator}` needs one whole number in quotes as its values", 'write values: ["1"], for example'
 
@@ -158,8 +158,8 @@ def _of_requirement(requirement: Fields) -> Iterator[Contradiction]:
 def _of_node_term(term: Fields) -> Iterator[Contradiction]:
     for index, one in enumerate(term.get("matchFields", ())):
         if one["key"] != "metadata.name" or one["operator"] not in ("In", "NotIn") or len(one.get("values", ())) != 1:
-            message = "matchFields knows `metadata.name`, with `In` or `NotIn` and one name of a node"
-            yield ("matchFields", index), message, "write matchExpressions for labels of nodes"
+            message = "matchFields only supports `metadata.name`, with `In` or `NotIn` and the name of one node"
+            yield ("matchFields", index), message, "use matchExpressions for labels of nodes"
 
 
 def _of_pod_term(term: Fields) -> Iterator[Contradiction]:
@@ -171,23 +171,23 @@ def _of_pod_term(term: Fields) -> Iterator[Contradiction]:
 def _of_spread(rule: Fields) -> Iterator[Contradiction]:
     yield from _of_pod_term(rule)
     if "minDomains" in rule and rule["whenUnsatisfiable"] != "DoNotSchedule":
-        yield ("minDomains",), "minDomains only goes with whenUnsatisfiable: DoNotSchedule", "remove it"
+        yield ("minDomains",), "minDomains is valid only with whenUnsatisfiable: DoNotSchedule", "remove it"
 
 
 def _of_security(may: Fields) -> Iterator[Contradiction]:
     if may.get("runAsNonRoot") and may.get("runAsUser") == 0:
-        yield ("runAsNonRoot",), "runAsUser 0 is root, and runAsNonRoot starts no root", "change one"
+        yield ("runAsNonRoot",), "runAsUser 0 is root, which runAsNonRoot forbids", "change one"
     if may.get("allowPrivilegeEscalation") is False:
         added = may.get("capabilities", {}).get("add", ())
         what = "capability SYS_ADMIN" if {"SYS_ADMIN", "CAP_SYS_ADMIN"} & {*added} else "privileged"
         if what != "privileged" or may.get("privileged"):
-            message = f"{what} does not go with allowPrivilegeEscalation: false"
+            message = f"allowPrivilegeEscalation: false excludes {what}"
             yield ("allowPrivilegeEscalation",), message, "change one of the two"
 
 
 def _of_profile(profile: Fields) -> Iterator[Contradiction]:
     if (profile["type"] == "Localhost") != ("localhostProfile" in profile):
-        message = "localhostProfile goes with type: Localhost, and with it alone"
+        message = "localhostProfile is required with type: Localhost, and invalid with other types"
         yield (), message, "add it, or correct the type"
 
 

@@ -1,4 +1,4 @@
-"""Pods: volumes and times with which their state outlives them, and fields that TrainJobs or AWS's `hyp` lack."""
+"""Rules of pods: volumes and times that let state outlive pods, and fields that TrainJobs or AWS's `hyp` lack."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OF_TRAINJOB = {
     "pod": ("affinity", "schedulingGates", "securityContext", "volumes"),
 }
 """Fields of both sections that a TrainJob may change in its runtime's pods."""
-_READ_ONLY = "nothing can be written there"
-_GOES = "it goes with its pod"
+_READ_ONLY = "the volume is read-only"
+_GOES = "the volume is deleted with its pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,21 +30,21 @@ class _Place:
 
     path: str
     volume: str
-    """Its field in the spec."""
+    """Field of the mount in the spec."""
     wrong: str = ""
-    """Reason why no checkpoint would be kept there."""
+    """Reason why the folder cannot keep checkpoints."""
     shared: bool = False
-    """All pods see the same files."""
+    """Whether all pods see the same files."""
 
 
 @rule(
     "HPX128",
     "error",
-    "a durable tier on what goes with its pod",
-    "A tier of kind file must survive the loss of every node, a tier of kind disk the loss of every pod. A folder on "
-    "no volume, or on a volume of the pod, is lost with the pod; on a read-only volume nothing can be saved.",
-    "Mount storage that all nodes share, as `{kind: claim, path: /fsx, claim: fsx-claim}` in volumes, and have the "
-    "tier's path below it.",
+    "a durable tier on storage that is deleted with the pod",
+    "A tier of kind file must survive the loss of every node, a tier of kind disk the loss of every pod. A folder "
+    "without a volume, or on a volume of the pod, is lost with the pod. A read-only volume cannot store checkpoints.",
+    "Mount storage that all nodes share, such as `{kind: claim, path: /fsx, claim: fsx-claim}` in volumes, and "
+    "choose the tier's path below it.",
 )
 def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -56,11 +56,13 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
         at = ("checkpoint", "tiers", index, "path")
         path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.mounted))
         if not path.startswith("/"):
-            message = f"`{tier.mounted}` is a folder of the container itself, and goes with it"
-            yield Finding(at, message, f"write the path from the root, as /fsx/{path}, and a volume that holds it")
+            message = f"`{tier.mounted}` is a relative path, a folder of the container that is lost with it"
+            yield Finding(
+                at, message, f"write an absolute path, such as /fsx/{path}, and add a volume that contains it"
+            )
             continue
         if path == "/":
-            yield Finding(at, "the root of the container is no volume", "write a folder below it")
+            yield Finding(at, "the root of the container is not a volume", "write a folder below the mount of a volume")
             continue
         holders = [place for place in _places(job) if is_below(path, place.path)]
         nearest = max(holders, key=lambda place: len(place.path.rstrip("/")), default=None)
@@ -69,17 +71,17 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
             continue
         claim = f"{{kind: claim, path: /{path.split('/')[1] or 'fsx'}, claim: NAME}}"
         if nearest is None and not _may_be_mounted_elsewhere(job, path):
-            yield Finding(at, f"no volume that nodes share holds {path}", f"add `{claim}` to volumes")
+            yield Finding(at, f"{path} is not on a volume that all nodes share", f"add `{claim}` to volumes")
         elif nearest is not None and nearest.wrong:
             message = f"{path} is on {nearest.volume}: {nearest.wrong}"
-            yield Finding(at, message, "write a path on a claim that may be written to")
+            yield Finding(at, message, "write a path on a claim that is not read-only")
 
 
 def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
     """Check a tier on each node's disk. If no volume of the spec holds it, the pod gets one."""
     if nearest is not None and (nearest.wrong or nearest.shared):
-        wrong = nearest.wrong or "all nodes would write into one folder"
-        hint = "write a path on no volume, or on one of kind host; `kind: file` is for storage that nodes share"
+        wrong = nearest.wrong or "all nodes would write into the same folder"
+        hint = "write a path on no volume, or on one of kind host; use `kind: file` for storage that nodes share"
         yield Finding(at, f"{path} is on {nearest.volume}: {wrong}", hint)
 
 
@@ -126,10 +128,11 @@ def _may_be_mounted_elsewhere(job: JobConfig, path: str) -> bool:
 @rule(
     "HPX178",
     "warning",
-    "an unchanged script with nowhere to save",
-    "In mode `run` the script saves its checkpoints itself. A file on no volume is in one pod: the ranks of other pods "
-    "cannot load it, and it is lost with its pod.",
-    "Mount storage that all pods share, as `{kind: claim, path: /fsx, claim: NAME}` in volumes, and save below it. If "
+    "an unchanged script without a volume for its checkpoints",
+    "In mode `run` the script saves its checkpoints itself. Files outside volumes exist only in one pod. Ranks of "
+    "other pods cannot load them, and they are lost with the pod.",
+    "Mount storage that all pods share, such as `{kind: claim, path: /fsx, claim: NAME}` in volumes, and save below "
+    "it. If "
     "the script saves elsewhere, such as to S3: --ignore HPX178.",
     targets=KUBERNETES,
 )
@@ -147,17 +150,18 @@ def unchanged_scripts_can_save(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX165",
     "error",
-    "less time to end than the newest step needs",
-    "checkpoint.grace_s is the time to save the newest step to the durable tiers; Kubernetes kills the pod before.",
-    "Raise kubernetes.termination_grace_s, or leave it out: it then follows from checkpoint.grace_s.",
+    "too little time to save the newest step",
+    "checkpoint.grace_s is the time to save the newest step to the durable tiers, but Kubernetes kills the pod "
+    "earlier.",
+    "Raise kubernetes.termination_grace_s, or remove it. Its default follows from checkpoint.grace_s.",
     targets=KUBERNETES,
 )
 def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
     job, given = context.job, context.job.kubernetes.termination_grace_s
     needed = job.checkpoint.grace_s
     if given is not None and job.mode == "ours" and given < needed:
-        message = f"{given} s are less than checkpoint.grace_s, {needed:g} s"
-        yield Finding(("kubernetes", "termination_grace_s"), message, "leave it out")
+        message = f"{given} s are less than the {needed:g} s of checkpoint.grace_s"
+        yield Finding(("kubernetes", "termination_grace_s"), message, "remove termination_grace_s")
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
@@ -167,11 +171,11 @@ _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
 @rule(
     "HPX167",
     "warning",
-    "a lost pod is waited for too shortly",
-    "Under AWS's operator with launcher `ours`, the others wait restart.node_wait_s for the pod in the place of a "
-    "lost one, and the job has failed after that. A spare takes over when the operator has noticed the loss; a new "
-    "pod must be scheduled and pull its image, and a machine may have to be replaced first.",
-    "Remove restart.node_wait_s, which is then long enough, or write a larger one.",
+    "too little time to replace a lost pod",
+    "Under AWS's operator with launcher `ours`, the other pods wait restart.node_wait_s for the replacement of a "
+    "lost pod, and then the job fails. A spare takes over after the operator has noticed the loss. A new pod must "
+    "be scheduled and pull its image, and its machine may have to be replaced first.",
+    "Remove restart.node_wait_s, whose default is long enough, or write a larger value.",
 )
 def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -180,7 +184,7 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
     written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
     if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
         message = (
-            f"{written:g} s are too short for a pod in the place of a lost one, and the job fails when they are over"
+            f"{written:g} s are too short to replace a lost pod, and the job fails after this time"
         )
         yield Finding(("restart", "node_wait_s"), message, f"write {NEW_POD_S:g}, or remove it")
 
@@ -188,8 +192,8 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX154",
     "error",
-    "a TrainJob cannot say this",
-    "What a TrainJob may change of its runtime's pods is limited; these settings belong into the TrainingRuntime.",
+    "settings that a TrainJob does not have",
+    "A TrainJob can change only some fields of its runtime's pods. These settings belong into the TrainingRuntime.",
     "Set them in a TrainingRuntime of your own and name it in kubernetes.training_runtime, or use a PyTorchJob.",
 )
 def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
@@ -207,33 +211,33 @@ def trainjob_has_no_field(context: Context) -> Iterator[Finding]:
         asked |= {("kubernetes", section, name): name not in names for name in getattr(only, section)}
     for path, given in asked.items():
         if given:
-            yield Finding(path, "is not among what a TrainJob may change", "set it in the TrainingRuntime")
+            yield Finding(path, "cannot be set in a TrainJob", "set it in the TrainingRuntime")
 
 
 @rule(
     "HPX175",
     "warning",
     "a job that AWS's `hyp` cannot read",
-    "sagemaker-hyperpod (3.12.0) reads all jobs of a namespace and stops at the first that has one of these fields: "
-    "`hyp list` and `hyp get` then fail for all users of the namespace. The operator itself takes them.",
-    "Leave the field out if others in the namespace use `hyp`: whole numbers as thresholds, `scheduling.spread` in "
-    "place of rules about pods, `volumes` of kind secret in place of a secret by name.",
+    "sagemaker-hyperpod (3.12.0) reads all jobs of a namespace and stops at the first job with one of these fields. "
+    "`hyp list` and `hyp get` then fail for all users of the namespace. The operator itself accepts these fields.",
+    "Remove the field if others in the namespace use `hyp`. Use whole numbers as thresholds, `scheduling.spread` "
+    "instead of pod affinities, and `volumes` of kind secret instead of secret volumes.",
 )
 def hyp_can_read_it(context: Context) -> Iterator[Finding]:
     if context.target != "hyperpod-eks":
         return
-    hint = "leave it out if others in the namespace use `hyp`"
-    message = "AWS's `hyp` cannot read it, and then lists no job of the namespace"
+    hint = "remove it if others in the namespace use `hyp`"
+    message = "AWS's `hyp` cannot read this field, and then lists no job of the namespace"
     for index, one in enumerate(context.job.log_rules):
         path = ("log_rules", index)
         if one.fault_on_match:
             yield Finding((*path, "fault_on_match"), message, hint)
         if one.threshold is not None and one.threshold != int(one.threshold):
-            yield Finding((*path, "threshold"), message, "write a whole number, or leave it out")
+            yield Finding((*path, "threshold"), message, "write a whole number, or remove it")
     pod = context.job.kubernetes.pod
     for field in ("podAffinity", "podAntiAffinity"):
         if field in pod.get("affinity", {}):
             yield Finding(("kubernetes", "pod", "affinity", field), message, hint)
     for index, volume in enumerate(pod.get("volumes", ())):
         if "secret" in volume:
-            yield Finding(("kubernetes", "pod", "volumes", index, "secret"), message, "write it as a projected volume")
+            yield Finding(("kubernetes", "pod", "volumes", index, "secret"), message, "use a projected volume")

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_BYTES, _MOST_FILES, _DEEPEST = 1 << 20, 50, 3
-"""Limits of the files that are read, all together, and of imports from one to the next."""
+"""Limits on the total size of read files, and on the length of import chains."""
 
 Code = list[ast.AST]
 """All nodes of a file."""
 
 
 def parse_file(file: Path) -> ast.Module | None:
-    """Parse a file of at most 1 MiB; None if it is none, or is not Python, which its start reports."""
+    """Parse a file of at most 1 MiB; None if there is no such file, or it is not Python. The job's start reports the
+    latter."""
     text = _text(file, _MOST_BYTES)
     return None if text is None else _module(text)
 
@@ -69,7 +70,7 @@ def _local_imports(code: Code, file: Path, folder: Path) -> Iterator[Path]:
 
 
 def imports(code: Code) -> Iterator[tuple[int, str]]:
-    """Yield level and name of each import; names that are imported from a module count as modules, too."""
+    """Yield level and name of each import. Names that are imported from a module also count as modules."""
     for node in code:
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)

@@ -24,16 +24,16 @@ _RECOVERIES = (
     "torch.distributed.run",
     "torchft",
 )
-"""Modules of other libraries that restart ranks, or change the number of ranks."""
+"""Modules of other libraries that restart ranks, or change their number."""
 
 
 @rule(
     "HPX176",
     "warning",
-    "a script that nothing protects",
-    "Mode `ours` saves and restores the steps of a `@resilient` function. The script trains, but neither it nor a "
-    "module of its folder imports hyperpod_ext, so no step is saved, and a fault ends the job. A script that leaves "
-    "training to an installed package is not judged.",
+    "a script without recovery",
+    "Mode `ours` saves and restores the steps of a `@resilient` function. The script trains, but neither the script "
+    "nor a module of its folder imports hyperpod_ext, so no step is saved, and a fault ends the job. The rule does "
+    "not check installed packages.",
     "Train in a `@resilient` function, or with an adapter of docs/integrations.md. Or write `mode: run` for a script "
     "that saves and resumes by itself, or `mode: plain` for a job without recovery.",
 )
@@ -50,10 +50,11 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
     "HPX177",
     "warning",
     "a script with another recovery",
-    "Modes `ours` and `run` replace failed ranks, and open their process groups again. The script, or a module of its "
-    "folder, imports a package that does the same. After a fault both would act, and ranks may wait for each other.",
-    "Remove that package from the script. Or write `mode: plain`: then only the script's own recovery acts. If the "
-    "script uses it elsewhere only: --ignore HPX177.",
+    "Modes `ours` and `run` replace failed ranks, and create their process groups again. The script, or a module of "
+    "its folder, imports a package that does the same. After a fault, both would act, and ranks may wait for each "
+    "other.",
+    "Remove the package from the script. Or write `mode: plain`, with which only the script's own recovery acts. If "
+    "the script uses the package for something else: --ignore HPX177.",
 )
 def script_has_one_recovery(context: Context) -> Iterator[Finding]:
     job = context.job
@@ -61,7 +62,7 @@ def script_has_one_recovery(context: Context) -> Iterator[Finding]:
     found = {module for module in _RECOVERIES for name in imported if f"{name}.".startswith(f"{module}.")}
     if found and job.mode in ("ours", "run"):
         names = ", ".join(sorted(found))
-        message = f"`{job.script}` imports {names}, whose recovery would act beside that of mode `{job.mode}`"
+        message = f"`{job.script}` imports {names}, whose recovery conflicts with mode `{job.mode}`"
         yield Finding(("script",), message, "remove the import, or write `mode: plain` in the job")
 
 
@@ -82,7 +83,7 @@ def _may_load_ours(code: Code) -> bool:
 
 
 def _trains(code: Code) -> bool:
-    """Return whether the code has a training loop, or starts that of a library's trainer."""
+    """Return whether the code has a training loop, or calls a library's trainer."""
     called = _called(code)
     if "backward" in called:
         return True

@@ -31,9 +31,9 @@ _GRACE_S = 30
 @rule(
     "HPX155",
     "error",
-    "a pod names what it does not have",
+    "a pod refers to a volume or claim that it does not have",
     "Kubernetes refuses a pod whose containers mount volumes, or use claims, that the pod does not have.",
-    "Add it to kubernetes.pod, or correct the name.",
+    "Add the volume or claim to kubernetes.pod, or correct the name.",
     reads=("kubernetes.container", "kubernetes.pod"),
 )
 def what_is_named_is_there(context: Context) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def what_is_named_is_there(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX156",
     "error",
-    "a pod without what the job relies on",
+    "a pod that hides or changes something the job needs",
     "The launcher identifies ranks by variables, reads the job's secret from a volume, and writes below /tmp; "
     "scripts read secret volumes.",
     "Remove the field, or write what the hint says.",
@@ -64,11 +64,11 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
     job, own, pod = context.job, context.job.kubernetes.container, context.job.kubernetes.pod
     for index, variable in enumerate(own.get("env", ())):
         if is_of_ranks(name := variable["name"]):
-            message = f"{name} is set by the launcher: ranks know by it who they are"
+            message = f"{name} is set by the launcher to identify ranks"
             yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
     for index, volume in enumerate(pod.get("volumes", ())):
         if is_own_name(job, name := volume["name"]):
-            message = f"`{name}` is a volume that the job itself has"
+            message = f"`{name}` is the name of one of the job's own volumes"
             yield Finding((*_POD, "volumes", index, "name"), message, "choose another name")
     mounted = [one["mountPath"] for one in own.get("volumeMounts", ())]
     for index, place in enumerate(mounted):
@@ -77,7 +77,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
             yield Finding(at, "would hide the job's secret", "mount it elsewhere")
     read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
     if read_only and _WRITES not in (*mounted, *(one.path for one in job.volumes)):
-        message = f"the launcher writes below {_WRITES}, which nothing can then"
+        message = f"the launcher writes below {_WRITES}, which would be read-only"
         hint = "add `{kind: scratch, path: /tmp}` to volumes"
         yield Finding((*_CONTAINER, "securityContext", "readOnlyRootFilesystem"), message, hint)
     yield from _unread_secret(job)
@@ -86,9 +86,9 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX157",
     "error",
-    "fields of a pod that do not go together",
-    "The API server or the node refuses such a pod once the job is submitted; some never start.",
-    "Remove one of the two.",
+    "fields of a pod that exclude each other",
+    "The API server or the node refuses such a pod after submission, or the pod never starts.",
+    "Remove one of the two fields.",
     reads=("kubernetes.container", "kubernetes.pod", "kubernetes.host_network", "kubernetes.privileged"),
 )
 def fields_go_together(context: Context) -> Iterator[Finding]:
@@ -101,19 +101,17 @@ def fields_go_together(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX158",
     "error",
-    "a name or port that the job itself has",
-    "Commands and the operator find the container that trains by its name, and the operator reaches it at its port.",
+    "a name or port that the job itself uses",
+    "Commands and the operator find the training container by its name, and the operator connects to its port.",
     "Choose another.",
 )
 def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
     reserved = {kind.container for kind in (HYPERPOD, PYTORCH, TRAIN) if context.may_be(kind.target)}
     for path, side in _side_containers(context.job):
         if side["name"] in reserved:
-            message = "the container that trains is called so: commands and the operator find it by its name"
+            message = "the training container has this name, by which commands and the operator find it"
             yield Finding((*path, "name"), message, "choose another name")
-    seen = (
-        {labels.AGENT_PORT: "the job's own: the operator reaches it there"} if context.target == HYPERPOD.target else {}
-    )
+    seen = {labels.AGENT_PORT: "the job uses this port for the operator"} if context.target == HYPERPOD.target else {}
     for path, container in _containers(context.job):
         for index, one in enumerate(container.get("ports", ())):
             port = one["containerPort"]
@@ -122,15 +120,15 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
             if port in seen:
                 at = (*path, "ports", index, "containerPort")
                 yield Finding(at, f"{port} is {seen[port]}", "choose another port")
-            seen.setdefault(port, "a port of the pod already")
+            seen.setdefault(port, "the pod already has this port")
 
 
 @rule(
     "HPX159",
     "error",
-    "more, or less, than the pod has",
-    "A limit below the request, and a pause longer than a pod has to end, are refused by the API server.",
-    "Correct the number, or what it is compared with.",
+    "a number outside the pod's limits",
+    "The API server refuses a limit below the request, and a pause longer than the pod's grace period.",
+    "Correct the number, or the field that limits it.",
     targets=KUBERNETES,
 )
 def amounts_fit(context: Context) -> Iterator[Finding]:
@@ -160,16 +158,20 @@ def _of_security(job: JobConfig) -> Iterator[Finding]:
         yield Finding((*at, "allowPrivilegeEscalation"), "a privileged container may escalate", hint)
     if may.get("procMount") == "Unmasked" and pod.get("hostUsers") is not False:
         hint = "add kubernetes.pod.hostUsers: false"
-        yield Finding((*at, "procMount"), "`Unmasked` goes with users of the pod's own", hint)
+        yield Finding((*at, "procMount"), "`Unmasked` needs hostUsers: false", hint)
     if may.get("runAsNonRoot") and "runAsUser" not in may and above.get("runAsUser") == 0:
-        hint = "give the container a runAsUser of its own"
+        hint = "set runAsUser in the container"
         yield Finding((*at, "runAsNonRoot"), "the pod's runAsUser is 0, which is root", hint)
     if only.host_network and pod.get("hostUsers") is False:
-        yield Finding((*_POD, "hostUsers"), "`false` does not go with the node's network", "remove it, or host_network")
+        yield Finding(
+            (*_POD, "hostUsers"), "`false` is not possible on the node's network", "remove it, or host_network"
+        )
     for index, setting in enumerate(above.get("sysctls", ())):
         if only.host_network and setting["name"].replace("/", ".").startswith("net."):
             place = (*_POD, "securityContext", "sysctls", index, "name")
-            yield Finding(place, "the node's network keeps its own settings", "remove it, or kubernetes.host_network")
+            yield Finding(
+                place, "settings of the node's network cannot be changed", "remove it, or kubernetes.host_network"
+            )
 
 
 def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
@@ -183,7 +185,7 @@ def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterat
     for index, one in enumerate(container.get("ports", ())):
         port = one["containerPort"]
         if only.host_network and one.get("hostPort", port) != port:
-            message = f"on the node's network port {port} is that of the node"
+            message = f"on the node's network, hostPort must be equal to port {port}"
             yield Finding((*path, "ports", index, "hostPort"), message, f"remove it, or write {port}")
 
 
@@ -199,7 +201,7 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
 
 
 def _limits(job: JobConfig) -> Iterator[Finding]:
-    """Yield limits below the requests in `resources`, and limits that `resources` has fields for."""
+    """Yield limits below the requests in `resources`, and limits that belong into fields of `resources`."""
     groups = job.node_groups or (None,)
     for name, most in job.kubernetes.container.get("resources", {}).get("limits", {}).items():
         path = (*_CONTAINER, "resources", "limits", name)
@@ -207,14 +209,14 @@ def _limits(job: JobConfig) -> Iterator[Finding]:
             share = node_share(job, group)
             if name in share.limits() or name in _FROM_RESOURCES or name.startswith("hugepages-"):
                 hint = "write resources.accelerators, resources.efa or resources.hugepages_mib"
-                yield Finding(path, "follows from `resources`, which has fields for it", hint)
+                yield Finding(path, "is set from `resources`", hint)
                 break
             least = share.requests().get(name)
             if least is not None and size_of(least) > size_of(most):
-                yield Finding(path, f"is less than the {least} that `resources` asks for", f"write at least {least}")
+                yield Finding(path, f"is less than the {least} that `resources` requests", f"write at least {least}")
                 break
             if name not in _WITH_LIMITS and "/" not in name:
-                message = "is no resource of Kubernetes, and resources of others have names with a slash"
+                message = "is not a resource of Kubernetes, and other resources have a slash in their name"
                 yield Finding(path, message, f"write {', '.join(_WITH_LIMITS)}, or `example.com/thing`")
                 break
 
@@ -224,4 +226,8 @@ def _pause(job: JobConfig) -> Iterator[Finding]:
     grace = job.kubernetes.termination_grace_s or grace_s(job) or _GRACE_S
     if pause > grace:
         at = (*_CONTAINER, "lifecycle", "preStop", "sleep", "seconds")
-        yield Finding(at, f"the pod has {grace} s to end", "write less, or more as kubernetes.termination_grace_s")
+        yield Finding(
+            at,
+            f"is longer than the pod's grace period of {grace} s",
+            "write less, or raise kubernetes.termination_grace_s",
+        )

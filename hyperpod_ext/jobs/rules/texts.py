@@ -14,11 +14,12 @@ from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 @rule(
     "HPX174",
     "warning",
-    "a secret as text",
-    "Everybody who may read the job, its files or the spec reads it too: a pod's variables are shown by `kubectl get`, "
-    "those of a training job by DescribeTrainingJob. The copy of the spec in the job has no such variables.",
-    "On Kubernetes write kubernetes.secret_env, which names a key of a Secret. Elsewhere read it in the script, from "
-    "Secrets Manager or from a file that only you may read.",
+    "a secret as plain text",
+    "Every user who can read the job, its files or the spec can read the secret: `kubectl get` shows a pod's "
+    "variables, DescribeTrainingJob those of a training job. The copy of the spec in the job does not contain such "
+    "variables.",
+    "On Kubernetes use kubernetes.secret_env, which names a key of a Secret. On other targets, read the secret in "
+    "the script, from Secrets Manager or from a file that only you can read.",
 )
 def secrets_are_no_text(context: Context) -> Iterator[Finding]:
     paths = [*secret_variables(context.job), *secret_arguments(context.job)]
@@ -28,7 +29,7 @@ def secrets_are_no_text(context: Context) -> Iterator[Finding]:
     name = paths[0][-1] if paths[0][0] == "env" else "NAME"
     hint = f"write kubernetes.secret_env: [{{name: {name}, secret: NAME-OF-THE-SECRET, key: KEY}}]"
     if not context.may_be(*KUBERNETES):
-        hint = "read it in the script, from Secrets Manager or from a file that only you may read"
+        hint = "read the secret in the script, from Secrets Manager or from a file that only you can read"
     message = f"{names} {'looks' if len(paths) == 1 else 'look'} like a secret, and will be readable in the job"
     yield Finding(paths[0], message, hint)
 
@@ -36,10 +37,10 @@ def secrets_are_no_text(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX160",
     "error",
-    "a variable by which ranks know who they are",
-    "The launcher sets RANK, WORLD_SIZE, MASTER_ADDR and the like for each process. A value of the spec would be lost, "
-    "or all ranks would take themselves for the same one.",
-    "Remove it; for the port of the first node write rendezvous.port.",
+    "a variable that identifies ranks",
+    "The launcher sets RANK, WORLD_SIZE, MASTER_ADDR and the like for each process. A value in the spec would be "
+    "lost, or give all ranks the same identity.",
+    "Remove the variable. To set the port of the first node, use rendezvous.port.",
     reads=("env", "kubernetes.secret_env"),
 )
 def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
@@ -55,8 +56,8 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
 @rule(
     "HPX152",
     "error",
-    "text that no process can be given",
-    "A NUL character ends every text of a process: the rest would be lost.",
+    "a NUL character in an argument or variable",
+    "A NUL character ends an argument or variable of a process. The rest of the text would be lost.",
     "Remove the character.",
     reads=("args", "command", "env", "script"),
 )
@@ -67,4 +68,4 @@ def text_has_no_nul(context: Context) -> Iterator[Finding]:
     texts += [(("command",), "".join(job.command or ())), (("script",), job.script)]
     for path, text in texts:
         if "\0" in text:
-            yield Finding(path, "holds a NUL character", "remove it")
+            yield Finding(path, "contains a NUL character", "remove it")

@@ -106,7 +106,7 @@ def test_what_was_made_before_a_refusal_goes_again(api: KubernetesApi) -> None:
 
 def test_a_cluster_without_the_operator_is_told_before_anything_is_made(api: KubernetesApi) -> None:
     api.known.remove("hyperpodpytorchjobs")
-    with pytest.raises(NotFoundError, match="knows nothing called hyperpodpytorchjobs") as caught:
+    with pytest.raises(NotFoundError, match="has no kind hyperpodpytorchjobs") as caught:
         submit(plan())
     assert "operator installed" in caught.value.hint
     assert api.asked("POST") == []
@@ -128,7 +128,7 @@ def test_fields_that_the_server_refuses_are_all_told(api: KubernetesApi) -> None
     [
         (401, UnreachableError, 4, "credentials"),
         (403, UnreachableError, 4, "not allowed"),
-        (404, NotFoundError, 6, "knows nothing called a"),
+        (404, NotFoundError, 6, "has no kind a"),
         (409, ConflictError, 5, "ordered 409"),
         (429, UnreachableError, 4, "too much to do"),
         (500, UnreachableError, 4, "HTTP 500"),
@@ -293,7 +293,7 @@ def test_a_program_that_gives_no_token_is_told(api: KubernetesApi, tmp_path: Pat
 
 def test_a_program_that_is_not_there_is_told(api: KubernetesApi, tmp_path: Path) -> None:
     api.kubeconfig(tmp_path / "config", user={"exec": {"command": "no-such-program"}})
-    with pytest.raises(UnreachableError, match="`no-such-program`, which is not here"):
+    with pytest.raises(UnreachableError, match="`no-such-program`, which is not installed"):
         client().get(JOBS)
 
 
@@ -301,7 +301,7 @@ def test_a_file_that_cannot_be_run_is_told(api: KubernetesApi, tmp_path: Path) -
     """The same error as from a folder of PATH that may not be read."""
     (tmp_path / "program").write_text("")
     api.kubeconfig(tmp_path / "config", user={"exec": {"command": str(tmp_path / "program")}})
-    with pytest.raises(UnreachableError, match="program`, which cannot be run: Permission denied"):
+    with pytest.raises(UnreachableError, match="program`, which cannot be started: Permission denied"):
         client().get(JOBS)
 
 

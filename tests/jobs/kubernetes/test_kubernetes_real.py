@@ -302,7 +302,7 @@ def test_a_cluster_without_the_operator(server: ApiServer, here: Path) -> None:
                 continue
             break
         refused = call_hp_ext("create-job", "-f", "job.yaml", *write(here, "TrainJob"), cwd=here)
-        assert (refused.code, "knows nothing called trainjobs" in refused.stderr) == (6, True), refused.stderr
+        assert (refused.code, "has no kind trainjobs" in refused.stderr) == (6, True), refused.stderr
     finally:
         server.define(definition(kind, SPECS["TrainJob"]()))
 

@@ -19,7 +19,11 @@ from hyperpod_ext.runtime.agent import last_word as of_agent
 from hyperpod_ext.runtime.events.kept import KeptLog
 from hyperpod_ext.runtime.storage.file import FileStore
 
-OPERATOR = {"code": "JobFailedError", "message": "BackoffLimitExceeded: 3 restarts", "hint": "its logs may tell more"}
+OPERATOR = {
+    "code": "JobFailedError",
+    "message": "BackoffLimitExceeded: 3 restarts",
+    "hint": "see its logs with `hp-ext logs`",
+}
 CAUSE = "rank 1 failed twice in a row at step 7: ValueError: odd"
 KINDS = {
     "hyperpod-eks": ("/apis/sagemaker.amazonaws.com/v1/namespaces/team-a/hyperpodpytorchjobs", "HPJob"),

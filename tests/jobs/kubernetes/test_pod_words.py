@@ -200,7 +200,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "pod",
             "containers: [{name: a, image: b, resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}}]",
             "containers.0.resources.requests.cpu",
-            "asks for 2 of cpu, and may take 1500m",
+            "requests 2 of cpu, more than its limit 1500m",
         ),
         (
             "pod",
@@ -240,7 +240,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "pod",
             NODES % "matchExpressions: [{key: a, operator: Exists, values: [b]}]",
             f"{NODE}.matchExpressions.0.values",
-            "`Exists` takes no values",
+            "`Exists` excludes a values",
         ),
         (
             "pod",
@@ -449,7 +449,7 @@ def test_memory_of_another_name_at_dev_shm_takes_the_place_of_ours() -> None:
 def test_other_targets_name_each_field_that_they_do_not_use() -> None:
     job = _job("hyperpod-eks", "ours", {"pod": {"hostIPC": True}, "container": {"tty": True}})
     warnings = make_plan(job.model_copy(update={"volumes": ()}), target="local").warnings
-    assert "kubernetes is not used on local: container.tty, pod.hostIPC among it" in warnings
+    assert "kubernetes is ignored on local: container.tty, pod.hostIPC among it" in warnings
 
 
 def test_what_the_page_shows_of_pods_is_taken_for_a_p5(root: Path) -> None:

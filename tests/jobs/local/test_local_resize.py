@@ -33,7 +33,11 @@ def job(**fields: Any) -> JobConfig:
         ({"elastic": {"min_nodes": 2, "max_nodes": 4}}, 1, "below elastic.min_nodes (2)"),
         ({"elastic": {"min_nodes": 2, "max_nodes": 4}}, 5, "above elastic.max_nodes (4)"),
         ({"elastic": {"min_nodes": 2, "max_nodes": 8, "sizes": [2, 4, 8]}}, 3, "none of its sizes"),
-        ({"elastic": {"min_nodes": 2, "max_nodes": 4}, "global_batch_size": 16}, 3, "does not divide among 6 ranks"),
+        (
+            {"elastic": {"min_nodes": 2, "max_nodes": 4}, "global_batch_size": 16},
+            3,
+            "cannot be divided evenly among 6 ranks",
+        ),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_with_those_that_can(fields: dict[str, Any], nodes: int, words: str) -> None:

@@ -160,7 +160,7 @@ def test_the_script_is_not_executed(tmp_path: Path) -> None:
 def test_another_recovery_is_warned_of(tmp_path: Path, mode: str, line: str, module: str) -> None:
     files = {"train.py": f"import loops\n{TRAINS}", "loops.py": f"{line}\n"}
     (message,) = found(tmp_path, files, "HPX177", mode=mode)
-    assert message == f"`train.py` imports {module}, whose recovery would act beside that of mode `{mode}`"
+    assert message == f"`train.py` imports {module}, whose recovery conflicts with mode `{mode}`"
     assert found(tmp_path, files, "HPX177", mode="plain") == []
 
 

@@ -1,1 +1,2 @@
-"""A client of the Kubernetes API on the standard library: kubeconfig, answers, what pods print and how they ended."""
+"""A client of the Kubernetes API on the standard library: kubeconfig, responses, logs of pods, and their exit
+causes."""

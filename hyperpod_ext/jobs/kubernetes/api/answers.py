@@ -1,4 +1,4 @@
-"""What the Kubernetes API answers, and its refusals as errors that say what to do."""
+"""Responses of the Kubernetes API, and errors with hints for its refusals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Answer:
 
     @classmethod
     def of(cls, response: http.client.HTTPResponse) -> Answer:
-        """The response, its body not yet read."""
+        """The response before its body is read."""
         after = response.headers.get("Retry-After", "")
         return cls(response.status, response, float(after) if after.isdecimal() else None)
 
@@ -42,10 +42,10 @@ class Answer:
         return self
 
     def json(self) -> dict[str, Any]:
-        """The body as an object.
+        """Return the body as an object.
 
         Raises:
-            UnreachableError: it is none, so that something else than Kubernetes answered.
+            UnreachableError: the body is not an object, so another server than Kubernetes responded.
         """
         try:
             found = json.loads(self.body)
@@ -53,12 +53,13 @@ class Answer:
             found = None
         if not isinstance(found, dict):
             raise UnreachableError(
-                "the server's answer is not JSON", hint="is this address a Kubernetes API, or a proxy before it?"
+                "the server's response is not JSON",
+                hint="check that this address is a Kubernetes API, not a proxy in front of it",
             )
         return found
 
     def message(self) -> str:
-        """What the server said of itself, in one line."""
+        """Return the server's error message in one line."""
         try:
             message = self.json().get("message")
         except UnreachableError:
@@ -67,25 +68,27 @@ class Answer:
 
 
 def describe(problem: Answer | Exception, method: str, path: str, access: Access) -> HyperpodExtError:
-    """The error for a refusal, or for a server that cannot be reached."""
+    """Return the error for a refusal, or for a server that cannot be reached."""
     if isinstance(problem, Exception):
         return _unreachable(problem, method, access)
     text, where = problem.message(), f"context {access.context}"
     match problem.status:
         case 401:
             hint = "sign in again, for example with `aws sso login`, then `aws eks update-kubeconfig --name CLUSTER`"
-            return UnreachableError(f"{access.server} does not accept our credentials ({where}): {text}", hint=hint)
+            return UnreachableError(f"{access.server} does not accept these credentials ({where}): {text}", hint=hint)
         case 403:
-            hint = "ask for the right, or name another namespace or context; `kubectl auth can-i` tells what you may"
+            hint = (
+                "request the permission, or use another namespace or context; `kubectl auth can-i --list` shows yours"
+            )
             return UnreachableError(f"not allowed in {where}: {text}", hint=hint)
         case 404:
             return _not_found(problem, path, access, text)
         case 409:
-            return ConflictError(text, hint="choose another name, or end what has it")
+            return ConflictError(text, hint="choose another name, or delete the object that has it")
         case 400 | 422:
             return ConfigError(list(_causes(problem)) or [Problem(text)])
         case 429:
-            return UnreachableError(f"{access.server} has too much to do: {text}", hint="try again later")
+            return UnreachableError(f"{access.server} is overloaded: {text}", hint="try again later")
     message = f"{access.server} failed with HTTP {problem.status}: {text}"
     if method == "POST" and problem.status != 503:
         return _unknown(message)
@@ -93,37 +96,39 @@ def describe(problem: Answer | Exception, method: str, path: str, access: Access
 
 
 def _unknown(message: str) -> UnknownOutcomeError:
-    return UnknownOutcomeError(f"{message}; it may have been done all the same", hint="look with `hp-ext list`")
+    return UnknownOutcomeError(f"{message}; the change may have been made anyway", hint="check with `hp-ext list`")
 
 
 def _unreachable(error: Exception, method: str, access: Access) -> UnreachableError:
     if isinstance(error, ssl.SSLCertVerificationError):
-        hint = "the cluster may have been made anew: `aws eks update-kubeconfig --name CLUSTER`"
+        hint = "if the cluster was created again, run `aws eks update-kubeconfig --name CLUSTER`"
         return UnreachableError(f"the certificate of {access.server} is not trusted: {error.verify_message}", hint=hint)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if isinstance(error, TimeoutError):
-        reason = "it does not answer"
+        reason = "it does not respond"
     if isinstance(error, socket.gaierror):
-        reason = "its name is not known; is there a network?"
+        reason = "its name cannot be resolved; check the network"
     message = f"cannot reach {access.server}: {reason}"
     if method == "POST" and not isinstance(error, ConnectionRefusedError | socket.gaierror | ssl.SSLError):
         return _unknown(message)
-    return UnreachableError(message, hint=f"context {access.context} of the kubeconfig points there")
+    return UnreachableError(
+        message, hint=f"check the network, and the server of context {access.context} in the kubeconfig"
+    )
 
 
 def _not_found(answer: Answer, path: str, access: Access, text: str) -> NotFoundError:
     details = _details(answer)
     if details.get("name"):
         return NotFoundError(
-            text, hint=f"`hp-ext list` shows what there is in {access.context}, namespace {access.namespace}"
+            text, hint=f"`hp-ext list` shows the jobs in {access.context}, namespace {access.namespace}"
         )
     kind = path.rstrip("/").rpartition("/")[2]
-    hint = "is its operator installed? `hp-ext doctor` looks; and is the namespace right?"
-    return NotFoundError(f"{access.server} knows nothing called {kind}", hint=hint)
+    hint = "check the namespace, and with `hp-ext doctor` that the operator is installed"
+    return NotFoundError(f"{access.server} has no kind {kind}", hint=hint)
 
 
 def _causes(answer: Answer) -> list[Problem]:
-    """Every field that the server refused."""
+    """Return every field that the server refused."""
     return [
         Problem(str(cause.get("message", "is refused")), path=str(cause.get("field", "")), source="the Kubernetes API")
         for cause in _details(answer).get("causes") or []

@@ -1,7 +1,7 @@
 """A small client of the Kubernetes API: JSON over HTTP, on the standard library.
 
-Requests are tried again at 429, at 5xx, and when the connection broke. If the answer to a request that creates an
-object was lost, the client first looks whether the server has the object, and whether it is the one that was sent.
+Requests are retried after 429, 5xx, and a broken connection. If the response to a request that creates an object was
+lost, the client first checks whether the server has the object, and whether it equals the one that was sent.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 class Client:
     """Requests to one endpoint, as one identity.
 
-    `pause` waits between tries; `say` is told why.
+    `pause` waits between attempts; `say` gets the reason as text.
     """
 
     def __init__(
@@ -52,19 +52,20 @@ class Client:
         self._prefix = urllib.parse.urlsplit(access.server).path
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
-        """The object at `path`."""
+        """Return the object at `path`."""
         return self._ask("GET", path, query)
 
     def get_once(self, path: str) -> dict[str, Any]:
-        """The same of something that may be away for long, such as a pod behind the server: it is asked once."""
+        """Return the object at `path` without retries: for a source that may be absent for long, such as a pod behind
+        the server."""
         return self._ask("GET", path, {}, tries=1)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
-        """Create `body` in the collection `path`. An object that an attempt without an answer created is returned.
+        """Create `body` in the collection `path`. If an attempt without a response created the object, return it.
 
         Raises:
             ConflictError: another object has the name.
-            UnknownOutcomeError: an answer was lost, and the server does not say whether the object exists.
+            UnknownOutcomeError: a response was lost, and it is unknown whether the object exists.
         """
         lost: UnknownOutcomeError | None = None
         for attempt in range(_TRIES):
@@ -92,19 +93,19 @@ class Client:
         raise lost
 
     def evict(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create an eviction at `path`; it is no object, and sending it again does no harm."""
+        """Create an eviction at `path`. An eviction is not an object, so sending it again is harmless."""
         self._ask("POST", path, {}, body, repeatable=True)
 
     def replace(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
-        """Put `body` in the place of what is at `path`."""
+        """Replace the object at `path` by `body`."""
         return self._ask("PUT", path, query, body)
 
     def delete(self, path: str, **query: str) -> dict[str, Any]:
-        """Delete what is at `path`, and what belongs to it. {} if an attempt without an answer deleted it."""
+        """Delete the object at `path` and its dependents. Return {} if an attempt without a response deleted it."""
         return self._ask("DELETE", path, query, {"kind": "DeleteOptions", "propagationPolicy": "Background"})
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """All objects of a collection, page by page."""
+        """Yield all objects of a collection, page by page."""
         query = {"limit": "500"} | query
         while True:
             page = self._ask("GET", path, query)
@@ -115,7 +116,7 @@ class Client:
             query = query | {"continue": following}
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Text that grows, line by line; ends when the server ends it, or the connection breaks."""
+        """Yield the lines of a growing text, until the server ends it or the connection breaks."""
         answer, connection = self._send("GET", path, query, None, endless="follow" in query)
         with closing(connection):
             if answer.status >= 400:
@@ -145,7 +146,7 @@ class Client:
                 self._wait(attempt, None, _words(error))
                 continue
             if answer.status == 401 and attempt == 0 and self._token is not None:
-                self._token = None  # it may have expired: the source is asked for another, once
+                self._token = None  # the token may have expired: request a new one, once
                 continue
             if not last and answer.status in (_TRANSIENT if repeatable else _DID_NOTHING):
                 self._wait(attempt, answer.retry_after_s, f"HTTP {answer.status}")
@@ -155,7 +156,7 @@ class Client:
             if answer.status >= 400:
                 raise describe(answer, method, path, self.access)
             return answer.json()
-        raise HyperpodExtError(f"{method} {path} was tried {tries} times")
+        raise HyperpodExtError(f"{method} {path} failed {tries} times")
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Any, endless: bool = False
@@ -195,15 +196,16 @@ class Client:
     def _wait(self, attempt: int, asked_s: float | None, why: str) -> None:
         grown = _FIRST_PAUSE_S * 2**attempt * random.uniform(0.75, 1.25)
         pause = min(max(grown, asked_s or 0.0), _LONGEST_PAUSE_S)
-        self._say(f"{why} from {self.access.server}; trying again in {pause:.1f} s")
+        self._say(f"{why} from {self.access.server}; retrying in {pause:.1f} s")
         self._pause(pause)
 
 
 def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Fields in which `found` is not the object `asked`; empty if it is.
+    """Return the fields in which `found` differs from the object `asked`.
 
-    An object with annotations is compared by these and its labels: our jobs carry their spec there, and admission may
-    change the rest. Others are compared as a whole, but for `stringData`, which servers do not give back.
+    If `asked` has annotations, only annotations and labels are compared: jobs of this project have their spec there,
+    and admission may change other fields. Other objects are compared completely, except `stringData`, which servers do
+    not return.
     """
     parts = ("metadata",) if asked["metadata"].get("annotations") else asked.keys() - {"stringData"}
     other = (one for part in sorted(parts) for one in differences(asked[part], found.get(part), part))
@@ -211,7 +213,7 @@ def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 
 def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
-    """The fields of one difference, if both values are JSON, as the spec in an annotation is."""
+    """Return the fields of one difference if both values are JSON, such as the spec in an annotation."""
     try:
         there, wanted = json.loads(found.there), json.loads(found.wanted)
     except (TypeError, ValueError):
@@ -224,9 +226,9 @@ def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
 
 
 def _is_safe(repeatable: bool, error: Exception) -> bool:
-    """Whether the request may be sent again: it did nothing, or doing it twice is the same as once."""
+    """Return whether the request may be sent again, because it had no effect or is idempotent."""
     if isinstance(error, ssl.SSLError | socket.gaierror):
-        return False  # trying again would not help
+        return False  # a retry would fail in the same way
     return repeatable or isinstance(error, ConnectionRefusedError)
 
 
@@ -248,7 +250,7 @@ def _tls_of(access: Access) -> ssl.SSLContext:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTPS to a host whose certificate may be for another name, as `tls-server-name` says."""
+    """HTTPS to a host whose certificate may be for another name, which `tls-server-name` sets."""
 
     def __init__(self, host: str, port: int | None, timeout_s: float | None, tls: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port or 443, timeout=timeout_s)

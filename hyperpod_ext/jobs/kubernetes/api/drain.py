@@ -1,4 +1,4 @@
-"""Nodes of a Kubernetes cluster cordoned and drained, as `kubectl drain` does it, and given back to the scheduler."""
+"""Cordons and drains nodes of a Kubernetes cluster as `kubectl drain` does, and makes them schedulable again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 
 def find_nodes(client: Client, names: Sequence[str]) -> list[str]:
-    """The nodes' names in Kubernetes, each once; `i-0abc` is `hyperpod-i-0abc` there.
+    """Return the nodes' names in Kubernetes, each once. `i-0abc` has the name `hyperpod-i-0abc`.
 
     Raises:
-        NotFoundError: a name is no node's.
+        NotFoundError: no node has one of the names.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -27,14 +27,14 @@ def find_nodes(client: Client, names: Sequence[str]) -> list[str]:
                 found[str(client.get(f"/api/v1/nodes/{one}")["metadata"]["name"])] = None
                 break
         else:
-            hint = "`kubectl get nodes` lists them; is the current context this cluster's?"
+            hint = "`kubectl get nodes` lists the nodes; check that the current context is for this cluster"
             raise NotFoundError(f"{client.access.context} has no node {name}", hint=hint)
     return list(found)
 
 
 def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
-    """`namespace`, `name` and `node` of each pod that a drain evicts: all but those of daemon sets, static pods, and
-    pods that have ended."""
+    """Return `namespace`, `name` and `node` of each pod that a drain evicts: all pods except ended pods, static pods
+    and those of daemon sets."""
     return [
         {"namespace": pod["metadata"].get("namespace", "default"), "name": pod["metadata"]["name"], "node": node}
         for node in nodes
@@ -44,7 +44,7 @@ def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
-    """Have the scheduler leave the nodes out, or take them again."""
+    """Make the nodes unschedulable, or schedulable again."""
     for name in nodes:
         for tries_left in reversed(range(_TRIES)):
             node = client.get(f"/api/v1/nodes/{name}")
@@ -54,23 +54,23 @@ def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
             try:
                 client.replace(f"/api/v1/nodes/{name}", node)
                 break
-            except ConflictError:  # the node changed meanwhile, perhaps by an attempt whose answer was lost
+            except ConflictError:  # the node changed meanwhile, perhaps by an attempt whose response was lost
                 if not tries_left:
                     raise
 
 
 def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
-    """Ask for the eviction of each; they end when their grace period is over.
+    """Request the eviction of each pod. Pods end within their grace period.
 
     Raises:
-        UnreachableError: a disruption budget does not allow it now; the others before it are evicted.
+        UnreachableError: a disruption budget does not allow an eviction now. Earlier pods of the list are evicted.
     """
     version = _eviction_version(client) if pods else ""
     for pod in pods:
         path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
         metadata = {"name": pod["name"], "namespace": pod["namespace"]}
         body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
-        with suppress(NotFoundError):  # it ended by itself
+        with suppress(NotFoundError):  # the pod has ended
             client.evict(path, body)
 
 
@@ -83,7 +83,7 @@ def _is_evicted(pod: Mapping[str, Any]) -> bool:
 
 
 def _eviction_version(client: Client) -> str:
-    """policy/v1, or what an older server has."""
+    """Return the server's version of the policy API: policy/v1, or an older one."""
     for resource in client.get("/api/v1").get("resources") or []:
         if resource.get("name") == "pods/eviction" and resource.get("version"):
             return f"{resource.get('group', 'policy')}/{resource['version']}"

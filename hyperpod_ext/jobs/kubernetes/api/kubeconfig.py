@@ -1,6 +1,6 @@
-"""Where the Kubernetes API is and who we are to it, as kubectl's own file says.
+"""Reads address, certificates and credentials of the Kubernetes API from the kubeconfig, as kubectl does.
 
-Tokens and keys stay in memory, or in files that only we can read and that are gone when we end.
+Tokens and keys stay in memory, or in files that only this user can read and that are removed when the process ends.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class Access:
     context: str
     namespace: str
     ca: str | None = field(default=None, repr=False)
-    """Certificates that the server's is checked against, PEM; None: the system's."""
+    """Certificate authorities for the server's certificate, PEM. None: the system's authorities."""
     insecure: bool = False
     """The kubeconfig says not to check the server's certificate."""
     server_name: str | None = None
-    """Name that the server's certificate is for, where it is not the host's."""
+    """Name in the server's certificate, if it differs from the host."""
     certificate: tuple[str, str] | None = field(default=None, repr=False)
-    """Our certificate and its key, PEM."""
+    """Client certificate and its key, PEM."""
     token: Callable[[], str | None] = field(default=lambda: None, repr=False)
-    """Asks for a token; a second call asks anew."""
+    """Returns a token; each call requests a new one."""
     basic: tuple[str, str] | None = field(default=None, repr=False)
 
 
 def load_access(context: str | None = None, namespace: str | None = None) -> Access:
-    """Read $KUBECONFIG or ~/.kube/config; inside a pod, what Kubernetes put there.
+    """Read $KUBECONFIG or ~/.kube/config; inside a pod, use the pod's service account.
 
     Raises:
-        UnreachableError: there is none, or it does not have this context.
+        UnreachableError: there is no kubeconfig, or it does not have this context.
     """
     files = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     files = files or [home_folder("KUBECONFIG") / ".kube" / "config"]
@@ -59,7 +59,7 @@ def load_access(context: str | None = None, namespace: str | None = None) -> Acc
     if not there:
         if context is None and (_IN_POD / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _in_pod(namespace)
-        hint = "aws eks update-kubeconfig --name CLUSTER writes one; or set KUBECONFIG"
+        hint = "write one with `aws eks update-kubeconfig --name CLUSTER`, or set KUBECONFIG"
         raise UnreachableError(f"there is no kubeconfig at {', '.join(map(str, files))}", hint=hint)
     config = _merged([_read(file) for file in there])
     return _access(config, context, namespace)
@@ -72,7 +72,7 @@ def _read(file: Path) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
         raise UnreachableError(f"the kubeconfig {file} cannot be read: {reason}") from None
     if not isinstance(found, dict):
-        raise UnreachableError(f"the kubeconfig {file} has nothing in it")
+        raise UnreachableError(f"the kubeconfig {file} is empty")
     for kind in ("clusters", "users"):
         for entry in found.get(kind) or []:
             entry["_folder"] = str(file.parent)  # paths in it are relative to the file
@@ -80,7 +80,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """As kubectl does it: of each name the first wins."""
+    """Merge several kubeconfigs as kubectl does: the first entry of each name wins."""
     merged: dict[str, Any] = {
         "current-context": next((c["current-context"] for c in configs if c.get("current-context")), None)
     }
@@ -96,7 +96,9 @@ def _access(config: Mapping[str, Any], context: str | None, namespace: str | Non
     name = context or config["current-context"]
     if not name:
         known = ", ".join(config["contexts"]) or "none"
-        raise UnreachableError("the kubeconfig has no current context", hint=f"name one; it has: {known}")
+        raise UnreachableError(
+            "the kubeconfig has no current context", hint=f"name a context; the kubeconfig has: {known}"
+        )
     found = _named(config, "contexts", name)["context"]
     cluster_entry = _named(config, "clusters", str(found.get("cluster")))
     cluster = cluster_entry["cluster"]
@@ -131,7 +133,7 @@ def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
 
 
 def _data(holder: Mapping[str, Any], name: str, folder: Path) -> str | None:
-    """PEM text that is in the file as base64, or in a file that it names."""
+    """Return PEM text that the kubeconfig has as base64, or in a file."""
     try:
         if encoded := holder.get(f"{name}-data"):
             return base64.b64decode(str(encoded)).decode()
@@ -163,17 +165,17 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
-    except OSError as error:  # PermissionError where it is in no folder of PATH, and one of them may not be read
+    except OSError as error:  # PermissionError also if the program is not found and a folder of PATH cannot be read
         hint = str(command.get("installHint") or "install it, or choose another context").strip()
         is_here = Path(program).exists() if "/" in program else shutil.which(program)
-        why = f"which cannot be run: {error.strerror}" if is_here else "which is not here"
-        raise UnreachableError(f"context {context} wants to be signed in by `{program}`, {why}", hint=hint) from None
+        why = f"which cannot be started: {error.strerror}" if is_here else "which is not installed"
+        raise UnreachableError(f"context {context} gets its credentials from `{program}`, {why}", hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise UnreachableError(f"`{program}` gave no token within {_EXEC_TIMEOUT_S:g} s") from None
+        raise UnreachableError(f"`{program}` returned no token within {_EXEC_TIMEOUT_S:g} s") from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise UnreachableError(
-            f"`{program}` gave no token: {last[0]}", hint="sign in again, for example with `aws sso login`"
+            f"`{program}` returned no token: {last[0]}", hint="sign in again, for example with `aws sso login`"
         )
     try:
         token = json.loads(done.stdout)["status"]["token"]

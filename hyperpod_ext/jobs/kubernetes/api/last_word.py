@@ -13,7 +13,7 @@ from typing import Any
 from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 _SAYS_NOTHING = ("Error", "Completed", "ContainerStatusUnknown")
-"""Reasons of the kubelet that add nothing to an exit code."""
+"""Reasons of the kubelet that say no more than the exit code."""
 _KILLED = 128
 """Higher exit codes belong to containers that a signal killed."""
 _ASKED = (128 + 15, 128 + 2, 130)
@@ -30,9 +30,9 @@ class _End:
     code: int
     how: str
     of_job: bool = False
-    """Whether it is the cause of the job's failure, as the coordinating agent reported."""
+    """Whether the coordinating agent reported this end as the cause of the job's failure."""
     by_itself: bool = False
-    """Whether an agent reported it."""
+    """Whether an agent reported this end."""
     hint: str = ""
 
 
@@ -59,7 +59,7 @@ def last_word(pods: Iterable[Mapping[str, Any]], operator: Mapping[str, str] | N
 
 
 def _error(message: str, hint: str) -> dict[str, str]:
-    return {"code": "JobFailedError", "message": message, "hint": hint or "its logs may tell more"}
+    return {"code": "JobFailedError", "message": message, "hint": hint or "see its logs with `hp-ext logs`"}
 
 
 def _ends_of(pod: Mapping[str, Any]) -> Iterator[_End]:
@@ -73,7 +73,7 @@ def _ends_of(pod: Mapping[str, Any]) -> Iterator[_End]:
                 yield _end(name, ended)
     if not found and status.get("phase") == "Failed":  # evicted, or its machine was lost
         why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
-        yield _End(_disrupted_at(status), name, _KILLED + 9, f"pod {name} ended: {why or 'nobody says why'}")
+        yield _End(_disrupted_at(status), name, _KILLED + 9, f"pod {name} ended: {why or 'the reason is unknown'}")
 
 
 def _end(name: str, ended: Mapping[str, Any]) -> _End:

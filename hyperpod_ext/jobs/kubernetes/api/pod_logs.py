@@ -1,4 +1,4 @@
-"""What the pods of a job print, merged, and followed while pods come and go."""
+"""Merged logs of a job's pods, followed while pods come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HAS_OUTPUT = frozenset({"Running", "Succeeded", "Failed"})
 
 @dataclass
 class PodLogs:
-    """Logs of all pods that `selector` finds; `take` gives what came since."""
+    """Logs of all pods that match `selector`. `take` returns new lines."""
 
     client: Client
     namespace: str
@@ -27,17 +27,17 @@ class PodLogs:
     only: Only | None = None
     """Only lines of this rank."""
     pause_s: float = 1.0
-    """Between a stream that broke without a line and the next."""
+    """Seconds to wait before a stream is reopened that broke without a line."""
     _lines: queue.SimpleQueue[str | BaseException] = field(default_factory=queue.SimpleQueue)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
 
     def pods(self) -> list[dict[str, Any]]:
-        """The job's pods in the order of their numbers; spares and replaced ones are among them."""
+        """Return the job's pods in the order of their numbers, including spares and replaced pods."""
         found = self.client.items(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=self.selector)
         return sorted(found, key=lambda pod: _natural(pod["metadata"]["name"]))
 
     def now(self) -> Iterator[str]:
-        """What all pods have printed until now, pod by pod."""
+        """Yield the existing output of all pods, pod by pod."""
         for node, pod in enumerate(self.pods()):
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT:
                 name = pod["metadata"]["name"]
@@ -47,7 +47,7 @@ class PodLogs:
                         yield f"{name} | {text}"
 
     def look_for_pods(self) -> None:
-        """Follow every pod that has begun since the last look."""
+        """Follow every pod that has started since the last call."""
         for node, pod in enumerate(self.pods()):
             name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT and f"{name}/{uid}" not in self._readers:
@@ -56,14 +56,14 @@ class PodLogs:
                 reader.start()
 
     def during(self, seconds: float) -> Iterator[list[str]]:
-        """Lines as they come, for so long."""
+        """Yield new lines for this many seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if lines := self.take(left):
                 yield lines
 
     def take(self, wait_s: float = 0.0) -> list[str]:
-        """Lines that came; waits `wait_s` for the first."""
+        """Return new lines; wait up to `wait_s` for the first."""
         lines: list[str] = []
         try:
             found = self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
@@ -73,36 +73,36 @@ class PodLogs:
         except queue.Empty:
             return lines
         if lines:
-            self._lines.put(found)  # what came before the error is shown first
+            self._lines.put(found)  # lines before the error are shown first
             return lines
         raise found
 
     def finish(self, wait_s: float = 10.0) -> list[str]:
-        """The last lines of pods that have ended."""
+        """Return the last lines of pods that have ended."""
         for reader in self._readers.values():
             reader.join(wait_s)
         return self.take()
 
     def _follow(self, name: str, node: int, container: dict[str, str]) -> None:
-        """Read one pod's log to its end. A stream that breaks is begun again after the last line that came."""
+        """Read one pod's log to its end. A broken stream is reopened after the last received line."""
         last = ""
         try:
             while True:
-                ended = self._ended(name)  # asked first: what was printed before its end is then read below
+                ended = self._ended(name)  # query the state first, so that lines printed before the end are read below
                 query = {"timestamps": "true", "follow": "true"} | container | ({"sinceTime": last} if last else {})
                 came = False
                 for line in self.client.lines(self._path(name), **query):
                     at, text = _without_time(line)
-                    if at > last:  # sinceTime goes by whole seconds: what was shown comes again
+                    if at > last:  # sinceTime has a resolution of seconds, so lines may arrive twice
                         if self._wants(text, node):
                             self._lines.put(f"{name} | {text}")
                         last, came = at, True
                 if ended:
                     return
                 if not came:
-                    time.sleep(self.pause_s)  # something between us closes streams that are silent
+                    time.sleep(self.pause_s)  # a proxy closes streams that are silent
         except NotFoundError:
-            return  # the pod is gone, and its log with it
+            return  # the pod was deleted with its log
         except (HyperpodExtError, OSError) as error:
             self._lines.put(error)
 
@@ -118,13 +118,14 @@ class PodLogs:
 
 
 def _container(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Which container is meant, where there are several: the first, which trains. The server wants it named then."""
+    """Return the container to read if the pod has several: the first one, which trains. The API then requires its
+    name."""
     containers = pod.get("spec", {}).get("containers") or []
     return {"container": str(containers[0]["name"])} if len(containers) > 1 else {}
 
 
 def _without_time(line: str) -> tuple[str, str]:
-    """The time that Kubernetes puts before each line, and the line."""
+    """Split a line into the time that Kubernetes prefixes, and the text."""
     at, _, text = line.partition(" ")
     return at, text
 

@@ -1,4 +1,4 @@
-"""Whose line it is: what launchers put before the lines of a worker. Pure."""
+"""Detects the rank of a log line by the prefixes of launchers. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 _OURS = re.compile(r"rank (\d+) \| ")
 _OF_TORCHRUN = re.compile(r"\[[A-Za-z_]+(\d+)\]:")
-"""Its default: name of the role and local rank."""
+"""Default prefix of torchrun: name of the role and local rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """One rank, whose lines are wanted."""
+    """One rank whose lines are selected."""
 
     rank: int
     workers_per_node: int
 
     def takes(self, line: str, node: int) -> bool:
-        """Whether a line of pod `node`, counted from 0 in the order of names, is of this rank.
+        """Return whether a line of pod `node`, counted from 0 in the order of names, is from this rank.
 
-        Files that are rendered here have the launcher write the rank itself, wherever it runs. Elsewhere the order of
-        pods must do: of lines without a mark, those of the rank's own pod are taken.
+        In files that hp-ext renders, the launcher prefixes the global rank. In other files, the rank follows from the
+        order of pods; lines without a prefix count if they are from the rank's pod.
         """
         if marked := _OURS.match(line):
             return int(marked[1]) == self.rank
