@@ -16,12 +16,12 @@ from hyperpod_ext.jobs.contract.render import parse_template, template_names, te
 
 @dataclass(frozen=True, slots=True)
 class TemplateDifference:
-    """Difference between a template of the folder and the shipped one."""
+    """Difference between a template of the folder and the shipped template."""
 
     name: str
     """`hyperpod_eks/job.yaml.j2`."""
     diff: str
-    """Unified diff from the shipped one to the user's; empty if they are equal."""
+    """Unified diff from the shipped template to the user's template; empty if they are equal."""
 
 
 def template_problems(folder: Path) -> Iterator[Problem]:
@@ -33,11 +33,11 @@ def template_problems(folder: Path) -> Iterator[Problem]:
     known = template_names()
     names = _names(folder)
     if not names:
-        hint = f"`hp-ext templates eject {folder}` writes the shipped ones"
-        yield Problem("holds no template: nothing of it would be used", source=str(folder), hint=hint)
+        hint = f"`hp-ext templates eject {folder}` writes the shipped templates"
+        yield Problem("has no template, so it would have no effect", source=str(folder), hint=hint)
     for name in names:
         if name not in known:
-            message = "no template is called so: it would never be used"
+            message = "is not the name of a shipped template, so it would never be used"
             yield Problem(message, source=str(folder / name), hint=_name_meant(name, folder, known))
             continue
         try:
@@ -53,7 +53,7 @@ def _name_meant(name: str, folder: Path, known: list[str]) -> str:
     """Return a hint for a template in the wrong place. Template folders are named after targets, with underscores."""
     meant = name.replace("-", "_")
     if f"{folder.name.replace('-', '_')}/{meant}" in known:
-        return f"name the folder around it: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
+        return f"name the parent folder: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
     return f"rename it to {meant}" if meant in known else suggest(name, known)
 
 
@@ -76,5 +76,5 @@ def _difference(folder: Path, name: str) -> TemplateDifference:
 
 def _names(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise NotFoundError(f"there is no folder {folder}", hint=f"`hp-ext templates eject {folder}` makes one")
+        raise NotFoundError(f"there is no folder {folder}", hint=f"create it with `hp-ext templates eject {folder}`")
     return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*.j2") if file.is_file())

@@ -38,7 +38,7 @@ def make_plan(
         warnings: result of `find_warnings` for a job without problems. Default: check the job.
 
     Raises:
-        UnsupportedError: this target cannot run this job; names every reason.
+        UnsupportedError: this target cannot run this job. The error names every reason.
         ConfigError: there is no such target.
     """
     if warnings is None:
@@ -83,11 +83,12 @@ def draft_checks(
     *,
     alone: bool,
 ) -> list[Check]:
-    """Return checks for a spec with invalid fields: as `find_problems`, without the rules that read an invalid field.
+    """Return the checks of `find_problems` for a spec with invalid fields. Rules that read an invalid field are
+    skipped.
 
     Args:
         complete: adds settings of the cluster to a job.
-        alone: leave out checks that depend on a cluster or target, because the cluster cannot be read.
+        alone: skip checks that depend on a cluster or target, because the cluster cannot be read.
     """
 
     def by_target(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -122,7 +123,7 @@ def find_warnings(
     """Return warnings: settings that work but are probably a mistake.
 
     Args:
-        folder: of the spec; without it, the script is not read.
+        folder: the spec's folder. Without it, the script is not read.
     """
     return list(findings(Context(job, cluster, target, folder), "warning", ignore))
 
@@ -130,7 +131,7 @@ def find_warnings(
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     if job.nodes > cluster.working_nodes:
         yield Problem(
-            f"the job wants {job.nodes} nodes; cluster {cluster.name} has {cluster.working_nodes} besides its spares",
+            f"the job needs {job.nodes} nodes, but cluster {cluster.name} has {cluster.working_nodes} besides spares",
             path="nodes",
-            hint=f"write at most {cluster.working_nodes}, or give the cluster more machines",
+            hint=f"write at most {cluster.working_nodes}, or add machines to the cluster",
         )

@@ -11,7 +11,7 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.jobs.contract.handle import JobHandle
 
 _MOST_PODS = 16
-"""Pods to ask. Nearly always the first one has the numbers."""
+"""Maximum number of queried pods. Nearly always the first pod has the numbers."""
 
 
 class PodNumbers:
@@ -27,21 +27,21 @@ class PodNumbers:
         self._client, self._handle = client_of(handle), handle
         self._port = job.metrics.port if job.metrics is not None and job.has_agent else 0
         self._last = ""
-        """Pod that answered last."""
+        """Pod that last returned numbers."""
         self.why = ""
-        """Reason why there are no numbers; empty: there are some, or none were requested."""
+        """Reason why there are no numbers. Empty if there are numbers, or none were requested."""
 
     def now(self) -> Mapping[str, Any] | None:
-        """Return the numbers for `hp-ext top`; None if no pod answers."""
+        """Return the numbers for `hp-ext top`; None if no pod returns them."""
         if not self._port:
-            self.why = "its spec has no `metrics.port` at which pods could be asked"
+            self.why = "its spec has no `metrics.port` at which pods serve metrics"
             return None
         namespace = self._client.access.namespace
         for pod in self._pods():
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{self._port}/proxy{SUMMARY}"
             try:
                 found = self._client.get_once(path)
-            except HyperpodExtError as error:  # another pod may have the numbers by now
+            except HyperpodExtError as error:  # another pod may have become the coordinator
                 self.why = error.message
                 continue
             if found:
@@ -57,8 +57,7 @@ class PodNumbers:
 
 
 def spec_of(handle: JobHandle) -> JobConfig | None:
-    """The spec that a job of Kubernetes was made from; None: it has none that this version can read, or the target
-    keeps none.
+    """Return the spec of a job on Kubernetes; None if this version cannot read it, or the target stores none.
 
     Raises:
         NotFoundError: there is no such job.

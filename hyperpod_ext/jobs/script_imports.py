@@ -1,4 +1,4 @@
-"""Modules that a script imports before it does anything else. The script is parsed, and never executed."""
+"""Modules that a script imports in its first statements. The script is parsed, and never executed."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ def submit(plan: Plan) -> JobHandle:
     """Start the job.
 
     Raises:
-        ConflictError: its name or a fixed port is in use.
+        ConflictError: the job's name or a fixed port is in use.
     """
     read_back(plan)
     return get_target(plan.target).submit(plan)

@@ -79,7 +79,7 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     raised = f"InjectedError: an injected exception in backward of step {step}"
     assert f"rank 2 on node 1, step {step} (backward): {raised}" in told
     ended = hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1")
-    assert (ended.code, "does not run" in ended.stderr) == (5, True)
+    assert (ended.code, "is not running" in ended.stderr) == (5, True)
 
 
 def start(spec: Path, *more: str) -> Begun:

@@ -272,7 +272,7 @@ def test_the_memory_of_a_running_local_job_is_listed(place: LocalPlace, folder: 
         (1, 7, "replicated"),
     ]
     assert second["error"] == "its memory server is not up yet"
-    assert "does not run" in hp_ext("checkpoints", "list", JOB).stderr
+    assert "is not running" in hp_ext("checkpoints", "list", JOB).stderr
 
 
 def fill(path: Path, rank: int, step: int) -> None:

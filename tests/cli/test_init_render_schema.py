@@ -136,7 +136,7 @@ def test_an_output_unlike_its_schema_fails_the_test_that_made_it(words: tuple[st
 
 def test_resizes_and_moves_are_as_their_schemas_say() -> None:
     resized = entry(1.0, "resized")
-    of_slurm = {"given_back": ["hpx2"], "kept": ["hpx1"], "why_kept": "the batch script runs there"}
+    of_slurm = {"given_back": ["hpx2"], "kept": ["hpx1"], "why_kept": "the batch script runs on it"}
     check_output(("resize", "-o", "json"), json.dumps(resized | of_slurm))
     check_output(("move", "-o", "json"), json.dumps({"node": 1, "to": 2, **resized, "drain": "hpx2"}))
 

@@ -85,7 +85,7 @@ def test_under_json_the_problems_are_on_stdout(spec: Path) -> None:
     error = hp_ext("validate", spec, "-o", "json").json["error"]
     assert (error["code"], error["exit_code"], len(error["problems"])) == ("ConfigError", 3, 5)
     assert error["problems"][1] == {
-        "message": "is not a field here",
+        "message": "is not a known field",
         "path": "workers_per_nod",
         "source": str(spec),
         "line": 3,

@@ -94,11 +94,11 @@ def test_elastic_jobs_keep_copies() -> None:
         job(nodes=4, checkpoint=policy, elastic={"min_nodes": 3, "max_nodes": 8}), None
     )
     assert finding.path == ("checkpoint", "tiers", 0, "parity")
-    assert "elastic jobs keep copies" in finding.message
+    assert "an elastic job cannot use parity" in finding.message
 
 
 def test_copies_and_parity_contradict_each_other() -> None:
-    with pytest.raises(ValidationError, match="two ways to survive a node"):
+    with pytest.raises(ValidationError, match="replicas and parity exclude each other"):
         PeerTier(parity=4, replicas=2)
     assert PeerTier.model_validate(PeerTier(parity=4).model_dump()).parity == 4
     assert "parity" not in PeerTier().model_dump()
@@ -116,7 +116,7 @@ def test_nixl_does_not_go_with_tls() -> None:
 
 
 def test_nixl_carries_copies_alone() -> None:
-    with pytest.raises(ValidationError, match="parity goes over TCP alone"):
+    with pytest.raises(ValidationError, match="parity works only over TCP"):
         PeerTier(parity=4, transport="nixl")
     assert PeerTier.model_validate(PeerTier(transport="nixl").model_dump()).transport == "nixl"
     assert "transport" not in PeerTier().model_dump()
@@ -126,7 +126,7 @@ def test_faults_hit_ranks_that_exist() -> None:
     chaos = Chaos(faults=(KillFault(rank=3, step=1), KillFault(rank=4, step=1)))
     spec = job(nodes=2, workers_per_node=2, chaos=chaos)
     found = list(checks.faults_hit_ranks_that_exist(spec, None))
-    assert [(finding.path, finding.hint) for finding in found] == [(("chaos", "faults", 1, "rank"), "ranks are 0 to 3")]
+    assert [(one.path, one.hint) for one in found] == [(("chaos", "faults", 1, "rank"), "the job's ranks are 0 to 3")]
 
 
 def test_variables_of_the_launcher_cannot_be_set() -> None:
@@ -156,10 +156,10 @@ def test_settings_of_the_runtime_that_the_pages_name_can_be_set(name: str, right
     ("fields", "words"),
     [
         ({"mode": "plain"}, "mode plain restarts all ranks"),
-        ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "goes on with fewer nodes in its own way"),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "continues with fewer nodes in another way"),
         ({"parallelism": {"tensor": 2}}, "2 ranks share one copy of the model"),
-        ({"nodes": 1}, "the job has one rank"),
-        ({"checkpoint": CheckpointPolicy(tiers=(PeerTier(parity=3),))}, "parity cannot be cut"),
+        ({"nodes": 1}, "the job has only one rank"),
+        ({"checkpoint": CheckpointPolicy(tiers=(PeerTier(parity=3),))}, "cannot be combined with parity"),
     ],
 )
 def test_ranks_continue_only_without_what_they_need_each_other_for(fields: dict[str, object], words: str) -> None:

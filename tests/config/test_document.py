@@ -58,7 +58,7 @@ def test_anchors_and_merges_work_and_own_fields_win() -> None:
         ("a: &x [*x]\n", "contains itself"),
         ("a: &x {b: *x}\n", "contains itself"),
         ("a: !python/object:os.system x\n", "is not supported"),
-        ("[1, 2]: x\n", "must be one word"),
+        ("[1, 2]: x\n", "must be a word"),
         ("a: !!int x\n", "cannot be read as int"),
         ('a: "\\ud800"\n', "cannot be read as str"),
     ],

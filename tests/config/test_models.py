@@ -78,7 +78,7 @@ def test_a_tier_that_goes_by_time_reaches_the_container_as_it_was_written() -> N
 
 
 def test_two_clocks_of_one_tier_are_refused() -> None:
-    with pytest.raises(ValidationError, match="give one of them"):
+    with pytest.raises(ValidationError, match="keep one of them"):
         policy({"kind": "file", "path": "/x", "every_seconds": 60, "every_steps": 10})
 
 

@@ -64,7 +64,7 @@ def test_the_last_of_two_wins() -> None:
         ("args=--lr 3", "args", """write --set 'args=["--lr", "3"]'"""),
         ("args=it's 3", "args", """write --set 'args=["it'"'"'s 3"]'"""),
         ("checkpoint.tiers.1.replicas=2", "checkpoint.tiers.1.replicas", "at most 1"),
-        ("args.5=x", "args.5", "2 appends one"),
+        ("args.5=x", "args.5", "index 2 appends an item"),
         ("name.first=x", "name.first", ""),
         ("nodes", "", "write --set nodes=2"),
         ("=3", "", "write --set nodes=2"),

@@ -51,8 +51,8 @@ def test_a_request_of_others_says_what_is_lost() -> None:
     request = training_job_request(JobConfig.model_validate_json(json.dumps(CASES["torchrun alone"])))
     request |= {"MlflowConfig": {"MlflowResourceArn": "x"}}
     found = import_file(json.dumps(request), "request.json")
-    changed = "request.json:1: Environment.HPX_SPEC: the request was changed after it was written"
-    lost = "request.json:1: MlflowConfig.MlflowResourceArn: is not carried: a spec has no field that says it"
+    changed = "request.json:1: Environment.HPX_SPEC: the request was edited after hp-ext wrote it"
+    lost = "request.json:1: MlflowConfig.MlflowResourceArn: is not carried: a spec has no such field"
     assert found.left_out == [changed, lost]
     assert found.job.args == ("--steps", "40", "--lr", "0.1")
 
@@ -200,9 +200,9 @@ label_selector: {node.kubernetes.io/instance-type: ml.p4d.24xlarge}
     found = import_file(text, "config.yaml")
     assert (found.job.nodes, found.job.resources.instance_type) == (3, "ml.p4d.24xlarge")
     assert found.left_out == [
-        "config.yaml:5: node_count: 5: replica_count says 3, which counts",
-        "config.yaml:4: instance_type: ml.p5.48xlarge: label_selector.node.kubernetes.io/instance-type says "
-        "ml.p4d.24xlarge, which counts",
+        "config.yaml:5: node_count: 5: replica_count sets 3, which takes precedence",
+        "config.yaml:4: instance_type: ml.p5.48xlarge: label_selector.node.kubernetes.io/instance-type sets "
+        "ml.p4d.24xlarge, which takes precedence",
     ]
 
 
@@ -215,7 +215,7 @@ def test_fields_of_hyp_1_1_are_carried() -> None:
     assert (job.elastic.graceful_shutdown_s, job.elastic.scaling_timeout_s) == (180, 60)
     assert job.relaunch.scale_up_pause_s == 600
     assert job.kubernetes.container["resources"]["limits"] == {"cpu": "180"}
-    assert found.left_out == ["config.yaml:19: no_such_field: is no field of hyp that import knows"]
+    assert found.left_out == ["config.yaml:19: no_such_field: is not a field of hyp that import knows"]
 
 
 def test_partitions_of_accelerators_are_carried() -> None:

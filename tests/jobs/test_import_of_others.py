@@ -97,8 +97,8 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
     ("text", "said"),
     [
         ("kind: InferenceService\n", "an inference service"),
-        ("kind: Job\n", "data preparation or a test (Job), which no target here runs"),
-        ("kind: MPIJob\n", "which no target here runs"),
+        ("kind: Job\n", "data preparation or a test (Job), which no target supports"),
+        ("kind: MPIJob\n", "which no target supports"),
         ("kind: Job\napiVersion: batch.volcano.sh/v1alpha1\n", "a job of Volcano"),
         ("kind: Kustomization\n", "kubectl kustomize DIR | hp-ext import -"),
         (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "names arguments and no"),
@@ -132,7 +132,10 @@ def job_of(command: str, more: str = "") -> Imported:
     ("script", "named"),
     [
         ("cd /a && make && torchrun t.py || sleep 60", "|| sleep 60: is run where the command before it fails"),
-        ("if [ $RANK = 0 ]; then python /prep.py; fi; torchrun t.py", "taken as no, so `python /prep.py` is not run"),
+        (
+            "if [ $RANK = 0 ]; then python /prep.py; fi; torchrun t.py",
+            "assumed to be false, so `python /prep.py` is not run",
+        ),
         ("torchrun --log_dir=/l t.py", "a.yaml:3: --log-dir=/l of torchrun"),
     ],
 )
@@ -262,7 +265,7 @@ def test_shell_is_read_as_the_shell_reads_it() -> None:
     ]
     named = "\n".join(found.left_out)
     for part in (
-        "tiny.sbatch:8: GPUS: its default '8' is taken",
+        "tiny.sbatch:8: GPUS: its default '8' is used",
         "cat > config.json",
     ):
         assert part in named, named

@@ -119,7 +119,7 @@ def test_a_cluster_that_is_too_small_is_refused() -> None:
 
 def test_an_image_on_a_laptop_is_a_warning_not_a_refusal() -> None:
     plan = make_plan(job(image="pytorch:2"))
-    assert ["image is not used" in warning for warning in plan.warnings] == [True]
+    assert ["image is ignored" in warning for warning in plan.warnings] == [True]
     assert make_plan(job()).warnings == ()
 
 

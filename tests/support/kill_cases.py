@@ -137,7 +137,7 @@ def expected(case: Case, table: Sequence[Ending]) -> list[Expected]:
     """
     ends = [one for one in (alone(case.where, each, table) for each in case.victims) if one.state != "succeeded"]
     if {victim.what for victim in case.victims} == {"engine", "keeper"}:  # the next command finds that nobody is left
-        ends.append(Expected("failed", 7, "the job's engine was killed before the job was over"))
+        ends.append(Expected("failed", 7, "the job's engine was killed before the job ended"))
     if any(one.state == "cancelled" for one in ends):  # and the command is on its way out
         ends += [one._replace(code=130) for one in ends if one.state == "failed"]
     if ends:

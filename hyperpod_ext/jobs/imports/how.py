@@ -1,3 +1,3 @@
-"""Hint how to give a missing value."""
+"""Hint that explains how to set a missing value."""
 
-HOW = "give it with --set {name}=VALUE, or those of a file with --env-file FILE or --values FILE"
+HOW = "set it with --set {name}=VALUE, or several values with --env-file FILE or --values FILE"

@@ -1,6 +1,6 @@
 """Filling of Jinja placeholders, with conditions and loops over given values. Pure.
 
-Templates are untrusted, and ten words of Jinja can exhaust a machine's memory: only a safe subset is run.
+Templates are untrusted, and ten words of Jinja can exhaust a machine's memory, so only a safe subset is run.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _PLAIN: tuple[type[nodes.Node], ...] = (
 _FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
 _FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
 _LOOPS = 2
-"""Deepest nesting of loops; each is over a given value or over numbers."""
+"""Maximum nesting of loops. Each loop is over a given value or over numbers."""
 _MOST_ROUNDS = 1000
 _LARGEST = 4 * 2**20
-"""Characters. Larger texts are no job files."""
+"""Maximum number of characters. Larger texts are not job files."""
 
 
 def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
     """Return the filled `text`, and a note for each default that was used.
 
     Raises:
-        ConfigError: values are missing, each is named; or the template does more than fill in values.
+        ConfigError: values are missing, and the error names each; or the template does more than fill in values.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.globals["range"] = _numbers
-    hint = "render it first, and import what comes out"
+    hint = "render the template first, and import the result"
     try:
         parsed = environment.parse(text)
         if (line := next(_beyond(parsed), None)) is not None:
@@ -49,12 +49,12 @@ def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, 
             for part in environment.from_string(text).generate(**values):
                 filled += part
                 if len(filled) > _LARGEST:
-                    raise ValueError(f"it comes to more than {_LARGEST} characters")
-            what = "nothing gives it: its default, or the branch without it, is taken"
+                    raise ValueError(f"it has more than {_LARGEST} characters when filled")
+            what = "has no value: its default, or the branch without it, is used"
             return filled, [_about(what, name, source, line) for name, line in optional.items()]
     except TemplateSyntaxError as error:
         raise ConfigError(
-            [Problem(f"is no template of Jinja: {error.message}", "", source, error.lineno, hint)]
+            [Problem(f"is not a valid Jinja template: {error.message}", "", source, error.lineno, hint)]
         ) from None
     except (UndefinedError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ConfigError([Problem(f"the template cannot be filled: {error}", source=source)]) from None
@@ -91,7 +91,7 @@ def _numbers(*bounds: int) -> range:
 
 
 def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
-    """Yield the lines of parts outside the safe subset."""
+    """Yield the line of each part outside the safe subset."""
     fits = isinstance(node, _PLAIN)
     if isinstance(node, nodes.Filter):
         fits = node.name in _FILTERS

@@ -43,9 +43,9 @@ class Launch:
     """One command that starts workers."""
 
     launcher: str
-    """`torchrun`, `hyperpodrun`, `accelerate`, `deepspeed`, `composer`, or `python`: no launcher."""
+    """`torchrun`, `hyperpodrun`, `accelerate`, `deepspeed`, `composer`, or `python` if there is no launcher."""
     script: str
-    """A file, or a module with `-m`."""
+    """The script: a file, or a module with `-m`."""
     args: list[str]
     options: dict[str, str] = field(default_factory=dict)
     """Options of the launcher by their long names with dashes; flags have an empty value."""
@@ -100,11 +100,11 @@ class Launch:
     def replaced(self) -> Iterator[str]:
         """Yield a sentence for each option that the rendered file sets itself."""
         if self.is_unbuffered:
-            yield "-u of the interpreter: outputs are shown line by line anyway"
+            yield "-u of the interpreter: output is unbuffered anyway"
         for name, value in self.options.items():
             if self._is_replaced(name, value) and name not in _WORKERS.get(self.launcher, ()):
                 shown = f"--{name}{'=' if value else ''}{value}"
-                yield f"{shown} of {self.launcher}: the rendered file has its own words for it"
+                yield f"{shown} of {self.launcher}: the rendered file sets this itself"
 
     def _is_replaced(self, name: str, value: str) -> bool:
         return name in _OURS or {"tee": "3", "redirects": "3", "redirect": "3"}.get(name) == value

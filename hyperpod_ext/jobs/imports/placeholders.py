@@ -1,7 +1,7 @@
 """Placeholders of templates and their values. Pure except `read_values`.
 
-Two kinds: `$NAME` and `${NAME}` as envsubst replaces them, and Jinja's `{{ NAME }}`. A template of Helm is refused,
-with the command that renders it.
+There are two kinds: `$NAME` and `${NAME}` as in envsubst, and Jinja's `{{ NAME }}`. A Helm template is refused, with
+the command that renders it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _HELM = re.compile(
     r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # {{ quote .Values.name }}, {{ $config.name }}
     r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
 )
-"""A Helm action that is no Jinja."""
+"""A Helm action that is not valid Jinja."""
 _JINJA = re.compile(r"\{\{|\{%")
 
 
 def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
-    """Read the values of `--values`, `--env-file` and `--set`; later ones win.
+    """Read the values of `--values`, `--env-file` and `--set`. Later options override earlier options.
 
     Raises:
         ConfigError: one of them has the wrong form.
@@ -60,8 +60,8 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
 def helm_refused(source: str, chart: str, file: str = "", line: int | None = None) -> ConfigError:
     """Return the error for a Helm chart, or for one `file` of it."""
     only = f" --show-only {file}" if file else ""
-    hint = f"import what helm makes of it: helm template NAME {chart}{only} | hp-ext import -"
-    return ConfigError([Problem("belongs to a Helm chart, which only helm can render", "", source, line, hint)])
+    hint = f"import the output of helm: helm template NAME {chart}{only} | hp-ext import -"
+    return ConfigError([Problem("belongs to a Helm chart, and only helm can render it", "", source, line, hint)])
 
 
 def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
@@ -89,7 +89,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
             if match[2] is None or f"name: {name}\n" in text:  # a variable of the container with a value in the file
                 return match[0]
             line = text.count("\n", 0, match.start()) + 1
-            notes.append(Problem(f"its default {match[2]!r} is taken", name, source, line, HOW.format(name=name)))
+            notes.append(Problem(f"its default {match[2]!r} is used", name, source, line, HOW.format(name=name)))
             return match[2]
         return str(value)
 
@@ -113,7 +113,7 @@ def _read_env(text: str, source: str) -> dict[str, str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            raise ConfigError([Problem(f"is no assignment: {error}", source=source, line=number)]) from None
+            raise ConfigError([Problem(f"is not an assignment: {error}", source=source, line=number)]) from None
         for word in words:
             name, equals, value = word.partition("=")
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):

@@ -1,6 +1,6 @@
 """Result of an import, and a mapping that records its reads. Pure.
 
-No importer can drop a field silently: `Fields.rest` returns every value that nothing has read.
+`Fields.rest` returns every value that was not read, so that no importer drops a field silently.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.contract.spec_annotation import without_defaults
 from hyperpod_ext.jobs.contract.yaml_text import to_yaml
 from hyperpod_ext.jobs.imports.shell_parts import shown
 
-NOT_CARRIED = "is not carried: a spec has no field that says it"
+NOT_CARRIED = "is not carried: a spec has no such field"
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Imported:
     left_out: list[str] = field(default_factory=list)
     """Losses: parts of the file that the spec lacks or changes."""
     notes: list[str] = field(default_factory=list)
-    """No losses: parts that the rendered file writes differently or adds, and parts without effect."""
+    """Differences without loss: parts that the rendered file writes differently or adds, and parts without effect."""
 
     def written(self) -> dict[str, Any]:
         """Return the spec as JSON: fields that differ from their defaults, and fields that the file sets."""
@@ -48,7 +48,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
 
     def lost(self, text: str, line: int | None = None) -> None:
-        """Report a part that the spec lacks or changes."""
+        """Report a part of the file that the spec lacks or changes."""
         self.left_out.append(self._at(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
@@ -101,11 +101,11 @@ class Fields:
         """Return the mapping `name`, or an empty one.
 
         Raises:
-            TypeError: it is no mapping.
+            TypeError: the value is not a mapping.
         """
         found = self._data.get(name)
         if found is not None and not isinstance(found, Mapping):
-            raise TypeError(f"{name} is no mapping")
+            raise TypeError(f"{name} is not a mapping")
         return Fields(found or {}, self._document, (*self._path, name), self._used)
 
     def each(self, name: str) -> list[Fields]:

@@ -35,9 +35,9 @@ _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "st
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
 """Words that the shell expands: file names, lists, a home folder."""
 _MOST_STATEMENTS = 20_000
-"""Recursive functions could make more of a few lines."""
+"""Maximum number of followed statements. A few lines with recursive functions could run more."""
 _DEEPEST = 8
-"""Deepest nesting of followed function calls."""
+"""Maximum nesting of followed function calls."""
 
 
 Starts = Callable[[Sequence[str]], bool]
@@ -64,7 +64,9 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
         from tree_sitter import Language, Parser
     except ImportError:
         hint = "pip install tree-sitter tree-sitter-bash"
-        raise ConfigError([Problem("shell is read with a parser that is missing", source=source, hint=hint)]) from None
+        raise ConfigError(
+            [Problem("the parser of shell scripts, tree-sitter, is not installed", source=source, hint=hint)]
+        ) from None
     text = _REMARK.sub(lambda remark: " " * len(remark[0]), text)
     root = Parser(Language(tree_sitter_bash.language())).parse(text.encode()).root_node
     reader = _Reader(starts)
@@ -73,9 +75,9 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     try:
         reader.walk(root)
     except RecursionError:
-        raise ConfigError([Problem("the shell is nested too deep to be read", source=source)]) from None
+        raise ConfigError([Problem("the shell script is nested too deeply to be read", source=source)]) from None
     except TooLongError:
-        message = f"a value comes to more than {LONGEST} characters, or what it runs to more than {_MOST_STATEMENTS}"
+        message = f"a value has more than {LONGEST} characters, or the script runs more than {_MOST_STATEMENTS}"
         raise ConfigError([Problem(message, source=source, line=reader.line)]) from None
     return reader.ended()
 
@@ -86,10 +88,10 @@ class _Reader(Values):
         self._starts = starts
         self._exports_all = False
         self.moved = False
-        """Whether it has left the folder of its submission."""
+        """Whether the script has left the folder of its submission."""
         self._statements = 0
         self._called: list[str] = []
-        """Functions being followed, the innermost last."""
+        """Functions that are being followed, the innermost last."""
         self._exported_by: dict[str, set[int]] = {}
 
     def walk(self, node: Any) -> None:
@@ -230,7 +232,7 @@ class _Reader(Values):
         if words[0] != "cd" or len(words) != 2 or re.search(r"[`*?~]", words[1]):
             return False
         if re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?", words[1]) and not self.moved:
-            return True  # the script starts there
+            return True  # the script starts in this folder
         here = " ".join(self.values.get("PWD", []))
         if "$" in words[1] or not (words[1].startswith("/") or here.startswith("/")):
             return False
@@ -286,7 +288,7 @@ class _Reader(Values):
 
     def _on_failure(self, right: Any) -> None:
         if not re.match(r"(exit|return|true|:|echo|\{|\()", right.text.decode()):
-            what = f"|| {right.text.decode()[:80]}: is run where the command before it fails: not carried"
+            what = f"|| {right.text.decode()[:80]}: runs only if the command before it fails, and is not carried"
             self.found.notes.append((what, right.start_point[0] + 1))
             self.found.used.add(right.start_byte)
 
@@ -314,14 +316,14 @@ class _Reader(Values):
         """Note the variables of a branch that is assumed not to run."""
         names = sorted({name for statement in body for name in assigned_in(statement)})
         if names:
-            text = f"{', '.join(names)}: set under a condition that is taken as no"
+            text = f"{', '.join(names)}: set under a condition that is assumed to be false"
             self.found.notes.append((text, branch.start_point[0] + 1))
 
     def _assume(self, condition: str, yes: bool, line: int, body: Sequence[Any] = ()) -> None:
         shown = " ".join(condition.split())[:80]
         runs = [one.text.decode().partition("\n")[0] for one in body if one.type in ("command", "pipeline", "list")]
         runs = [one for one in runs if one.partition(" ")[0] not in (*_QUIET, "exit")]
-        text = f"whether `{shown}` holds is not known here: taken as {'yes' if yes else 'no'}"
+        text = f"whether `{shown}` holds is unknown: assumed to be {'true' if yes else 'false'}"
         self.found.notes.append((text + (f", so `{runs[0][:80]}` is not run" if runs else ""), line))
 
     def _command(self, node: Any, line: int, text: str) -> None:
@@ -349,7 +351,7 @@ class _Reader(Values):
                 self.found.in_background.add(line)
         for one in named:
             assigned = self._assign(one) if step or not words else None
-            if step and assigned is not None:  # only for this command
+            if step and assigned is not None:  # the assignment is only for this command
                 self._export(assigned, line)
         if step:
             self._expansions(node)
@@ -381,19 +383,21 @@ class _Reader(Values):
             self._not_followed(node, line, text)
 
     def _expansions(self, node: Any) -> None:
-        """Note unquoted words that the shell would expand; a spec passes them as text."""
+        """Note unquoted words that the shell would expand, but that a spec passes as text."""
         for child in node.named_children:
             parts = child.named_children if child.type == "concatenation" else [child]
             plain = "".join(one.text.decode() for one in parts if one.type in ("word", "brace_expression"))
             if child.type in ("word", "brace_expression", "concatenation") and _EXPANDED.search(plain):
                 shown = child.text.decode()[:80]
-                self._note(f"{shown}: the shell makes other words of it; the spec passes it as text")
+                self._note(f"{shown}: the shell would expand it; the spec passes it as text")
 
     def _redirected(self, node: Any) -> None:
         for child in node.named_children:
             if child.type.endswith("redirect") and child.text.decode().strip() not in ("2>&1", "1>&2"):
                 what = (child.text.decode().strip().splitlines() or [""])[0]
-                self.found.notes.append((f"{what}: what workers print is kept by the target, not there", self.line))
+                self.found.notes.append(
+                    (f"{what}: the target stores the workers' output; it is not redirected", self.line)
+                )
 
     def _pipeline(self, node: Any, line: int, text: str) -> None:
         """Follow a step whose output another command reads, such as `tee`."""
@@ -405,7 +409,7 @@ class _Reader(Values):
             return
         for one in rest:
             what = f"| {one.text.decode().strip()[:100]}"
-            self.found.notes.append((f"{what}: what workers print is kept by the target, not given to it", line))
+            self.found.notes.append((f"{what}: the target stores the workers' output; it is not piped", line))
 
     def _if(self, node: Any, line: int) -> None:
         """Follow the first branch whose condition holds, or the else branch."""

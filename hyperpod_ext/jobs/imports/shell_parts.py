@@ -22,11 +22,11 @@ def number_of(node: ast.expr) -> int:
         found = _OPERATORS[type(node.op)](number_of(node.left), number_of(node.right))
         if 0 <= found < 2**63:
             return found
-    raise ValueError("no number that is worked out here")
+    raise ValueError("an expression that import cannot evaluate")
 
 
 _LONGEST = 4096
-"""Characters of a value for matching; paths are shorter."""
+"""Maximum characters of a value for pattern matching. Paths are shorter."""
 
 
 def is_quick(value: str, pattern: str) -> bool:
@@ -169,7 +169,7 @@ def shown(command: str) -> str:
 
 SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
 SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
-"""Types of statements that contain no others, except pipes."""
+"""Types of statements that contain no other statements, except pipes."""
 _BODIES = {"compound_statement", "subshell", "do_group", "if_statement", "elif_clause", "else_clause", "list", "ERROR"}
 _BODIES |= {"case_statement", "case_item", "for_statement", "c_style_for_statement", "while_statement", "program"}
 _BODIES |= {"function_definition", "variable_assignments"}

@@ -24,12 +24,12 @@ _CLUSTER = "/opt/sagemaker_cluster"
 _EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
 _QUOTED = "raw_string"
 _OF_SLURM = r"\$\{?SLURM_\w+\}?"
-"""Variables that each task also has."""
+"""Variables of Slurm that each task has, too."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 LONGEST = 100_000
-"""Characters of a value. No job file has longer ones."""
+"""Maximum characters of a value. Job files have shorter values."""
 
 
 @dataclass
@@ -48,15 +48,15 @@ class Script:
     hidden: list[tuple[str, int]] = field(default_factory=list)
     """Steps in loops and other statements that are not followed."""
     folders: list[str | None] = field(default_factory=list)
-    """Folder of each step, if the script has changed to a known one."""
+    """Folder of each step, if the script has changed to a known folder."""
     alone: list[tuple[list[str], int]] = field(default_factory=list)
     """Commands in `others` that start a Python file without a launcher."""
     in_background: set[int] = field(default_factory=set)
     """Lines of steps that run in the background."""
     literal: set[str] = field(default_factory=set)
-    """Words of steps in single quotes: their program may expand them, the script does not."""
+    """Words of steps in single quotes. The program may expand these words; the script does not."""
     notes: list[tuple[str, int]] = field(default_factory=list)
-    """Assumptions that may not hold when the job runs."""
+    """Assumptions that may be wrong when the job runs."""
     remarks: list[tuple[str, int]] = field(default_factory=list)
     """Conclusions that hold when the job runs."""
     statements: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class Values:
             return (match[2] == "n") != bool(match[1])  # Slurm sets them
         if match[3] not in self.values:
             how = HOW.format(name=match[3])
-            self.found.notes.append((f"{match[3]}: nothing in the file sets it: taken as empty ({how})", self.line))
+            self.found.notes.append((f"{match[3]}: not set in the file: assumed to be empty ({how})", self.line))
         empty = not " ".join(self.values.get(match[3], []))
         return (empty == (match[2] == "z")) != bool(match[1])
 
@@ -214,7 +214,9 @@ class Values:
                     return self._given(int(every[1] or 1))
                 before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
                 found = [self._unquoted(before)]
-                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):  # items join what touches them
+                for name, behind in zip(
+                    arrays[::2], arrays[1::2], strict=True
+                ):  # the first and last item join the adjacent text
                     first, *more = self._array(name) or [""]
                     found = [*found[:-1], found[-1] + first, *more]
                     found[-1] += self._unquoted(behind)
@@ -243,14 +245,16 @@ class Values:
     def _given(self, first: int = 1) -> list[str]:
         """Return `$@` or `${@:2}`: arguments of the function or the file."""
         if self._arguments is None:
-            self._note("$@: arguments that sbatch is given for the file: taken as none")
+            self._note("$@: arguments of the file in the sbatch command: assumed to be none")
         return list(self._arguments or [])[max(first - 1, 0) :]
 
     def _argument(self, name: str) -> str:
         """Return `$1`: an argument of the function or the file."""
         if self._arguments is not None:
             return self._arguments[int(name) - 1] if int(name) <= len(self._arguments) else ""
-        self._note(f"${name}: an argument that sbatch is given for the file: taken as empty ({HOW.format(name=name)})")
+        self._note(
+            f"${name}: an argument of the file in the sbatch command: assumed to be empty ({HOW.format(name=name)})"
+        )
         return ""
 
     def _note(self, text: str) -> None:
@@ -278,11 +282,11 @@ class Values:
         return self._expand(text).replace('\\"', '"')
 
     def _array(self, name: str, sign: str = "@") -> list[str]:
-        """Return an array. An unset one is empty: arrays do not come from the environment."""
+        """Return an array. An unset array is empty, because the environment cannot contain arrays."""
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
             return [f"${{{name}[{sign}]}}"]  # set in a statement that is not followed: a loop, mapfile
         if name not in self.values:
-            self.found.remarks.append((f"{name}: nothing in the file sets this array: it is empty", self.line))
+            self.found.remarks.append((f"{name}: this array is not set in the file, so it is empty", self.line))
         return list(self.values.get(name, []))
 
     def _expand(self, text: str) -> str:
@@ -297,7 +301,7 @@ class Values:
             part, read = text[at:end], set(self.values.read)
             found += (value := self._value(part))
             if value == part:
-                self.values.read = read  # its reads do not count
+                self.values.read = read  # reads of this branch are not recorded
             at = end
         return found
 
@@ -321,7 +325,7 @@ class Values:
         if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
             return part  # each node has its own
         default = self._expand(match[3]).strip("\"'")
-        self.found.notes.append((f"{name}: its default {default!r} is taken", self.line))
+        self.found.notes.append((f"{name}: its default {default!r} is used", self.line))
         if "=" in match[2]:
             self.values[name] = [default]
         return default

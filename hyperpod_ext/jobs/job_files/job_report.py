@@ -1,4 +1,4 @@
-"""Model of a job's report, which report.json holds and `hp-ext report -o json` prints."""
+"""Model of a job's report, which report.json contains and `hp-ext report -o json` prints."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Number = FiniteFloat
 Seconds = Annotated[float, Field(ge=-_LONGEST_S, le=_LONGEST_S)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Losses = dict[Annotated[str, Field(pattern=r"^\d{1,18}$", description="Number of a step.")], Number | None]
-"""By step."""
+"""One value per step, by the step's number."""
 
 
 class Output(BaseModel):
-    """An object that a command prints."""
+    """An object that a command prints as JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,15 +27,15 @@ class ProblemOutput(Output):
 
     message: str
     path: str
-    """Dotted path of the field, `checkpoint.tiers.1.every_steps`; empty: no single field."""
+    """Dotted path of the field, `checkpoint.tiers.1.every_steps`. Empty if the mistake is not in a single field."""
     source: str
     """File or option that the value comes from."""
     line: int | None
-    """Line in `source`, from 1."""
+    """Line in `source`, counted from 1."""
     hint: str
     """How to fix it."""
     rule: str
-    """`hp-ext explain RULE` explains it; empty: no rule."""
+    """Id of the rule, for `hp-ext explain`. Empty if no rule found the mistake."""
 
 
 class ErrorDetails(Output):
@@ -45,11 +45,11 @@ class ErrorDetails(Output):
     """Name of the error's class, `ConfigError`."""
     message: str
     hint: str
-    """The next thing to do."""
+    """Recommended action."""
     exit_code: int | None = None
     """Exit code of the command."""
     problems: list[ProblemOutput] | None = None
-    """Every mistake, for a ConfigError."""
+    """All mistakes of a ConfigError."""
 
 
 class StatusFile(Output):
@@ -89,11 +89,11 @@ class FaultReport(Output):
     rank: Count
     node: Count
     step: Count
-    """The step that the rank was making."""
+    """Step that the rank was in."""
     cause: str
     phase: str = ""
     kind: str = ""
-    """As in docs/faults.md; empty: unknown."""
+    """Kind of the fault, as in docs/faults.md. Empty if unknown."""
 
 
 class RecoveryReport(Output):
@@ -103,22 +103,22 @@ class RecoveryReport(Output):
     t: Seconds | None = None
     """Seconds after the start of the job."""
     fault: FaultReport
-    """The first fault."""
+    """The first fault of the recovery."""
     escalation_level: str = ""
     silent_s: Seconds | None = None
-    """From the last sign of progress until the fault was seen."""
+    """Seconds from the last sign of progress until the fault was detected."""
     resumed_step: Count
-    """Training continued after this step."""
+    """Step after which training continued."""
     steps_lost: Count
     source: str
-    """Tier that the failed rank's state came from; empty: nothing was restored."""
+    """Tier that the failed rank's state was restored from. Empty if nothing was restored."""
     survivor_pids_kept: bool
-    """Every healthy rank kept its process."""
+    """Whether every healthy rank kept its process."""
     phases: dict[str, Seconds | None]
-    """Seconds of each phase, in order; null: not reached."""
+    """Seconds of each phase, in order; null if the phase was not reached."""
     seconds: Seconds
     timeline: dict[str, list[tuple[str, Seconds, Seconds]]] = {}
-    """By rank: phase, beginning after `t`, duration."""
+    """Phases of each rank: name, start after `t`, duration."""
 
 
 class ResizeReport(Output):
@@ -141,7 +141,7 @@ class ResizeReport(Output):
 
 
 class ContinuedReport(Output):
-    """Steps made while ranks were missing."""
+    """A period of steps with missing ranks."""
 
     first_step: Count
     last_step: Count
@@ -150,7 +150,7 @@ class ContinuedReport(Output):
     pause_s: Seconds
     samples: str | None
     differs: str
-    """How weights differ from those of an undisturbed run; empty: not at all."""
+    """Why the weights differ from the weights of a run without faults. Empty if they do not differ."""
 
 
 class TierReport(Output):
@@ -163,7 +163,7 @@ class TierReport(Output):
     skipped: Count
     last_error: str | None
     behind: list[tuple[Seconds, Count]]
-    """Seconds after the start, and steps behind the newest one."""
+    """Points of a chart: seconds after the start, and steps behind the newest step."""
 
 
 class AdviceReport(Output):
@@ -177,7 +177,7 @@ class AdviceReport(Output):
 
 def _of_equal_length(shares: dict[str, list[float]]) -> dict[str, list[float]]:
     if len({len(each) for each in shares.values()}) > 1:
-        raise ValueError("its phases have lists of different lengths")
+        raise ValueError("the lists of its phases have different lengths")
     return shares
 
 
@@ -185,9 +185,9 @@ class OverTime(Output):
     """Shares of phases in equal parts of the job."""
 
     part_s: Seconds
-    """Seconds of one part."""
+    """Length of one part in seconds."""
     shares: Annotated[dict[str, list[Share]], AfterValidator(_of_equal_length)]
-    """By phase: its share of each part."""
+    """Share of each phase in each part."""
 
 
 class Restores(Output):
@@ -195,7 +195,7 @@ class Restores(Output):
 
     restores: Count
     bytes_moved: Count
-    """Bytes from other nodes."""
+    """Bytes that came from other nodes."""
     bytes_local: Count
 
 
@@ -204,7 +204,7 @@ class Snapshots(Output):
 
     count: Count
     mean_s: Seconds
-    """Seconds that a rank waited for one."""
+    """Mean seconds that a rank waited for a snapshot."""
 
 
 class Capacity(Output):
@@ -213,7 +213,7 @@ class Capacity(Output):
     nodes: Count
     spares: Count
     missing_node_s: Seconds
-    """Node-seconds of lost nodes, and of all nodes while they waited for another one."""
+    """Node-seconds of lost nodes, plus those of all nodes while the job waited for a node."""
 
 
 class DurableTier(Output):
@@ -224,7 +224,7 @@ class DurableTier(Output):
 
 
 class Undisturbed(Output):
-    """The run that this one is compared with."""
+    """The run without faults that this run is compared with."""
 
     name: str | None = None
     state: str | None = None
@@ -235,7 +235,7 @@ class Undisturbed(Output):
 
 
 class ReportOutput(Output):
-    """A job that has ended, of `hp-ext report`; report.json in the run folder, too.
+    """Report of an ended job, from `hp-ext report` and in report.json of the run folder.
 
     Reports of earlier versions lack the fields that have a default.
     """
@@ -249,60 +249,60 @@ class ReportOutput(Output):
     training_job: str | None = None
     """Name of the training job at SageMaker."""
     model: str | None = None
-    """S3 object of the model that SageMaker kept."""
+    """S3 object of the model that SageMaker stored."""
     starts: Count | None = None
-    """How often Slurm has started the job."""
+    """Number of times that Slurm started the job."""
     state: str
     """succeeded, failed or cancelled."""
     error: ErrorDetails | None
     world_size: Count
     generations: Count
     steps: Count
-    """Steps that the job made."""
+    """Number of steps that the job made."""
     resumed_step: Count = 0
-    """The job continued after this step of an earlier run; 0: it started at the first step."""
+    """Step of an earlier run after which the job continued. 0 if it started with the first step."""
     resumed_from: str = ""
-    """Checkpoint that it continued from."""
+    """Checkpoint that the job continued from."""
     steps_lost: Count
     goodput: Share
-    """Share of wall time that went into kept steps, 0 to 1."""
+    """Share of wall time that was spent on kept steps, 0 to 1."""
     seconds: dict[str, Seconds]
     """Wall time and its parts."""
     recoveries: list[RecoveryReport]
     resizes: list[ResizeReport] = []
     continued: list[ContinuedReport] = []
     network: dict[str, dict[str, str]] = {}
-    """By node: interface and address."""
+    """Interface and address of each node."""
     nodes_lost: list[Count] = []
     spares: list[Count] = []
     faults: list[FaultReport] = []
     skipped: list[Count] = []
-    """Steps left out by the NaN guard."""
+    """Steps that the NaN guard skipped."""
     losses: Losses
     metrics: dict[str, Number | None] = {}
     """Values logged for the whole run."""
     differs_by_rank: list[str] = []
     """Values that ranks logged differently."""
     weights: str
-    """Digest of the final weights; empty: not known of every rank."""
+    """Digest of the final weights. Empty if the digest of any rank is unknown."""
     capacity: Capacity | None = None
     pids: dict[str, Count] = {}
-    """Process id of each rank, the last one."""
+    """Last process id of each rank."""
     phases: dict[str, dict[str, Seconds]] = {}
-    """By rank: seconds of each phase."""
+    """Seconds of each phase, by rank."""
     over_time: OverTime | None = None
     tiers: list[TierReport] = []
     traffic: dict[str, Restores] = {}
-    """By source."""
+    """Restored state, by source."""
     snapshots: Snapshots | None = None
     durable: list[DurableTier] = []
     in_no_snapshot: list[str] = []
     """Objects that changed and are in no snapshot."""
     unseeded_loaders: list[str] = []
-    """DataLoaders without a generator of their own."""
+    """DataLoaders without their own generator."""
     warnings: list[str] = []
     loss_equal: bool | None = None
-    """Losses are equal to those of the undisturbed run; null: not compared."""
+    """Whether losses are equal to the losses of the run without faults; null if not compared."""
     weights_equal: bool | None = None
     undisturbed: Undisturbed | None = None
     advice: list[AdviceReport] = []

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 _MOST_NAMED = 10
-"""Wrong fields that one error names."""
-_HINT = "it was cut off or changed: restore it, or remove it"
+"""Maximum number of wrong fields in one error."""
+_HINT = "the file was truncated or edited: restore or remove it"
 
 
 def read_object(file: Path, hint: str = _HINT) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def read_model(file: Path, model: type[M]) -> M:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: names each field that is missing, unknown or has a wrong value.
+        ConfigError: a field is missing, unknown or has a wrong value. The error names each.
     """
     from pydantic import ValidationError
 
@@ -50,11 +50,11 @@ def read_model(file: Path, model: type[M]) -> M:
 
 
 def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[str, Any]:
-    """Return the JSON object in a file, if its fields have the types of `model`. Later versions may add others.
+    """Return the JSON object in a file, if its fields have the types of `model`. Later versions may add fields.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: names each field that is missing or has a wrong value.
+        ConfigError: a field is missing or has a wrong value. The error names each.
     """
     from pydantic import ValidationError
 

@@ -56,12 +56,12 @@ def kept_spec(handle: JobHandle) -> JobConfig | None:
 
 
 def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
-    """See `targets.Shell`."""
+    """Implement `targets.Shell`."""
     return in_pod(handle, _pod_of(handle, node), words, terminal=terminal)
 
 
 def forward_command(handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
-    """See `targets.Ports`."""
+    """Implement `targets.Ports`."""
     return [*_kubectl(handle), "port-forward", f"pod/{_pod_of(handle, node)}", *ports]
 
 

@@ -38,8 +38,8 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.kubernetes.details",
 }
 INSTEAD = {
-    "move": "the operator says which pod has which ranks, and has no call to exchange two: drain the node with "
-    "`hp-ext node drain`, and a spare takes over as after a fault",
+    "move": "the operator assigns ranks to pods and cannot exchange them: drain the node with `hp-ext node drain`, "
+    "and a spare takes over as after a fault",
 }
 
 
@@ -79,20 +79,19 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
     if job.kubernetes.launcher != "ours":
         if job.kubernetes.operator_addresses:
             yield Problem(
-                "hyperpodrun takes orders from anybody who can connect",
+                "hyperpodrun accepts commands from every address",
                 path="kubernetes.operator_addresses",
-                hint="remove it, or write `launcher: ours`",
+                hint="remove this field, or write `launcher: ours`",
             )
         if job.chaos is not None and job.chaos.faults:
             yield Problem(
-                "hyperpodrun kills no rank by order: our agents do",
+                "has no effect under hyperpodrun, which cannot kill ranks on request",
                 path="chaos.faults",
                 hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
             )
         if job.restarts_script:
             yield Problem(
-                "hyperpodrun restarts its workers itself, and each imports everything again; mode `run` needs this "
-                "project's agent",
+                "hyperpodrun restarts workers itself, without preloaded imports; mode `run` needs this project's agent",
                 path="mode",
                 hint="write `kubernetes.launcher: ours`",
             )
@@ -104,29 +103,29 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
             )
         if job.restart.policy == "continue" and job.mode == "ours":
             yield Problem(
-                "hyperpodrun stops all ranks at a fault: our agents let the others continue",
+                "hyperpodrun stops all ranks after a fault; only this project's agents let healthy ranks continue",
                 path="restart.policy",
                 hint="write `kubernetes.launcher: ours`, or `policy: wait`",
             )
         for index, tier in enumerate(job.checkpoint.tiers):
             if isinstance(tier, PeerTier) and tier.parity is not None:
                 yield Problem(
-                    "hyperpodrun places no parity: our agents do",
+                    "hyperpodrun does not support parity; only this project's agents do",
                     path=f"checkpoint.tiers.{index}.parity",
-                    hint="write `kubernetes.launcher: ours`, or `replicas` in its place",
+                    hint="write `kubernetes.launcher: ours`, or use `replicas` instead",
                 )
         return
     back = "write `launcher: hyperpodrun`"
     if not job.has_agent:
         yield Problem(
-            f"our agent runs jobs of mode ours or run, and this one's is {job.mode}",
+            f"this project's agent runs jobs of mode ours or run, but the mode is {job.mode}",
             path="kubernetes.launcher",
             hint=back,
         )
 
 
 def _of_ports(job: JobConfig) -> Iterator[Problem]:
-    """Yield fields with the port at which the operator calls pods."""
+    """Yield fields with the port that the operator uses to control pods."""
     ports = {
         "metrics.port": job.metrics.port if job.metrics is not None else None,
         "rendezvous.port": job.rendezvous.port,
@@ -134,9 +133,10 @@ def _of_ports(job: JobConfig) -> Iterator[Problem]:
     for path, port in ports.items():
         if port == labels.AGENT_PORT:
             message = (
-                f"port {port} is reserved: the operator calls pods there, and the NetworkPolicy closes it to others"
+                f"port {port} is reserved: the operator controls pods through it, and the NetworkPolicy closes it "
+                f"to other clients"
             )
-            yield Problem(message, path=path, hint=f"write another one, as {port + 1}")
+            yield Problem(message, path=path, hint=f"write another port, such as {port + 1}")
 
 
 def _of_variables(job: JobConfig) -> Iterator[Problem]:
@@ -155,7 +155,7 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
         )
     for path, name in named:
         if name == NODES_OF_OPERATOR:
-            message = f"{name} is set by the operator: ranks know by it how many nodes there are"
+            message = f"{name} is set by the operator, and tells ranks the number of nodes"
             yield Problem(message, path=path, hint="remove it, or choose another name")
 
 

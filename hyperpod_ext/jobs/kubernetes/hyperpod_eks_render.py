@@ -43,7 +43,7 @@ LOG_RULE = {
     "metricEvaluationDataPoints": "data_points",
     "faultOnMatch": "fault_on_match",
 }
-"""Fields of the operator's log rules, and of a spec's."""
+"""Fields of the operator's log rules, and the fields of a spec's log rules."""
 ELASTIC = {
     "minReplicas": "min_nodes",
     "maxReplicas": "max_nodes",
@@ -121,7 +121,7 @@ def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
     elif cluster is not None and job.mode == "aws-checkpointless":
         found = checkpointless_image(cluster.region)
     if found is None:
-        raise ValueError("no image: the rules let no such job through")
+        raise ValueError("no image: the rules refuse such a job")
     return found
 
 
@@ -131,7 +131,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         return _start_of_ours(job, cluster)
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
-    # elastic jobs learn a new size by SIGUSR1, which is only sent by agents that restart processes
+    # only agents that restart processes send SIGUSR1, which announces a new size to elastic jobs
     in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
     wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
     if in_process:  # without a limit, a hanging rank would block for ever
@@ -159,7 +159,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
 
 
 def ours(job: JobConfig) -> bool:
-    """Whether our agent, not hyperpodrun, serves the operator."""
+    """Return whether this project's agent, not hyperpodrun, serves the operator."""
     return job.kubernetes.launcher == "ours"
 
 

@@ -23,7 +23,7 @@ from hyperpod_ext.jobs.kubernetes.jobs import POLL_S, client_of
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, state_of
 
 _TRIES = 5
-"""Attempts of a change if others, mostly the operator, change the job at the same time."""
+"""Attempts of a change if other clients, mostly the operator, change the job at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +46,9 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it has ended, or others keep changing it.
+        ConflictError: the job has ended, or other clients keep changing it.
         ConfigError: this size is not allowed, or the server refuses the bounds.
-        UnsupportedError: hp-ext did not create it, so that its bounds are unknown.
+        UnsupportedError: hp-ext did not create the job, so its bounds are unknown.
     """
     client = client_of(handle)
     path = HYPERPOD.path(client.access.namespace, handle.name)
@@ -59,7 +59,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
             raise ConfigError([problem])
         if state_of(found) in ("succeeded", "failed"):
             raise ConflictError(
-                f"{handle.name} has ended ({state_of(found)})", hint="`hp-ext create-job` starts it again"
+                f"{handle.name} has ended ({state_of(found)})", hint="start it again with `hp-ext create-job`"
             )
         try:
             kept = client.replace(path, bounded(found, job, nodes), fieldValidation="Strict")
@@ -69,7 +69,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
             continue
         running = len(pods_of(client, handle, running=True))
         version = str(kept["metadata"].get("resourceVersion", ""))
-        note = f"the operator may now take {nodes} nodes at most, and takes them when they are free"
+        note = f"the operator now uses up to {nodes} nodes, as soon as they are free"
         return PendingResize(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
     raise AssertionError("unreachable")
 
@@ -111,7 +111,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
             raise ConflictError(f"{name} has ended ({state}) before it was resized")
         if deadline is not None and time.monotonic() > deadline:
             hint = (
-                f"`kubectl get pods -l {HYPERPOD.pod_label}={name}` shows what there is; more come when there is room"
+                f"`kubectl get pods -l {HYPERPOD.pod_label}={name}` shows the pods; more are added when nodes are free"
             )
             raise WaitTimeoutError(f"{name} has not been resized within {timeout_s:g} s", hint=hint)
         time.sleep(POLL_S)
@@ -124,5 +124,5 @@ def _spec_of(handle: JobHandle, found: Mapping[str, Any]) -> JobConfig:
         hint = (
             f"`kubectl edit {HYPERPOD.plural} {handle.name}`: spec.elasticPolicy and spec.replicaSpecs have its bounds"
         )
-        raise UnsupportedError([Problem(f"{handle.name} was not made by this version of hp-ext", hint=hint)])
+        raise UnsupportedError([Problem(f"{handle.name} was not created by this version of hp-ext", hint=hint)])
     return job

@@ -56,7 +56,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
             else:
                 client.create(path, found, **query)
     except UnknownOutcomeError:
-        raise  # the job may exist, and needs its policy
+        raise  # the job may exist, so it needs its policy
     except HyperpodExtError:
         for path in made:
             client.delete(path)
@@ -65,7 +65,8 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
 
 
 def ensure_secret(client: Client, namespace: str, name: str, job: str) -> None:
-    """Create the job's secret from random bytes, unless it exists. It stays, because checkpoints outlive the job."""
+    """Create the job's secret from random bytes, unless it exists. The secret is never deleted, because checkpoints
+    outlive the job."""
     path = f"/api/v1/namespaces/{namespace}/secrets"
     metadata = {"name": name, "labels": {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job}}
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
@@ -85,7 +86,7 @@ def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[K
     """Return the kinds that the cluster has.
 
     Raises:
-        NotFoundError: it has none of them.
+        NotFoundError: the cluster has none of these kinds.
     """
     client = client or Client(load_access())
     known: list[Kind] = []
@@ -180,8 +181,8 @@ def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobS
         except NotFoundError:
             if not seen:
                 raise
-            hint = "it was cancelled, or its time to be kept has ended"
-            raise NotFoundError(f"{handle.name} was deleted while it was watched", hint=hint) from None
+            hint = "the job was cancelled, or its retention time has ended"
+            raise NotFoundError(f"{handle.name} was deleted while hp-ext watched it", hint=hint) from None
         seen = True
         now = _status(kind, client, found)
         yield now
@@ -202,10 +203,10 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
     while left := pods.pods():
         if time.monotonic() > deadline:
             names = ", ".join(pod["metadata"]["name"] for pod in left)
-            hint = f"kubectl describe pod {left[0]['metadata']['name']} shows why it does not end"
+            hint = f"kubectl describe pod {left[0]['metadata']['name']} shows why the pod does not end"
             raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
         time.sleep(poll_s)
-    with suppress(NotFoundError):  # the spec may disable it
+    with suppress(NotFoundError):  # the spec may disable the policy
         client.delete(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{handle.name}-hpx")
     return JobStatus(before.name, before.handle, "cancelled", submitted_at=before.submitted_at)
 
@@ -225,7 +226,7 @@ def handle_of(kind: Kind, client: Client, name: str) -> JobHandle:
 
 
 def client_of(handle: JobHandle) -> Client:
-    """Return a client for the place of a handle; for a bare name, that of the current context."""
+    """Return a client for the place of a handle. For a bare name, use the current context."""
     if handle.place == ANYWHERE:
         return Client(load_access())
     namespace, at, context = handle.place.rpartition("@")
@@ -236,12 +237,13 @@ def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
     client.get(kind.path(client.access.namespace), limit="1")  # fails if the cluster lacks the kind
     with suppress(NotFoundError):
         client.get(kind.path(client.access.namespace, name))
-        hint = f"end it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
-        raise ConflictError(f"there is a {kind.name} named {name} already", hint=hint)
+        hint = f"cancel it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
+        raise ConflictError(f"a {kind.name} named {name} exists already", hint=hint)
 
 
 def _put(client: Client, path: str, found: dict[str, Any], query: Mapping[str, str]) -> list[str]:
-    """Create or replace an object; return its path if it is new and must be deleted when the rest fails."""
+    """Create or replace an object. Return its path if the object is new, so that the caller can delete it after a
+    failure."""
     own = f"{path}/{found['metadata']['name']}"
     try:
         client.create(path, found, **query)

@@ -25,15 +25,15 @@ class Kind:
     version: str
     plural: str
     name: str
-    """`kind:` of its objects."""
+    """`kind:` of the objects."""
     pod_label: str
-    """Label of its pods with the job's name."""
+    """Label of the pods that has the job's name."""
     container: str
-    """Name of the training container. Kubeflow requires those of its kinds."""
+    """Name of the training container. Kubeflow prescribes the names for its kinds."""
 
     @property
     def api_version(self) -> str:
-        """`apiVersion:` of its objects."""
+        """`apiVersion:` of the objects."""
         return f"{self.group}/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:
@@ -84,8 +84,8 @@ def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
     for condition in reversed(_conditions(_mapping(found.get("status")))):
         if str(condition.get("type", "")).lower() == "failed":
             words = [str(condition[key]) for key in ("reason", "message") if condition.get(key)]
-            message = ": ".join(words) or "the operator gives no reason"
-            return {"code": "JobFailedError", "message": message, "hint": "its logs may tell more"}
+            message = ": ".join(words) or "the operator reports no reason"
+            return {"code": "JobFailedError", "message": message, "hint": "see its logs with `hp-ext logs`"}
     return None
 
 

@@ -33,7 +33,7 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.kubernetes.details",
 }
 INSTEAD = {
-    "move": "its jobs have no spares: drain the node, and the pod comes back on another one",
+    "move": "jobs on Kubeflow have no spares: drain the node, and the pod restarts on another node",
     "resize": "submit it again with other `nodes`; it continues from its newest durable checkpoint",
 }
 

@@ -21,11 +21,11 @@ _COLLECTIONS = {
 def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
     """Return kind and name of each remaining object, in the order of deletion.
 
-    A secret that the spec names stays; only secrets made at submission are included.
+    A secret that the spec names is not included, only secrets that the submission created.
 
     Raises:
         ConflictError: the job has not ended.
-        NotFoundError: it has no remaining objects.
+        NotFoundError: the job has no remaining objects.
     """
     client = client_of(handle)
     found: list[tuple[str, str]] = []
@@ -34,7 +34,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
         with suppress(NotFoundError):
             job = client.get(kind.path(client.access.namespace, handle.name))
             if state_of(job) not in ("succeeded", "failed"):
-                hint = f"end it first: hp-ext cancel {handle}"
+                hint = f"cancel it first: hp-ext cancel {handle}"
                 raise ConflictError(f"{handle.name} has not ended", hint=hint)
             found.append((kind.name, handle.name))
     for kind in kinds:
@@ -43,7 +43,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
     if with_secret:
         found += _labelled(client, "Secret", labels.JOB, handle.name)
     if not found:
-        raise NotFoundError(f"nothing of {handle.name} is left", hint="look at --target, the name and the namespace")
+        raise NotFoundError(f"{handle.name} has no objects", hint="check --target, the name and the namespace")
     return found
 
 

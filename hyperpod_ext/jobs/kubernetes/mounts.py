@@ -79,7 +79,7 @@ def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
 
 
 def is_own_name(job: JobConfig, name: str) -> bool:
-    """Whether a volume of this name is, or may become, one of the job's volumes."""
+    """Return whether a volume of this name is, or may become, one of the job's volumes."""
     return name in _own_names(job) or name.startswith(labels.DISK_VOLUME)
 
 
@@ -90,7 +90,7 @@ def _own_names(job: JobConfig) -> set[str]:
 
 
 def _disks(job: JobConfig) -> list[str]:
-    """Return the folders of tiers on the node's disk that no volume of the spec holds."""
+    """Return the folders of tiers on the node's disk that are on no volume of the spec."""
     if job.mode != "ours":
         return []
     wanted = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node]
@@ -107,7 +107,7 @@ def _needs_shared_memory(job: JobConfig) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    """Whether `job_mounts` made the volume of this name in a rendered file."""
+    """Return whether `job_mounts` created the volume of this name in a rendered file."""
     return (
         name in (_SHARED_MEMORY, labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) or _NUMBERED.fullmatch(name) is not None
     )

@@ -32,7 +32,7 @@ _GRACE_MARGIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of the container."""
+    """How the container starts."""
 
     script: str
     """Script for `/bin/sh -c`. It ends with exec, so that signals reach the launcher."""
@@ -41,7 +41,7 @@ class Start:
     """Further variables; variables of the job override them."""
     ports: tuple[int, ...] = ()
     keeps_addresses: bool = False
-    """Whether the launcher writes into `labels.ADDRESSES_DIR`."""
+    """Whether the launcher writes to `labels.ADDRESSES_DIR`."""
 
 
 def pod_template(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None = None) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
 def pod_spec(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None) -> dict[str, Any]:
     """Return the spec of a pod without empty fields.
 
-    Pods of a HyperPodPyTorchJob only have fields that AWS's `hyp` can parse. It stops listing a namespace at the first
-    job with a pod anti-affinity that has a label selector, or with a secret volume that is not projected.
+    Pods of a HyperPodPyTorchJob only have fields that AWS's `hyp` can parse. `hyp` stops listing a namespace at the
+    first job with a pod anti-affinity that has a label selector, or with a secret volume that is not projected.
     """
     for_hyp = kind is HYPERPOD
     share = node_share(job, group)
@@ -164,7 +164,7 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
 def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> dict[str, str]:
     """Return the variables for a job whose nodes communicate over EFA.
 
-    RDMAV_FORK_SAFE is not among them, because it does harm with current libfabric.
+    RDMAV_FORK_SAFE is not set, because it is harmful with current libfabric.
 
     Args:
         on_host: workers use the node's network, not a pod's.
@@ -189,7 +189,7 @@ def _older(version: str | None, than: tuple[int, int]) -> bool:
 
 
 def runtime_environment(job: JobConfig) -> dict[str, str]:
-    """Return the variables of our runtime."""
+    """Return the variables of this project's runtime."""
     return {
         ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(),
         "HPX_RUN_DIR": RUN_DIR,
@@ -198,7 +198,8 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
 
 
 def agent_environment(job: JobConfig) -> dict[str, str]:
-    """Return the variables of our agent: those of the runtime, and the pod's file for termination messages."""
+    """Return the variables of this project's agent: the runtime's variables, and the pod's file for termination
+    messages."""
     file = job.kubernetes.container.get("terminationMessagePath")
     return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
 
@@ -213,8 +214,8 @@ def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
 def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
     """Return the constraint that places each pod on its own node, as the anti-affinity of `affinity` does.
 
-    `minDomains` is the largest number of pods. Until there are as many nodes, the minimum counts as 0, so that a node
-    may have one pod.
+    `minDomains` is the largest number of pods. Until there are as many nodes, Kubernetes takes 0 as the minimum, so
+    that a node may have one pod.
     """
     if not (job.scheduling.spread and spans_nodes(job)):
         return []
@@ -252,7 +253,8 @@ def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
 
 
 def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine two affinities. Node terms are alternatives, so that each gets our conditions; other rules are added."""
+    """Combine two affinities. Node terms are alternatives, so each term gets the job's conditions; other rules are
+    added."""
     found = copy.deepcopy(dict(theirs))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[REQUIRED]["nodeSelectorTerms"]

@@ -1,6 +1,6 @@
 """NetworkPolicy of a job's pods.
 
-hyperpodrun's agent accepts orders from anyone who can connect to its port. Pods of a job trust each other.
+hyperpodrun's agent accepts commands from every client that can connect to its port. Pods of a job trust each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Schemas of the custom resources, which rendered files are checked against before submission.
 
-HyperPodPyTorchJob's definition is not public; this follows AWS's documentation and client. Only required fields of pods
-are checked: the API server checks the rest.
+HyperPodPyTorchJob's definition is not public, so its schema follows AWS's documentation and client. Only required
+fields of pods are checked; the API server checks the rest.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
     """Parse a rendered file, and check each object against its kind.
 
     Raises:
-        ConfigError: an operator would refuse or drop a field; names each.
+        ConfigError: an operator would refuse or drop a field. The error names each.
     """
     try:
         objects = [found for found in read_all(text) if found is not None]
@@ -243,7 +243,9 @@ def find_problems(name: str, found: object) -> list[Problem]:
     kind = str(found.get("kind")) if isinstance(found, dict) else "nothing"
     if kind not in _MODELS:
         return [
-            Problem(f"`{kind}` is not a kind that is submitted", path="kind", source=name, hint=suggest(kind, _MODELS))
+            Problem(
+                f"`{kind}` is not a kind that hp-ext submits", path="kind", source=name, hint=suggest(kind, _MODELS)
+            )
         ]
     try:
         _MODELS[kind].model_validate(found)
@@ -256,4 +258,4 @@ def find_problems(name: str, found: object) -> list[Problem]:
 
 
 def _words(detail: Any) -> str:
-    return "is not a field here" if detail["type"] == "extra_forbidden" else str(detail["msg"])
+    return "is not a known field" if detail["type"] == "extra_forbidden" else str(detail["msg"])

@@ -1,4 +1,4 @@
-"""Functions that both targets on Kubernetes share. They import the client of the API on use."""
+"""Functions that both targets on Kubernetes share. They import the API's client on use."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def overlay_problems(
 ) -> Iterator[Problem]:
     """Yield problems of the overlay of `job`, and of the object that `render` makes with it."""
     if job.overlay.kubernetes == KubernetesOverlay():
-        return  # do not load the renderer
+        return  # without an overlay, the renderer is not imported
     from hyperpod_ext.jobs.kubernetes.overlays import apply
     from hyperpod_ext.jobs.kubernetes.schemas import find_problems
 

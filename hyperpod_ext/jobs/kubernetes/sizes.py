@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
 NEW_POD_S = 900.0
-"""Default time to wait for the replacement of a lost pod: a machine may have to be replaced."""
+"""Default seconds to wait for the replacement of a lost pod. Its machine may have to be replaced first."""
 _HUGEPAGES_MIB = 5120
 """Huge pages for EFA on each node, as in AWS's examples."""
 
@@ -34,7 +34,7 @@ class NodeShare:
     hugepages_mib: int | None
     ephemeral_storage_mib: int | None
     machine: Instance | None
-    """Type of the node; None: not in the catalog."""
+    """Type of the node; None if the catalog lacks it."""
 
     def limits(self) -> dict[str, str]:
         """Return the limits: extended resources and huge pages, which must equal their requests."""
@@ -63,11 +63,11 @@ def size_of(quantity: str, units: Collection[str] = _UNITS) -> float:
     """Parse a quantity of Kubernetes: bytes, CPUs or a count.
 
     Raises:
-        ValueError: it is no quantity, or has another unit.
+        ValueError: the text is not a quantity, or has another unit.
     """
     match = _QUANTITY.fullmatch(quantity)
     if match is None or match[2] not in units:
-        raise ValueError(f"{quantity[:40]!r} is no amount")
+        raise ValueError(f"{quantity[:40]!r} is not a quantity")
     return float(match[1]) * _UNITS[match[2]]
 
 
@@ -83,7 +83,7 @@ def instance_type_of(job: JobConfig, group: NodeGroup | None = None) -> str | No
 
 
 def spans_nodes(job: JobConfig) -> bool:
-    """Whether the job may run on several nodes."""
+    """Return whether the job may run on several nodes."""
     return max(job.nodes, job.elastic.max_nodes if job.elastic else 0) > 1
 
 

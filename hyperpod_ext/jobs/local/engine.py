@@ -1,6 +1,6 @@
 """The engine of one local job: `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
 
-It is the scheduler, as two processes, so that no process remains even if one of them gets SIGKILL. The
+It is the scheduler. It consists of two processes, so that no process remains even if one of them gets SIGKILL. The
 *engine* runs the nodes, and gets SIGTERM when the keeper dies. The *keeper* kills all remaining processes
 when the engine has ended. Both hold the lock of the job's name.
 
@@ -43,10 +43,12 @@ _TAIL_LINES = 20
 
 
 def main(arguments: list[str]) -> int:
-    """Start the keeper in the background. The exit of this process means that it runs."""
-    submission = Submission(Path(arguments[0]))  # arguments[1]: the lock, inherited by all processes
+    """Start the keeper in the background. When this process exits, the keeper runs."""
+    submission = Submission(
+        Path(arguments[0])
+    )  # arguments[1] is the descriptor of the lock, which all processes inherit
     lose_unwritable_output()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the handler is installed
     supervisor = os.fork()
     if supervisor:
         write_atomically(submission.pid_file, f"{supervisor}\n")
@@ -62,11 +64,11 @@ def _keep(submission: Submission) -> None:
     try:
         scratch = make_scratch()
     except OSError as error:
-        _end_early(submission, f"no folder for sockets can be made in {tempfile.gettempdir()}: {error.strerror}")
+        _end_early(submission, f"a folder for sockets cannot be created in {tempfile.gettempdir()}: {error.strerror}")
         return
     try:
         engine = os.fork()
-        if engine == 0:  # it inherits the lock: the name is free when both have ended
+        if engine == 0:  # the child inherits the lock, so the name is free when both have ended
             _run_and_exit(submission, scratch, supervisor)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -89,7 +91,7 @@ def _end_early(submission: Submission, message: str) -> None:
 
 
 def _ask_to_end(engine: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
+    with contextlib.suppress(ProcessLookupError):  # the process has just ended
         os.kill(engine, signal.SIGTERM)
 
 
@@ -105,7 +107,7 @@ def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> 
     except (HyperpodExtError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         _end_early(submission, str(error))
-    except BaseException:  # engine.log gets the traceback, the keeper the exit code
+    except BaseException:  # engine.log gets the traceback; the keeper gets the exit code
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -120,16 +122,16 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
     try:
         submission.write_status(state="running", scratch=str(scratch.path))
         main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
-        # a script that resumes by itself would go on from the first run's checkpoints
+        # a script that loads its own checkpoints would continue from those of the first run
         compares = job["mode"] != "run" and (job["chaos"] or {}).get("compare")
         if main["state"] == "succeeded" and compares:
-            with contextlib.suppress(HyperpodExtError):  # a full disk
+            with contextlib.suppress(HyperpodExtError):  # the disk is full
                 submission.write_status(state="comparing")
             undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
     finally:
         kill_descendants(os.getpid())
         scratch.remove()
-    if os.getppid() != supervisor:  # its death, not a user, has cancelled this run
+    if os.getppid() != supervisor:  # the keeper's death, not a user, has cancelled this run
         main = without_supervisor(main)
     if not submission.is_removed():
         submission.end(make_result(submission.name, submission.handle, main, undisturbed))
@@ -174,12 +176,12 @@ def _run_once(
 
 
 def _end_left(agents: Collection[int]) -> None:
-    """Kill all processes of ended nodes: descendants that belong to no running agent."""
+    """Kill all processes of ended nodes: all descendants that do not belong to a running agent."""
     kill_descendants(os.getpid(), spare=agents)
 
 
 def _grace_period(job: Any) -> GracePeriod:
-    """Return how long agents may handle a lost node on their own."""
+    """Return the seconds in which agents may handle a lost node without the engine."""
     restart = job["restart"]
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["nodes"] + job["spares"] > 1 else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
@@ -189,7 +191,7 @@ def _grace_period(job: Any) -> GracePeriod:
 
 
 def _is_durable(job: Any) -> bool:
-    """Whether stopped nodes upload their newest step to a durable tier, which takes up to the grace period."""
+    """Return whether stopped nodes upload their newest step to a durable tier. This takes up to the grace period."""
     return any(tier["kind"] not in ("memory", "peer") for tier in job["checkpoint"]["tiers"])
 
 

@@ -40,18 +40,18 @@ class NodeCommand:
 
 @dataclass(frozen=True, slots=True)
 class GracePeriod:
-    """Times before the scheduler stops nodes."""
+    """Time limits after which the scheduler stops nodes, in seconds."""
 
     after_failure_s: float = 10.0
-    """Time for the others to end after a failure."""
+    """Time for the other nodes to end after a failure."""
     node_wait_s: float = 0.0
-    """Additional time before that, for the coordinator to replace a node."""
+    """Additional time before `settle`, for the coordinator to replace a node."""
     after_asking_s: float = 5.0
     """Time between SIGTERM and SIGKILL."""
     needed: int | None = None
     """Nodes that the job needs to continue. Default: all."""
     restarts: int = 0
-    """Restarts of killed nodes while fewer than `needed` are left."""
+    """Maximum restarts of killed nodes while fewer than `needed` nodes are left."""
 
 
 class Cancellation:
@@ -95,7 +95,7 @@ class Wanted:
 
     Args:
         file: JSON with `nodes`, replaced atomically.
-        report: file written at the end of the job; a node that exits with 0 before has left the job.
+        report: file that is written at the end of the job. A node that exits with 0 earlier has left the job.
         make: returns the command of a node by its number.
     """
 
@@ -103,7 +103,7 @@ class Wanted:
         self._file, self._report, self.make = file, report, make
         self._seen: tuple[int, int] | None = None
         self.nodes: frozenset[int] | None = None
-        """None: no request yet."""
+        """Requested nodes; None before the first request."""
 
     def look(self) -> bool:
         """Read the file; return whether it has changed."""
@@ -196,7 +196,7 @@ def run_nodes(
             seen(NodeEnd(index, codes[index], asked_at is not None, again))
             if wanted is not None and codes[index] == 0 and not wanted.is_over:
                 wanted.look()
-                news = True  # it may have been requested again meanwhile
+                news = True  # the node may have been requested again meanwhile
                 continue
             ended_well += codes[index] == 0
             if again:
@@ -218,5 +218,5 @@ def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),  # safe: there are no threads
+            preexec_fn=lambda: die_with_parent(parent),  # fork is safe because there are no threads
         )

@@ -1,4 +1,4 @@
-"""Orders to resize a running local job or to move its ranks. The engine starts and stops the nodes."""
+"""Requests to resize a running local job or to move its ranks. The engine starts and stops the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUN = "main"
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """A resize order of a job."""
+    """A resize request of a job."""
 
     submission: local_store.Submission
     job: str
@@ -29,7 +29,7 @@ class PendingResize:
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """An order to move the ranks of a node."""
+    """A request to move the ranks of a node."""
 
     order: PendingResize
     job: JobConfig
@@ -37,16 +37,16 @@ class PendingMove:
 
     @property
     def name(self) -> str:
-        """Name of the order."""
+        """Name of the request."""
         return self.order.name
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Order a resize to `nodes` nodes.
+    """Request a resize to `nodes` nodes.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not run.
+        ConflictError: the job does not run.
         ConfigError: this size is not allowed.
     """
     submission, job = _running(handle)
@@ -56,11 +56,11 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the order is carried out; return the coordinator's event.
+    """Wait until the request is carried out; return the coordinator's event.
 
     Raises:
-        ConflictError: it was refused, or the job ended first.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        ConflictError: the request was refused, or the job ended first.
+        WaitTimeoutError: the request takes longer than `timeout_s`.
     """
 
     def ended() -> str:
@@ -71,16 +71,16 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Order a move of the ranks of this node to a spare.
+    """Request a move of the ranks of this node to a spare.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not run.
-        ConfigError: it has no such node, or no spares.
+        ConflictError: the job does not run.
+        ConfigError: the job has no such node, or no spares.
     """
     submission, job = _running(handle)
     if not node.isdecimal():
-        hint = "nodes of local jobs are numbers, from 0"
+        hint = "nodes of local jobs have numbers, counted from 0"
         raise ConfigError([Problem(f"{handle.name} has no node {node}", source="--node", hint=hint)])
     if problem := resize.refusal_to_move(job, int(node)):
         raise ConfigError([problem])
@@ -91,8 +91,8 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
     """Wait until the ranks run on the spare and the node's processes have ended.
 
     Raises:
-        ConflictError: it was refused, or the job ended first.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        ConflictError: the request was refused, or the job ended first.
+        WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     del drain  # a local node has no scheduler to drain it
     order, submission = ordered.order, ordered.order.submission
@@ -105,13 +105,13 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
     submission = local_store.find_running(handle.name)
     if submission.read_status()["state"] != "running":
-        raise ConflictError(f"{handle.name} does not run", hint="`hp-ext create-job` starts it again")
+        raise ConflictError(f"{handle.name} is not running", hint="start it again with `hp-ext create-job`")
     return submission, submission.read_job()
 
 
 def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:
     while not (submission.run_dir(_RUN) / "events.jsonl").exists() and submission.is_running():
-        time.sleep(0.05)  # the job ignores orders from before its start
+        time.sleep(0.05)  # the job ignores requests from before its start
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, order)
     return PendingResize(submission, job, name)

@@ -1,4 +1,4 @@
-"""Result of a run, from the agents' report, their exit codes and the undisturbed run.
+"""Result of a run, from the agents' report, their exit codes, and the run without faults.
 
 Pure functions on plain JSON; standard library only.
 """
@@ -46,11 +46,11 @@ class NodeEnd:
 
     node: int
     code: int
-    """Exit code; negative: the signal that killed it."""
+    """Exit code. Negative: number of the signal that killed the agent."""
     asked: bool = False
-    """Whether the engine had stopped it, because of an earlier failure."""
+    """Whether the engine had stopped the agent because of an earlier failure."""
     again: bool = False
-    """Whether it was restarted."""
+    """Whether the agent was restarted."""
 
 
 def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str, list[str]]:
@@ -76,7 +76,7 @@ def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str,
 def final_report(
     report: JobReport | None, ends: Sequence[NodeEnd], cancelled: bool, log_tail: str, words: Mapping[int, str] = {}
 ) -> JobReport:
-    """Return the report of a run, even if the agents wrote none or ended differently from it.
+    """Return the report of a run, even if the agents wrote no report, or ended in another way than their report says.
 
     The cause of a failure is the coordinator's, followed by ends that only the engine saw. Without one, the first node
     that failed on its own is the cause.
@@ -84,7 +84,7 @@ def final_report(
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    # the agents continued without these; they may not have noticed the end of a spare near the job's end
+    # the agents continued without these nodes; they may not have noticed the end of a spare near the job's end
     unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
     failed = any(code != 0 and node not in unneeded for node, code in codes.items())
@@ -105,7 +105,7 @@ def final_report(
     else:
         before = "after its" if report is not None else "without a"
         message = f"{cause or 'node 0 ended with exit code 0'} {before} report\n{log_tail}".rstrip()
-    hint = (final["error"] or {}).get("hint") or "its log has the rest"
+    hint = (final["error"] or {}).get("hint") or "see its log"
     return final | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
@@ -126,7 +126,7 @@ def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
-    """Whether `field` is equal in both runs; None if one lacks it."""
+    """Return whether `field` is equal in both runs; None if a run lacks it."""
     if undisturbed is None or not main.get(field) or not undisturbed.get(field):
         return None
     return bool(main[field] == undisturbed[field])
@@ -152,7 +152,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]
         cause = undisturbed["error"] or {"code": "JobFailedError", "message": undisturbed["state"], "hint": ""}
-        message = f"the job succeeded, but the undisturbed run to compare it with did not: {cause['message']}"
+        message = f"the job succeeded, but the run without faults for comparison failed: {cause['message']}"
         result["error"] = cause | {"message": message}
     return result
 
@@ -160,14 +160,14 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
 def without_supervisor(report: JobReport) -> JobReport:
     """Return the report of a run that ended because its keeper died."""
     if report["state"] != "cancelled":
-        return report  # it ended before the keeper
-    message = "the process that looks after the job's engine was killed, and the job was ended with it"
-    hint = "submit it again: it continues from its newest durable checkpoint, if there is one"
+        return report  # the engine ended before the keeper
+    message = "the process that supervises the job's engine was killed, which ended the job"
+    hint = "submit the job again: it continues from its newest durable checkpoint, if it has one"
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
 def without_numbers(name: str, handle: str, result: Mapping[str, Any], why: str) -> JobReport:
-    """Return a short result: its end, its warnings, and `why` it has no numbers."""
+    """Return a short result with the job's end, its warnings, and the reason `why` it has no numbers."""
     kept = {each: result[each] for each in ("state", "error", "world_size") if each in result}
     kept["warnings"] = [f"{why}; the result has no numbers", *result.get("warnings", ())]
     return make_result(name, handle, EMPTY_REPORT | kept, None)

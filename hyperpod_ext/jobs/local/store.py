@@ -47,7 +47,7 @@ KEPT = 10
 """Number of kept submissions per name."""
 _ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _LOCK_TIMEOUT_S = 0.3
-"""Time to wait for a lock: a check takes it for a moment."""
+"""Seconds to wait for a lock, because checks hold it for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Submission:
         """Return the result.
 
         Raises:
-            FileNotFoundError: the job has not ended, or could not write one.
+            FileNotFoundError: the job has not ended, or could not write a result.
             ConfigError: the file is damaged.
         """
         from hyperpod_ext.jobs.job_files.job_report import ReportOutput
@@ -140,11 +140,11 @@ class Submission:
     def end(self, result: Mapping[str, Any]) -> None:
         """Write the result, then the status, so that readers of a final status find the result.
 
-        If the disk has no room for the numbers of many steps, they are left out. If the disk cannot be written, the
+        If the disk has no room for the numbers of many steps, the result omits them. If the disk cannot be written, the
         result goes to the temporary directory.
 
         Raises:
-            HyperpodExtError: that cannot be written either.
+            HyperpodExtError: the temporary directory cannot be written either.
         """
         try:
             try:
@@ -183,20 +183,20 @@ class Submission:
             return []
         ends = []
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # cut off by a full disk
+            with contextlib.suppress(ValueError, TypeError):  # truncated by a full disk
                 ends.append(NodeEnd(**json.loads(line)))
         return ends
 
     def is_removed(self) -> bool:
-        """Whether its folder was removed."""
+        """Return whether the submission's folder was removed."""
         return not self.status_file.exists()
 
     def has_ended(self) -> bool:
-        """Whether the job has ended."""
+        """Return whether the job has ended."""
         return self.read_status()["state"] in _ENDED
 
     def is_running(self) -> bool:
-        """Whether its engine runs."""
+        """Return whether the job's engine runs."""
         return _is_locked(self.folder.parent) and latest(self.name, self.folder.parent.parent) == self
 
 
@@ -221,32 +221,33 @@ def find(name: str) -> Submission:
     """Return the newest submission of `name`.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no such job.
     """
     from hyperpod_ext.config.files.nearest import suggest
 
     if (submission := latest(name)) is None:
-        hint = suggest(name, names()) or "`hp-ext create-job` makes one"
+        hint = suggest(name, names()) or "submit it with `hp-ext create-job`"
         raise NotFoundError(f"there is no local job named {name}", hint=hint)
     return submission
 
 
 def find_running(name: str) -> Submission:
-    """Return the newest submission of `name`, which runs.
+    """Return the newest submission of `name`, if it runs.
 
     Raises:
-        NotFoundError: there is none.
-        ConflictError: it does not run.
+        NotFoundError: there is no such job.
+        ConflictError: the job does not run.
     """
     submission = find(name)
     if not submission.is_running():
-        raise ConflictError(f"{name} does not run", hint="`hp-ext create-job` starts it again")
+        raise ConflictError(f"{name} is not running", hint="start it again with `hp-ext create-job`")
     return submission
 
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[int | None]:
-    """Take the lock of `name`. Yields its descriptor, or None if it is held. An inherited copy outlives this block."""
+    """Take the lock of `name`. Yields the lock's descriptor, or None if another process holds it. An inherited copy
+    outlives this block."""
     folder = home() / name
     make_private_folder(folder)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -257,7 +258,8 @@ def locked(name: str) -> Iterator[int | None]:
 
 
 def create(name: str) -> Submission:
-    """Create a folder for a submission of `name`, and remove the oldest beyond ten. The caller holds the lock."""
+    """Create a folder for a submission of `name`, and remove the oldest folders beyond ten. The caller holds the
+    lock."""
     folder = home() / name
     before = _numbered(folder)
     submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")

@@ -36,9 +36,9 @@ PARTS = {
     "resize": "hyperpod_ext.jobs.local.resize",
 }
 INSTEAD = {
-    "leftovers": "files of a job are in the folder that `hp-ext status` shows",
-    "ports": "its processes are on this machine, and so are its ports",
-    "shell": "its processes are on this machine: `hp-ext status` shows the folder of their files",
+    "leftovers": "the job's files are in the folder that `hp-ext status` shows",
+    "ports": "the job's processes and ports are on this machine",
+    "shell": "the job's processes are on this machine: `hp-ext status` shows the folder of their files",
 }
 _CANCEL_TIMEOUT_S = 60.0
 
@@ -84,11 +84,11 @@ def submit(plan: Plan) -> JobHandle:
     """Start the engine in the background. It holds the lock of the job's name while it runs."""
     with local_store.locked(plan.name) as lock:
         if lock is None:
-            hint = f"end it with `hp-ext cancel {plan.name}`, or use another name"
+            hint = f"cancel it with `hp-ext cancel {plan.name}`, or use another name"
             raise ConflictError(f"a job named {plan.name} is running", hint=hint)
         _check_this_machine(plan.job)
         if (before := local_store.latest(plan.name)) is not None:
-            local_watch.read_job_status(before, running=False)  # cleans up if engine and keeper were killed
+            local_watch.read_job_status(before, running=False)  # cleans up after an engine and keeper that were killed
         submission = local_store.create(plan.name)
         for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
             write_atomically(submission.folder / name, text)
@@ -132,7 +132,7 @@ def cancel(handle: JobHandle) -> JobStatus:
     submission = local_store.find(handle.name)
     grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
-    if submission.is_running() and not submission.has_ended():  # not a later, removed run
+    if submission.is_running() and not submission.has_ended():  # a later run may have been removed
         # the engine was killed, or is stopping the job because its folder was removed
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
@@ -173,16 +173,16 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
 def _check_this_machine(job: JobConfig) -> None:
     """Raise an error for conditions that would make every node fail."""
     if importlib.util.find_spec("torch") is None:
-        raise JobFailedError(f"there is no torch in {sys.executable}", hint="pip install torch")
+        raise JobFailedError(f"torch is not installed in {sys.executable}", hint="pip install torch")
     needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)
     if any(importlib.util.find_spec(name) is None for name in needed):
         hint = "pip install 'hyperpod-ext[runtime]'"
-        raise JobFailedError(f"the runtime's own needs are not installed in {sys.executable}", hint=hint)
+        raise JobFailedError(f"packages that the runtime needs are not installed in {sys.executable}", hint=hint)
     if port := job.rendezvous.port:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
-            hint = "give rendezvous.port another value, or 0 for any free one"
+            hint = "set rendezvous.port to another port, or to 0 for any free port"
             raise ConflictError(f"port {port} cannot be used: {error.strerror}", hint=hint) from None
 
 

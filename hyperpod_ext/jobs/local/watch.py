@@ -70,6 +70,6 @@ def _end_as_lost(submission: Submission) -> None:
     """Clean up and write the result after keeper and engine were both killed."""
     if scratch := submission.read_status().get("scratch"):
         end_abandoned(Path(scratch))
-    message = "the job's engine was killed before the job was over"
+    message = "the job's engine was killed before the job ended"
     log, ends = str(submission.engine_log), submission.node_ends()
     submission.end(lost_result(submission.name, submission.handle, message, log, ends))

@@ -134,8 +134,7 @@ def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
     "HPX107",
     "warning",
     "checkpoint settings have no effect in this mode",
-    "Only this project's runtime reads `checkpoint`. In other modes the script must save "
-    "its own checkpoints.",
+    "Only this project's runtime reads `checkpoint`. In other modes the script must save its own checkpoints.",
     "Remove checkpoint, or use mode `ours`.",
 )
 def checkpoint_is_read(context: Context) -> Iterator[Finding]:

@@ -183,9 +183,7 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
         return
     written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
     if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
-        message = (
-            f"{written:g} s are too short to replace a lost pod, and the job fails after this time"
-        )
+        message = f"{written:g} s are too short to replace a lost pod, and the job fails after this time"
         yield Finding(("restart", "node_wait_s"), message, f"write {NEW_POD_S:g}, or remove it")
 
 

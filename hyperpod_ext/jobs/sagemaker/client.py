@@ -1,4 +1,4 @@
-"""boto3, imported on use, with retries and our errors."""
+"""Calls boto3, imported on use, with retries and this project's errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 
 @functools.cache
 def client(service: str, region: str | None) -> Any:
-    """Return a client of `service`, without retries of boto3: `call` retries.
+    """Return a client of `service`. boto3's own retries are disabled, because `call` retries.
 
     Raises:
         HyperpodExtError: boto3 is not installed.
@@ -56,7 +56,7 @@ def client(service: str, region: str | None) -> Any:
         from botocore.exceptions import BotoCoreError
     except ImportError:
         hint = "pip install 'hyperpod-ext[sagemaker]'"
-        raise HyperpodExtError("SageMaker is spoken to through boto3, which is not installed", hint=hint) from None
+        raise HyperpodExtError("boto3, which sends requests to SageMaker, is not installed", hint=hint) from None
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
     try:
         region = region or os.environ.get("AWS_REGION")  # boto3 itself reads AWS_DEFAULT_REGION
@@ -76,12 +76,12 @@ def call(
 
     Args:
         doing: the operation, for messages: "CreateTrainingJob tiny-gpt".
-        existing: for a change: reads its result, called if the change failed after an attempt whose response may have
-            been lost. Raises NotFoundError if there is none, ConflictError if it is a different object.
+        existing: for a change, reads its result. Called if the change failed after an attempt whose response may have
+        been lost. Raises NotFoundError if there is no result, ConflictError if it is a different object.
 
     Raises:
         UnknownOutcomeError: a response was lost, and the change may have been made.
-        HyperpodExtError: the class is the cause: refused, unreachable, not found, in use.
+        HyperpodExtError: its class says the cause: refused, unreachable, not found, in use.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -110,7 +110,7 @@ def _despite(failure: HyperpodExtError, existing: Callable[[], T]) -> T:
     except HyperpodExtError as error:
         message = f"{failure.message}; an earlier attempt may have succeeded ({error.message})"
         raise UnknownOutcomeError(
-            message, hint="look before you try again: `hp-ext list`, `hp-ext cluster list`"
+            message, hint="check with `hp-ext list` or `hp-ext cluster list` before you retry"
         ) from None
 
 
@@ -121,22 +121,26 @@ def explain(doing: str, response: Any) -> HyperpodExtError:
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     message = f"{doing}: {text}"
     if code in _EXPIRED:
-        return UnreachableError(message, hint="the AWS credentials have expired: sign in again")
+        return UnreachableError(message, hint="the AWS credentials have expired, so sign in again")
     if code in _DENIED or status in (401, 403):
-        return UnreachableError(message, hint="`aws sts get-caller-identity` shows who you are; that identity may not")
+        return UnreachableError(
+            message, hint="this identity lacks the permission; `aws sts get-caller-identity` shows it"
+        )
     if code in ("ResourceInUse", "ConflictException", "ResourceExistsException"):
-        hint = "use another name" if doing.startswith("Create") else "wait until the change under way is done"
+        hint = "use another name" if doing.startswith("Create") else "wait until the current change is done"
         return ConflictError(message, hint=hint)
     if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in text.lower():
-        return NotFoundError(message, hint="look at region and name")
+        return NotFoundError(message, hint="check region and name")
     if code == "ValidationException" and "could not find" in text.lower():
-        return NotFoundError(message, hint="look at region and name")
+        return NotFoundError(message, hint="check region and name")
     if code == "ResourceLimitExceeded":
-        return UnreachableError(message, hint="ask for a higher quota in Service Quotas, or use fewer instances")
+        return UnreachableError(message, hint="request a higher quota in Service Quotas, or use fewer instances")
     if _is_passing(response):
-        return UnreachableError(message, hint=f"tried {TRIES} times; try again later")
+        return UnreachableError(message, hint=f"it failed {TRIES} times; try again later")
     if status == 400 or code == "ValidationException":
-        return ConfigError([Problem(f"SageMaker refuses it: {message}", hint="`hp-ext render` shows the request")])
+        return ConfigError(
+            [Problem(f"SageMaker refuses the request: {message}", hint="`hp-ext render` shows the request")]
+        )
     return HyperpodExtError(message)
 
 
@@ -153,10 +157,10 @@ def _offline(doing: str, error: Exception) -> tuple[HyperpodExtError, bool]:
 
     if isinstance(error, NoCredentialsError):
         return UnreachableError(
-            f"{doing}: there are no AWS credentials", hint="`aws configure`, or `aws sso login`"
+            f"{doing}: there are no AWS credentials", hint="run `aws configure` or `aws sso login`"
         ), False
     if isinstance(error, ParamValidationError):
         return ConfigError([Problem(f"{doing}: {error}", hint="`hp-ext render` shows the request")]), False
     if isinstance(error, NoConnection | HTTPClientError):
-        return UnreachableError(f"{doing}: {error}", hint="is there a network, and is the region right?"), True
+        return UnreachableError(f"{doing}: {error}", hint="check the network and the region"), True
     return HyperpodExtError(f"{doing}: {error}"), False

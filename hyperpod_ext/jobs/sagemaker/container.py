@@ -21,7 +21,7 @@ ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
 
 
 def environment_of(job: JobConfig) -> dict[str, str]:
-    """Return the variables of every node, and the spec if there is room. Long values are split."""
+    """Return the variables of every node, and the spec if it fits. Long values are split."""
     runtime = (
         split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)
         if job.mode != "plain"
@@ -34,7 +34,7 @@ def environment_of(job: JobConfig) -> dict[str, str]:
 
 
 def needs_secret(job: JobConfig) -> bool:
-    """Whether nodes authenticate each other or sign checkpoints."""
+    """Return whether nodes authenticate each other or sign checkpoints."""
     return job.has_agent and (job.nodes > 1 or bool(job.checkpoint.durable()))
 
 
@@ -58,12 +58,12 @@ def arguments_of(job: JobConfig) -> dict[str, str]:
     """Return the arguments as hyperparameters, which SageMaker's images turn into arguments again.
 
     Raises:
-        ValueError: an argument is no option with a value, or comes twice.
+        ValueError: an argument is not an option with a value, or its option is repeated.
     """
     found: dict[str, str] = {}
     for name, value in _pairs(job.args):
         if name in found:
-            raise ValueError(f"`--{name}` comes twice, and only its last value would be passed on")
+            raise ValueError(f"`--{name}` is repeated, and only its last value would be passed")
         found[name] = value
     return found
 

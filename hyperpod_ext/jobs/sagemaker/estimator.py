@@ -14,7 +14,7 @@
     trainer.train()
 
 `estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
-if the job needs one and there is none. The SDK then sends the request of `hyperpod_ext.jobs.sagemaker.request`.
+if the job needs a secret that does not exist. The SDK then sends the request of `hyperpod_ext.jobs.sagemaker.request`.
 Fields that the SDK would ignore silently are refused.
 """
 
@@ -45,9 +45,10 @@ Kwargs = dict[str, Any]
 
 
 def distribution(job: JobConfig) -> Kwargs:
-    """Return `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set. It starts torchrun.
+    """Return `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set. The distribution starts
+    torchrun.
 
-    `estimator_kwargs` includes it. Alone, it sets nothing else of the job: pass role, image, instances, environment and
+    `estimator_kwargs` includes it. It sets no other part of the job: pass role, image, instances, environment and
     arguments yourself.
 
     Raises:
@@ -75,7 +76,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
         boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
-        UnsupportedError: SageMaker or its SDK cannot run this job; names every reason.
+        UnsupportedError: SageMaker or its SDK cannot run this job. The error names every reason.
         HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed; or the job's secret is about
             to be deleted, or `sagemaker.secret` names a missing one.
     """
@@ -88,7 +89,8 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
         made = _instance_groups(job)
         groups = {"instance_groups": made}
         if started and len(made) > 1:
-            # the SDK takes exactly one group, and the same object; the image runs torchrun on the nodes of that one
+            # the SDK accepts exactly one group, and only the same object; the image runs torchrun on the nodes of this
+            # group
             started["instance_groups"] = made[:1]
     return groups | given(
         distribution=started,
@@ -127,7 +129,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
 
 
 def fit_kwargs(job: JobConfig) -> Kwargs:
-    """Return arguments of `fit`, which `PyTorch` does not take itself."""
+    """Return the arguments of `fit` that `PyTorch` itself does not accept."""
     _check(job)
     inputs: Any = _module("sagemaker.inputs", "sagemaker<3") if job.sagemaker.channels else None
     found = {}
@@ -156,7 +158,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
         boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
 
     Raises:
-        UnsupportedError: SageMaker or its SDK cannot run this job; names every reason.
+        UnsupportedError: SageMaker or its SDK cannot run this job. The error names every reason.
         HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed; or the job's secret is about
             to be deleted, or `sagemaker.secret` names a missing one.
     """
@@ -200,7 +202,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
 
 
 def model_trainer(trainer: Any, job: JobConfig) -> Any:
-    """Set the fields of `trainer`, a ModelTrainer, that only its methods take; return it."""
+    """Set the fields of `trainer`, a ModelTrainer, that only its methods accept; return it."""
     shapes = _module("sagemaker.core.shapes", "sagemaker>=3")
     options = job.sagemaker
     if job.relaunch.max_times:
@@ -225,14 +227,20 @@ def model_trainer_problems(job: JobConfig) -> list[Problem]:
     """Return the fields that ModelTrainer would ignore silently, as problems."""
     found = _code_problems(job, "ModelTrainer")
     if job.sagemaker.experiment is not None:
-        hint = "remove it, or use sagemaker 2.x or hp-ext"
-        found.append(Problem("ModelTrainer files no job in an experiment", path="sagemaker.experiment", hint=hint))
+        hint = "remove this field, or use sagemaker 2.x or hp-ext"
+        found.append(Problem("ModelTrainer does not support experiments", path="sagemaker.experiment", hint=hint))
     if job.sagemaker.profiler:
-        hint = "remove it, or use sagemaker 2.x or hp-ext"
+        hint = "remove this field, or use sagemaker 2.x or hp-ext"
         found.append(Problem("ModelTrainer does not profile", path="sagemaker.profiler", hint=hint))
     if any(character.isspace() for character in job.script):
         hint = "rename the script"
-        found.append(Problem("ModelTrainer splits commands at blanks", path="script", hint=hint))
+        found.append(
+            Problem(
+                "ModelTrainer splits commands at blanks, so the script's name must not have any",
+                path="script",
+                hint=hint,
+            )
+        )
     return found
 
 
@@ -249,34 +257,38 @@ def _estimator_problems(job: JobConfig) -> list[Problem]:
     """Return the fields that `PyTorch` would ignore silently, as problems."""
     found = _code_problems(job, "PyTorch")
     if job.sagemaker.max_pending_s is not None:
-        hint = "remove it, or use sagemaker 3.x or hp-ext"
-        found.append(Problem("PyTorch does not bound the wait for nodes", path="sagemaker.max_pending_s", hint=hint))
+        hint = "remove this field, or use sagemaker 3.x or hp-ext"
+        found.append(Problem("PyTorch cannot limit the wait for nodes", path="sagemaker.max_pending_s", hint=hint))
     return found
 
 
 def _problems_alone(job: JobConfig) -> list[Problem]:
     """Return the parts of the job that `distribution=` alone cannot express and that it needs to start."""
-    hint = "leave it out, and add **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
+    hint = "instead of it, pass **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
     if job.mode != "plain":
-        message = "distribution= alone starts no agent: each node would run the script once, on its own"
+        message = "distribution= alone starts no agent, so each node would run the script once, without the others"
         return [Problem(message, path="mode", hint=f"{hint}; or write mode: plain, which torchrun starts")]
     if job.node_groups:
-        return [Problem("distribution= alone does not have its groups", path="node_groups", hint=hint)]
+        return [Problem("distribution= alone does not contain the groups", path="node_groups", hint=hint)]
     return []
 
 
 def _code_problems(job: JobConfig, who: str) -> list[Problem]:
     if job.sagemaker.code is None:
         return []
-    hint = "remove it, and give it as source_dir"
-    return [Problem(f"{who} uploads the code itself, and would ignore this", path="sagemaker.code", hint=hint)]
+    hint = "remove this field, and pass source_dir instead"
+    return [Problem(f"{who} uploads the code itself, and would ignore this field", path="sagemaker.code", hint=hint)]
 
 
 def _overlay_problems(job: JobConfig) -> list[Problem]:
     if not job.overlay.sagemaker.request:
         return []
-    hint = "remove it, and give the SDK's own arguments; or submit with `hp-ext create-job --target sagemaker`"
-    return [Problem("the SDK makes the request itself, and takes no members", path="overlay.sagemaker", hint=hint)]
+    hint = "remove it, and pass the SDK's own arguments; or submit with `hp-ext create-job --target sagemaker`"
+    return [
+        Problem(
+            "the SDK builds the request itself, and accepts no additional members", path="overlay.sagemaker", hint=hint
+        )
+    ]
 
 
 def _check(job: JobConfig, more: list[Problem] | None = None) -> None:
@@ -290,9 +302,10 @@ def _secret(job: JobConfig, boto_session: Any) -> None:
         ensure_secret(job, boto_session)
     except UnreachableError as error:
         message = (
-            f"the job reads secret {secret_id(job)} when it starts, which could not be looked up ({error.message})"
+            f"the job reads secret {secret_id(job)} when it starts, but the secret could not be checked "
+            f"({error.message})"
         )
-        warnings.warn(f"{message}; if there is none, create it first: {how_to_create(job)}", stacklevel=3)
+        warnings.warn(f"{message}; if it does not exist, create it first: {how_to_create(job)}", stacklevel=3)
 
 
 def _instance_groups(job: JobConfig) -> list[Any]:
@@ -304,7 +317,7 @@ def _module(name: str, package: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise HyperpodExtError(f"{package} is not installed here", hint=f"pip install '{package}'") from None
+        raise HyperpodExtError(f"{package} is not installed", hint=f"pip install '{package}'") from None
 
 
 def _snake(members: Request) -> Kwargs:

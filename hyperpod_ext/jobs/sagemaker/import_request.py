@@ -1,7 +1,7 @@
 """Import of a CreateTrainingJob request as a JobConfig. Pure.
 
-An unchanged rendered request has its spec. From others, all fields of a training job are imported, labels as tags.
-Sections that SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
+An unchanged rendered request contains its spec. From other requests, all fields of a training job are imported, labels
+as tags. Sections that SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def import_request(text: str, source: str) -> Imported:
     """Return the job, and a sentence for each member of the request that a JobConfig cannot express.
 
     Raises:
-        ConfigError: another launcher than torchrun starts the processes, or the job is invalid; names every field.
+        ConfigError: another launcher than torchrun starts the processes, or the job is invalid. The error names every
+        field.
     """
     request = json.loads(text)
     # the YAML parser has line numbers, but refuses tabs
@@ -69,9 +70,9 @@ def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> li
     try:
         found = [replace(one, source=source) for one in check_request("CreateTrainingJob", request)]
     except HyperpodExtError:
-        found = []  # without botocore's model
+        found = []  # botocore is not installed, so its model cannot be used
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return found or [Problem(f"is no request that can be read: {why[:200]}", source=source)]
+    return found or [Problem(f"is not a readable request: {why[:200]}", source=source)]
 
 
 def _imported(request: Mapping[str, Any], places: Document) -> Imported:
@@ -86,7 +87,7 @@ def _imported(request: Mapping[str, Any], places: Document) -> Imported:
     given = Fields(request, places)
     if note is not None:
         report.left_out.append(
-            given.below("Environment").says(ENV_SPEC, "the request was changed after it was written")
+            given.below("Environment").says(ENV_SPEC, "the request was edited after hp-ext wrote it")
         )
     name = str(given.take("TrainingJobName"))
     options: Object = {}
@@ -119,7 +120,9 @@ def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Repo
         changed = _with_overlay(job, {"InputDataConfig": channels})
         if changed is None:
             names = ", ".join(str(one["ChannelName"]) for one in channels)
-            report.lost(f"InputDataConfig: channels {names} have members that no overlay takes, and are left out")
+            report.lost(
+                f"InputDataConfig: channels {names} have members that an overlay does not accept, and are left out"
+            )
         job = changed or job
     for name, value in given.rest().items():
         if (changed := _with_overlay(job, {name: value})) is not None:
@@ -174,7 +177,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):
         if where == code_uri(output, str(given.take("TrainingJobName"))):
-            report.notes.append(values.says("sagemaker_submit_directory", "a submission uploads the code there"))
+            report.notes.append(values.says("sagemaker_submit_directory", "hp-ext uploads the code to this place"))
         else:
             options["code"] = where
     if not is_ours and found.get("script"):
@@ -200,8 +203,10 @@ def _launcher(values: Fields, document: Object, report: Report) -> Object:
     """
     for name, what in _LAUNCHERS.items():
         if _decoded(values.take(name, "false")):
-            hint = f"start it by torchrun ({_TORCHRUN}: true) and import that, if the script can, or send it as it is"
-            message = f"{what} starts the processes; a spec renders to torchrun, which sets other ranks"
+            hint = f"use torchrun ({_TORCHRUN}: true) and import again, or send the request unchanged"
+            message = (
+                f"{what} starts the processes, but a rendered job uses torchrun, which sets other variables of ranks"
+            )
             raise ConfigError([replace(values.problem(name, message), hint=hint)])
     machine = instance(str(document["resources"].get("instance_type"))) if "resources" in document else None
     workers = max(machine.accelerators, 1) if machine else 1
@@ -209,16 +214,16 @@ def _launcher(values: Fields, document: Object, report: Report) -> Object:
     if machines and None not in machines:
         workers = max(1, *(one.accelerators for one in machines if one))
     if not _decoded(values.take(_TORCHRUN, "false")):
-        one_each = "the image starts one process on each node, without ranks, as no distribution is named"
-        report.lost(f"HyperParameters: {one_each}; the spec renders to torchrun with {workers} on each node")
+        one_each = "the request has no distribution, so the image starts one process on each node, without ranks"
+        report.lost(f"HyperParameters: {one_each}; the rendered job uses torchrun with {workers} on each node")
     if machine is None and not (machines and None not in machines):
-        report.lost("workers_per_node: 1 is taken: the accelerators of the instance type are not known here")
+        report.lost("workers_per_node: is 1, because the accelerators of the instance type are unknown")
     else:
         report.note(f"workers_per_node: {workers}, the accelerators of a node, as SageMaker's torchrun starts them")
     typed = _decoded(values.get("sagemaker_instance_type"))
     for name in _RENDERED:
         if name in values.names() and (name != "sagemaker_instance_type" or (machine and typed == machine.name)):
-            report.notes.append(values.says(name, f"{values.take(name)}: the rendered request has its own"))
+            report.notes.append(values.says(name, f"{values.take(name)}: the rendered request sets its own value"))
     return {"workers_per_node": workers}
 
 
@@ -278,12 +283,12 @@ def _network_and_more(given: Fields, options: Object, report: Report) -> None:
         _put(options["experiment"], "run", filed.take("RunName"))
     tags = {tag["Key"]: tag["Value"] for tag in given.take("Tags") or []}
     if (tagged := tags.pop(TAG, None)) is not None:
-        report.note(f"Tags.{TAG}: {tagged}: a submission tags the job with its own name")
+        report.note(f"Tags.{TAG}: {tagged}: hp-ext tags the job with its own name")
     _put(options, "tags", tags or None)
 
 
 def _channels(given: Fields, options: Object, report: Report) -> list[Object]:
-    """Put channels into the spec; return the channels for an overlay, which have members that a spec lacks."""
+    """Put channels into the spec. Return the channels for an overlay, which have members that a spec lacks."""
     algorithm = given.below("AlgorithmSpecification")
     mode = algorithm.take("TrainingInputMode", "File")
     if "TrainingInputMode" in algorithm.names():

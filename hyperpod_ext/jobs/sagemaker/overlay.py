@@ -10,23 +10,23 @@ from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 
 _HERE = "overlay.sagemaker.request"
-_COUNTED = ("ranks are counted by it", "write `nodes`, `resources.instance_type` or `node_groups`")
-_ANSWERED = ("SageMaker answers with it, and takes it from nobody", "remove it")
-_STARTED = ("it starts what tells ranks who they are", "write `image`, `script` and `args`")
+_COUNTED = ("it sets the number of ranks", "write `nodes`, `resources.instance_type` or `node_groups`")
+_ANSWERED = ("SageMaker returns it and accepts no value", "remove it")
+_STARTED = ("it starts the launcher, which identifies ranks", "write `image`, `script` and `args`")
 REFUSED = {
-    "TrainingJobName": ("the job is found by its name", "write `name`"),
+    "TrainingJobName": ("hp-ext finds the job by its name", "write `name`"),
     "AlgorithmSpecification.AlgorithmName": _STARTED,
     "AlgorithmSpecification.ContainerArguments": _STARTED,
     "AlgorithmSpecification.ContainerEntrypoint": _STARTED,
     "AlgorithmSpecification.TrainingImage": _STARTED,
-    "AlgorithmSpecification.TrainingInputMode": ("each channel has its own", "write `mode` of the channel"),
+    "AlgorithmSpecification.TrainingInputMode": ("each channel has its own mode", "write `mode` of the channel"),
     "ResourceConfig.InstanceCount": _COUNTED,
     "ResourceConfig.InstanceGroups": _COUNTED,
     "ResourceConfig.InstancePreferences": _COUNTED,
     "ResourceConfig.InstanceType": _COUNTED,
     "ResourceConfig.SelectedInstanceCount": _ANSWERED,
     "ResourceConfig.SelectedInstanceType": _ANSWERED,
-    "ServerlessJobConfig": ("SageMaker would choose the machines and the script", "remove it"),
+    "ServerlessJobConfig": ("SageMaker would then choose the machines and the script", "remove it"),
 }
 """Member, why an overlay cannot set it, and what to do."""
 
@@ -78,25 +78,29 @@ def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -
             why, hint = REFUSED[at]
             yield Problem(f"cannot be changed: {why}", path=f"{_HERE}.{at}", hint=hint)
         elif value is None:
-            yield Problem("cannot be removed: an overlay adds", path=f"{_HERE}.{at}", hint="change the spec's field")
+            yield Problem(
+                "cannot be removed, because an overlay only adds members",
+                path=f"{_HERE}.{at}",
+                hint="change the field of the spec",
+            )
         elif name not in request:
             below = value if isinstance(value, Mapping) else {}
             yield from _repeated({}, below, at)
         elif isinstance(value, Mapping) and isinstance(request[name], Mapping):
             yield from _repeated(request[name], value, at)
         elif not (isinstance(value, list) and isinstance(request[name], list)):
-            message = "is said by the spec already"
-            yield Problem(message, path=f"{_HERE}.{at}", hint="change the spec's own field")
+            message = "is already set by a field of the spec"
+            yield Problem(message, path=f"{_HERE}.{at}", hint="change that field of the spec")
 
 
 def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
     for name in _mapping(added.get("Environment")):
         if is_of_ranks(name) or name.startswith(("SM_", "SAGEMAKER_")):
-            message = f"{name} is set by the launcher or by SageMaker: ranks know by it who they are"
+            message = f"{name} is set by the launcher or by SageMaker to identify ranks"
             yield Problem(message, path=f"{_HERE}.Environment.{name}", hint="remove it")
     for name in _mapping(added.get("HyperParameters")):
         if name.startswith("sagemaker_"):
-            message = "is SageMaker's own: the script is started by it"
+            message = "is reserved: SageMaker starts the script with it"
             yield Problem(message, path=f"{_HERE}.HyperParameters.{name}", hint="write `script` and `args`")
     for member, key in (("Tags", "Key"), ("InputDataConfig", "ChannelName")):
         used = {one.get(key) for one in request.get(member, [])} | ({"code"} if key == "ChannelName" else set())
@@ -104,7 +108,7 @@ def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[
         for index, one in enumerate(items if isinstance(items, list) else []):
             if isinstance(one, Mapping) and one.get(key) in used:
                 at = f"{_HERE}.{member}.{index}"
-                yield Problem(f"{one.get(key)} is used by the job itself", path=at, hint="give it another name")
+                yield Problem(f"{one.get(key)} is used by the job itself", path=at, hint="use another name")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -36,59 +36,65 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Yield limits of the platform, before it costs money."""
+    """Yield warnings about limits of the platform, before the job costs money."""
     if job.has_agent and job.nodes > 1:
-        again = f"the whole job anew, {job.relaunch.max_times} times" if job.relaunch.max_times else "nothing"
+        again = f"the whole job again, up to {job.relaunch.max_times} times" if job.relaunch.max_times else "nothing"
         yield (
             "SageMaker does not replace a single node of a running job: the runtime recovers processes, and after the "
             f"loss of a node the platform starts {again} (relaunch.max_times)"
         )
     if job.sagemaker.spot and not job.checkpoint.durable() and not job.sagemaker.checkpoint_uri:
-        yield "spot without a durable tier: a job whose nodes are taken away begins from step 0"
+        yield "spot without a durable tier: after its nodes are taken away, the job restarts from step 0"
     if job.overlay.sagemaker.request:
         yield f"from overlay.sagemaker: {', '.join(overlay.paths(job.overlay.sagemaker.request))}"
     if job.volumes:
-        yield "volumes are not used: a training job sees its channels, below /opt/ml/input/data"
+        yield "volumes are ignored: a training job has channels below /opt/ml/input/data"
     if job.shared_memory_mib is not None:
         yield "shared_memory_mib is only checked: SageMaker sets the size of /dev/shm"
 
 
 def _missing(job: JobConfig) -> Iterator[Problem]:
     for path, value, hint in (
-        ("image", job.image, "name a training image, as in docker pull"),
-        ("sagemaker.role", job.sagemaker.role, "write the ARN of the role that the job is to have"),
+        ("image", job.image, "write the name of a training image, as for docker pull"),
+        ("sagemaker.role", job.sagemaker.role, "write the ARN of the job's role"),
         ("sagemaker.output", job.sagemaker.output, "write an S3 prefix, s3://bucket/prefix"),
     ):
         if not value:
-            yield Problem("is needed on sagemaker", path=path, hint=hint)
+            yield Problem("is required on target sagemaker", path=path, hint=hint)
     grouped = job.node_groups and all(group.instance_type for group in job.node_groups)
     if not job.resources.instance_type and not grouped:
         yield Problem(
-            "is needed on sagemaker", path="resources.instance_type", hint="`hp-ext instances` lists instance types"
+            "is required on target sagemaker",
+            path="resources.instance_type",
+            hint="`hp-ext instances` lists instance types",
         )
 
 
 def _limits(job: JobConfig) -> Iterator[Problem]:
     if (job.relaunch.max_times or 0) > _MOST_RETRIES:
         hint = f"write at most {_MOST_RETRIES}"
-        yield Problem(f"SageMaker restarts a job at most {_MOST_RETRIES} times", path="relaunch.max_times", hint=hint)
+        yield Problem(
+            f"SageMaker restarts a job only up to {_MOST_RETRIES} times", path="relaunch.max_times", hint=hint
+        )
     if (job.timeouts.run_s or 0) > _LONGEST_RUN_S:
         yield Problem(
             "SageMaker runs a job for 28 days at most", path="timeouts.run_s", hint=f"at most {_LONGEST_RUN_S}"
         )
     if len(job.node_groups) > _MOST_GROUPS:
-        yield Problem(f"SageMaker has at most {_MOST_GROUPS} groups of nodes", path="node_groups", hint="merge some")
+        yield Problem(
+            f"SageMaker supports at most {_MOST_GROUPS} groups of nodes", path="node_groups", hint="merge some"
+        )
     for name, value in job.env.items():
         if len(value) > LONGEST_VARIABLE or len(name) > LONGEST_VARIABLE:
             hint = "put the value in a file next to the script"
             yield Problem(
-                f"SageMaker's variables have at most {LONGEST_VARIABLE} characters", path=f"env.{name}", hint=hint
+                f"a variable on SageMaker has at most {LONGEST_VARIABLE} characters", path=f"env.{name}", hint=hint
             )
     if len(environment_of(job)) > MOST_VARIABLES:
-        yield Problem(f"SageMaker takes at most {MOST_VARIABLES} variables", path="env", hint="use fewer")
+        yield Problem(f"SageMaker allows at most {MOST_VARIABLES} variables", path="env", hint="use fewer")
     if len({**job.labels, **job.sagemaker.tags}) > 49:
         yield Problem(
-            "labels and tags together are more than the 49 tags that a job has room for",
+            "labels and tags exceed the 49 tags that a job can have",
             path="sagemaker.tags",
             hint="use fewer",
         )
@@ -97,69 +103,71 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
 def _combinations(job: JobConfig) -> Iterator[Problem]:
     options = job.sagemaker
     if options.spot and options.keep_alive_s:
-        hint = "remove one of the two"
+        hint = "remove one of the two fields"
         yield Problem("spot nodes are not kept for the next job", path="sagemaker.keep_alive_s", hint=hint)
     if options.max_wait_s is not None and not options.spot:
-        yield Problem(
-            "is for spot only, and would be ignored", path="sagemaker.max_wait_s", hint="remove it, or use spot"
-        )
+        yield Problem("has no effect without spot", path="sagemaker.max_wait_s", hint="remove it, or use spot")
     if options.spot and options.max_wait_s is not None and options.max_wait_s < (job.timeouts.run_s or 86400):
         hint = f"write at least {job.timeouts.run_s or 86400}"
-        yield Problem("must be at least the time that the job may run", path="sagemaker.max_wait_s", hint=hint)
+        yield Problem("must be at least the run time limit of the job", path="sagemaker.max_wait_s", hint=hint)
     if options.keep_alive_s and job.node_groups:
-        yield Problem(
-            "warm pools are for nodes that are alike", path="sagemaker.keep_alive_s", hint="remove node_groups"
-        )
+        yield Problem("warm pools need equal nodes", path="sagemaker.keep_alive_s", hint="remove node_groups")
     if options.training_plan and options.spot:
         yield Problem(
-            "nodes of a training plan are not spot nodes", path="sagemaker.spot", hint="remove one of the two"
+            "nodes of a training plan are not spot nodes", path="sagemaker.spot", hint="remove one of the two fields"
         )
     if options.network_isolation and job.has_agent:
         if any(tier.folder is None for tier in job.checkpoint.durable()):
-            hint = "remove the s3 tier, or the isolation"
+            hint = "remove the s3 tier, or isolated"
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)
         elif job.nodes > 1 or job.checkpoint.durable():
-            hint = "use one node without a durable tier, or remove the isolation"
+            hint = "use one node without a durable tier, or remove isolated"
             yield Problem("an isolated job cannot read its secret", path="sagemaker.network_isolation", hint=hint)
     if options.network_isolation and options.install:
-        yield Problem("an isolated job cannot install anything", path="sagemaker.install", hint="put it in the image")
+        yield Problem(
+            "an isolated job cannot install packages", path="sagemaker.install", hint="put them into the image"
+        )
     for index, tier in enumerate(job.checkpoint.tiers):
         on_disk = isinstance(tier, DurableTier) and tier.folder is not None and not tier.on_node
         if on_disk and not any(c.kind == "file-system" and c.access == "rw" for c in options.channels.values()):
             hint = "add a channel of kind file-system with access: rw, or use the s3 tier"
-            yield Problem("no file system is mounted that it could be on", path=f"checkpoint.tiers.{index}", hint=hint)
+            yield Problem("the path is not on a mounted file system", path=f"checkpoint.tiers.{index}", hint=hint)
     if "code" in options.channels:
-        hint = "give the channel another name"
-        yield Problem("this name is SageMaker's own, for the script", path="sagemaker.channels.code", hint=hint)
+        hint = "use another name for the channel"
+        yield Problem("SageMaker reserves this name for the script", path="sagemaker.channels.code", hint=hint)
 
 
 def _arguments(job: JobConfig) -> Iterator[Problem]:
     script = PurePosixPath(job.script)
     if (script.is_absolute() or ".." in script.parts) and job.image is None:
-        hint = "put it in the folder of this file or below, and write its path from here"
-        yield Problem(f"`{job.script}` is outside the folder that SageMaker gets", path="script", hint=hint)
+        hint = "move it into the folder of this file or below, and write its relative path"
+        yield Problem(f"`{job.script}` is outside the folder that is uploaded to SageMaker", path="script", hint=hint)
     if job.mode == "plain":
         try:
             arguments_of(job)
         except ValueError as error:
-            hint = "write `--name value`, each name once, or use mode: ours"
+            hint = "write each argument as `--name value`, without repetitions, or use mode: ours"
             yield Problem(
-                f"SageMaker's images take arguments as pairs, each name once; {error}", path="args", hint=hint
+                f"SageMaker's images accept arguments only as pairs of unique name and value; {error}",
+                path="args",
+                hint=hint,
             )
         return
     starting = entrypoint_of(job)
     for text in starting["ContainerEntrypoint"]:
         if len(text) > LONGEST_ARGUMENT:
             yield Problem(
-                "the command that installs them is too long", path="sagemaker.install", hint="put it in the image"
+                "the command that installs them is too long", path="sagemaker.install", hint="put them into the image"
             )
     for index, text in enumerate(job.args):
         if len(text) > LONGEST_ARGUMENT or "\n" in text:
             hint = "put it in a file next to the script"
             yield Problem(
-                f"arguments have one line of at most {LONGEST_ARGUMENT} characters", path=f"args.{index}", hint=hint
+                f"an argument must be one line of at most {LONGEST_ARGUMENT} characters",
+                path=f"args.{index}",
+                hint=hint,
             )
     if len(job.args) > 100:
         yield Problem(
-            "SageMaker takes at most 100 arguments", path="args", hint="put them in a file next to the script"
+            "SageMaker allows at most 100 arguments", path="args", hint="put them in a file next to the script"
         )

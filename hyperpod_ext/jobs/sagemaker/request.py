@@ -1,4 +1,4 @@
-"""The CreateTrainingJob request. Pure: boto3 sends it, and both SageMaker SDKs send the same.
+"""The CreateTrainingJob request. Pure. boto3 sends the request; both SageMaker SDKs send an equal one.
 
 The container starts as SageMaker's framework images expect: hyperparameters, each a JSON value, name the script
 (`sagemaker_program`) and its archive (`sagemaker_submit_directory`). Estimators of sagemaker 2.x send the same members.
@@ -73,7 +73,7 @@ def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
 
 
 def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
-    """Return `request` with another name and its place for the code."""
+    """Return `request` with another name, and the place of the code that follows from it."""
     before = str(request["TrainingJobName"])
     changed: Request = copy.deepcopy(dict(request))
     changed["TrainingJobName"] = job_name
@@ -140,7 +140,7 @@ def experiment(job: JobConfig) -> Request | None:
 
 
 def channel(asked: S3Channel | FileSystemChannel) -> Request:
-    """Return an input channel without its name."""
+    """Return an input channel of the request, without the channel's name."""
     if asked.kind == "file-system":
         source = {
             "FileSystemDataSource": {

@@ -13,10 +13,11 @@ from hyperpod_ext.jobs.sagemaker.container import needs_secret, secret_id
 
 
 def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
-    """Create the secret that the job's containers read, if the job needs one. An existing one is kept.
+    """Create the secret that the job's containers read, if the job needs one. An existing secret is not changed.
 
     Args:
-        boto_session: a `boto3.Session` whose identity and region to use. Default: those of this environment.
+        boto_session: a `boto3.Session` whose identity and region to use. Default: identity and region of this
+        environment.
 
     Raises:
         NotFoundError: `sagemaker.secret` is an ARN, and there is no such secret.
@@ -32,7 +33,7 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
         found = call(f"DescribeSecret {name}", lambda: service.describe_secret(SecretId=name))
     except NotFoundError as error:
         if name.startswith("arn:"):
-            hint = "create it, or remove sagemaker.secret: the job then gets a secret of its own"
+            hint = "create the secret, or remove sagemaker.secret: the job then gets a new secret"
             raise NotFoundError(f"sagemaker.secret: {error.message}", hint=hint) from None
         text = secrets.token_hex(32)
         with suppress(ConflictError):  # created by another submission, or by an attempt whose response was lost

@@ -24,8 +24,16 @@ def pack(folder: Path) -> bytes:
     files = list(_files(folder))
     total = sum(file.stat().st_size for file in files)
     if total > MOST_BYTES:
-        hint = "put data in a channel, or name an archive in sagemaker.code"
-        raise ConfigError([Problem(f"{folder} holds {total >> 20} MiB besides caches", path="script", hint=hint)])
+        hint = "put data into a channel, or name an archive in sagemaker.code"
+        raise ConfigError(
+            [
+                Problem(
+                    f"{folder} has {total >> 20} MiB of files, without caches, which is too much to upload",
+                    path="script",
+                    hint=hint,
+                )
+            ]
+        )
     packed = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped,

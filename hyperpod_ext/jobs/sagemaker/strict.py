@@ -47,7 +47,7 @@ def _service_model() -> Any:
         from botocore.model import ServiceModel
     except ImportError:
         hint = "pip install 'hyperpod-ext[sagemaker]'"
-        raise HyperpodExtError("checking a request for AWS needs botocore", hint=hint) from None
+        raise HyperpodExtError("botocore, which checks requests to AWS, is not installed", hint=hint) from None
     return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), "sagemaker")
 
 
@@ -90,7 +90,7 @@ def _structure(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[Prob
         else:
             found = nearest(name, list(shape.members))
             hint = f"did you mean `{found}`?" if found else f"valid: {', '.join(shape.members)}"
-            yield Problem("is not a member here", path=_join(path, name), hint=hint)
+            yield Problem("is not a known member", path=_join(path, name), hint=hint)
 
 
 def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
@@ -98,7 +98,7 @@ def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
     if shape.enum and value not in shape.enum:
         found = nearest(value, shape.enum)
         hint = f"did you mean `{found}`?" if found else f"valid: {', '.join(shape.enum[:20])}"
-        yield Problem(f"`{value}` is not one of its values", path=path, hint=hint)
+        yield Problem(f"`{value}` is not a valid value", path=path, hint=hint)
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(pattern).fullmatch(value):
         yield Problem(f"`{value}` does not match {pattern}", path=path)
@@ -107,7 +107,7 @@ def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a pattern of Java, with the nearest Python classes for its Unicode properties."""
-    if r"\p{L}" in pattern:  # of tags: `[\p{L}\p{Z}\p{N}_.:/=+\-@]*`
+    if r"\p{L}" in pattern:  # the pattern of tags is `[\p{L}\p{Z}\p{N}_.:/=+\-@]*`
         return re.compile(r"[\w .:/=+\-@]*")
     return re.compile(pattern.replace(r"\p{Alnum}", "a-zA-Z0-9"))
 

@@ -42,11 +42,11 @@ NAME = "sagemaker"
 PARTS: dict[str, str] = {}
 INSTEAD = {
     "leftovers": "SageMaker keeps training jobs for ever; their files are below sagemaker.output",
-    "move": "a training job keeps the instances that it began with, and has no spares",
-    "ports": "with sagemaker.remote_debug, Session Manager forwards ports",
-    "resize": "a training job keeps the instances that it began with: submit it again with other `nodes`; "
-    "it continues from its newest durable checkpoint",
-    "shell": "with sagemaker.remote_debug: `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",
+    "move": "a training job keeps its first instances, and has no spares",
+    "ports": "with sagemaker.remote_debug, AWS Systems Manager's Session Manager can forward ports",
+    "resize": "a training job keeps its first instances: submit it again with other `nodes`; it continues from its "
+    "newest durable checkpoint",
+    "shell": "with sagemaker.remote_debug, use `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",
 }
 FILE = "create_training_job.json"
 _ASK_EVERY_S = 5.0
@@ -61,13 +61,13 @@ _STATES = {
 }
 _LONGEST_NAME = 63
 _MOST_PAGES = 10
-"""Pages of a hundred jobs, newest first: SageMaker keeps jobs for ever."""
+"""Maximum number of pages of a hundred jobs, newest first. SageMaker keeps jobs for ever."""
 
 
 def capabilities() -> Capabilities:
     """Return the capabilities of our agent in the container; SageMaker replaces no nodes of a running job."""
     return Capabilities(
-        no_node_disk="the disks of a training job's nodes end with the job",
+        no_node_disk="the disks of a training job's nodes are deleted with the job",
         image=True,
         process_restart=True,
         reads=frozenset(
@@ -88,7 +88,7 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """Return the request as JSON. Submission appends the time to its name, because SageMaker keeps names for ever."""
-    del cluster  # SageMaker provides the nodes
+    del cluster  # SageMaker provides the nodes, so a cluster is not needed
     return {FILE: json.dumps(training_job_request(job), indent=2) + "\n"}
 
 
@@ -114,7 +114,7 @@ def submit(plan: Plan) -> JobHandle:
     try:
         _create(service, request)
     except UnknownOutcomeError:
-        records.remember(NAME, plan.name, record)  # the next submission checks whether this one runs
+        records.remember(NAME, plan.name, record)  # the next submission checks whether this job runs
         raise
     records.remember(NAME, plan.name, record)
     return JobHandle(NAME, place, plan.name)
@@ -129,7 +129,7 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
         found: Mapping[str, Any] = call(doing, lambda: service.describe_training_job(TrainingJobName=name))
         asked = {member: value for member, value in request.items() if member != "Tags"}
         if other := [str(one) for one in differences(asked, found) if one.there is not None]:
-            hint = "it is not this job: submit again, which makes another name"
+            hint = "this is another job: submit again, which chooses another name"
             raise ConflictError(f"a training job {name} exists and differs: {'; '.join(other)}", hint=hint)
         return found
 
@@ -206,7 +206,7 @@ def cancel(handle: JobHandle) -> JobStatus:
             call(f"StopTrainingJob {job_name}", lambda: service.stop_training_job(TrainingJobName=job_name))
             asked = True
         if time.monotonic() > deadline:
-            raise HyperpodExtError(f"{job_name} does not stop", hint="the SageMaker console may say why")
+            raise HyperpodExtError(f"{job_name} does not stop", hint="the SageMaker console may show why")
         time.sleep(1.0)
     return now
 
@@ -236,10 +236,10 @@ def _status(handle: JobHandle, described: Mapping[str, Any]) -> JobStatus:
         state = "starting"
     error = None
     if state == "failed":
-        hint = f"`hp-ext logs {handle}` shows its output"
+        hint = f"`hp-ext logs {handle}` shows the job's output"
         error = {
             "code": "JobFailedError",
-            "message": described.get("FailureReason", "it does not say why"),
+            "message": described.get("FailureReason", "SageMaker reports no reason"),
             "hint": hint,
         }
     return JobStatus(
@@ -298,7 +298,7 @@ def _refuse_a_second(name: str) -> None:
     except NotFoundError:
         return  # deleted
     raise ConflictError(
-        f"a job named {name} is running", hint=f"end it with `hp-ext cancel {handle}`, or use another name"
+        f"a job named {name} is running", hint=f"cancel it with `hp-ext cancel {handle}`, or use another name"
     )
 
 

@@ -1,4 +1,4 @@
-"""Slurm's commands: their output as values, their failures as errors."""
+"""Runs Slurm's commands. Returns their output as values, and raises their failures as errors."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ _AWAY = (
     "slurm_load_jobs error",
 )
 _REFUSALS = (
-    ("Invalid account", "slurm.account", "the cluster's owner knows which accounts you may use"),
+    ("Invalid account", "slurm.account", "ask the cluster's administrator for an account that you can use"),
     ("Invalid qos", "scheduling.priority", "`sacctmgr show qos` lists them"),
     ("invalid partition", "scheduling.queue", "`sinfo` lists the partitions"),
     ("Invalid feature specification", "slurm.constraint", "`sinfo -o %f` lists the features of nodes"),
     ("Requested reservation is invalid", "slurm.reservation", "`scontrol show reservation` lists them"),
     ("Node count specification invalid", "nodes", "`sinfo` shows how many nodes a partition has"),
-    ("Requested node configuration is not available", "resources", "`sinfo -N -l` shows what nodes have"),
-    ("Invalid generic resource", "slurm.gres", "`sinfo -o %G` lists what nodes have"),
+    ("Requested node configuration is not available", "resources", "`sinfo -N -l` shows the resources of nodes"),
+    ("Invalid generic resource", "slurm.gres", "`sinfo -o %G` lists the generic resources of nodes"),
     ("Requested time limit is invalid", "timeouts.run_s", "`sinfo -o '%P %l'` shows the limits of partitions"),
-    ("Invalid --time specification", "timeouts.run_s", "write a number of seconds that Slurm can take"),
+    ("Invalid --time specification", "timeouts.run_s", "write a number of seconds within Slurm's limits"),
     (
         "unrecognized option",
         "slurm",
-        "this Slurm does not know the option: `auto_resume: false`, or change slurm.sbatch",
+        "this Slurm does not know the option: write `auto_resume: false`, or change slurm.sbatch",
     ),
     ("Invalid node name", "slurm.exclude", "`sinfo -N` lists the nodes"),
 )
@@ -87,21 +87,21 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Queued:
-    """A job of this user that is in the queue or has just left it."""
+    """A job of this user that is in the queue or has just left the queue."""
 
     id: str
     submitted_at: str
     name: str
     comment: str
     folder: str
-    """Folder of its submission."""
+    """Folder that the job was submitted from."""
 
 
 def submit(script: str, folder: Path) -> tuple[str, str]:
     """Submit `script` unchanged, from `folder`; return the job's id and the cluster's name.
 
     Raises:
-        UnknownOutcomeError: sbatch got no answer, and no new job of the queue has this script.
+        UnknownOutcomeError: sbatch got no response, and no new job of the queue has this script.
     """
     known = _ids()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
@@ -115,30 +115,30 @@ def submit(script: str, folder: Path) -> tuple[str, str]:
 
 
 def _ids() -> set[int]:
-    """Return the ids of all jobs of this user in the controller; an array is one."""
+    """Return the ids of all jobs of this user in the controller. An array counts as one job."""
     output = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%F"])
     return {int(word) for word in output.split() if word.isdecimal()}
 
 
 def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> str:
-    """Return the id of the new job with this script, after the answer of sbatch was lost.
+    """Return the id of the new job with this script, after the response to sbatch was lost.
 
     sbatch is not called again, because that could submit a second job.
     """
     delay = 0.5
-    for _ in range(_TRIES):  # a busy controller may read the request after sbatch has given up
+    for _ in range(_TRIES):  # a busy controller may process the request after the timeout of sbatch
         try:
             new = sorted(_ids() - known)
             for job_id in map(str, new):
                 if batch_script(job_id).strip() == script.strip():
                     return job_id
         except HyperpodExtError as other:
-            hint = "`squeue --me` shows whether; submit again if it is not there"
+            hint = "`squeue --me` shows whether it was; submit again if the job is not listed"
             message = f"{error.message}; the job may have been queued anyway ({other.message})"
             raise UnknownOutcomeError(message, hint=hint) from None
         time.sleep(delay)
         delay *= 2
-    hint = "the queue has no new job with this script: submit again"
+    hint = "the queue has no new job with this script; submit again"
     raise UnknownOutcomeError(f"{error.message}; the job may still be queued later", hint=hint)
 
 
@@ -170,21 +170,21 @@ def find(job_id: str) -> SlurmJob:
     """Return the job from the queue or, if it has left the queue, from the accounting.
 
     Raises:
-        NotFoundError: it is in neither of them.
+        NotFoundError: the job is in neither queue nor accounting.
     """
     layout = "%i|%T|%V|%e|%r"
     try:
         if output := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
             return parse_queue(output.splitlines()[0])
     except NotFoundError:
-        pass  # no longer in the queue
+        pass  # the job is no longer in the queue
     command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
     try:
         lines = _ask(command).splitlines()
     except HyperpodExtError:
-        lines = []  # a cluster without accounting
+        lines = []  # the cluster has no accounting
     if not lines:
-        raise NotFoundError(f"Slurm does not know job {job_id} any more", hint="its logs and report are still there")
+        raise NotFoundError(f"Slurm no longer knows job {job_id}", hint="the job's logs and report still exist")
     return parse_accounting(lines[-1])
 
 
@@ -235,7 +235,7 @@ def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
     except UnreachableError:
         raise
     except HyperpodExtError as error:
-        hint = "the cluster's owner can allow it; they go back when the job ends"
+        hint = "an administrator can allow it; otherwise nodes are returned when the job ends"
         raise ConfigError([Problem(error.message, path="slurm", hint=hint)]) from None
 
 
@@ -278,10 +278,10 @@ def _ask(
                 command, input=text, capture_output=True, text=True, cwd=cwd, env=env, timeout=_TIMEOUT_S, check=False
             )
         except FileNotFoundError:
-            hint = "run this where Slurm is: on the login or controller node of the cluster"
-            raise UnreachableError(f"there is no {command[0]} on this machine", hint=hint) from None
+            hint = "run this command on the login or controller node of the cluster"
+            raise UnreachableError(f"{command[0]} is not installed on this machine", hint=hint) from None
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"{command[0]} did not answer in {_TIMEOUT_S:.0f} s") from None
+            raise UnreachableError(f"{command[0]} did not respond within {_TIMEOUT_S:.0f} s") from None
         if done.returncode == 0:
             return done.stdout
         error = explain(command[0], done.stderr or done.stdout)
@@ -295,15 +295,15 @@ def _ask(
 def explain(command: str, output: str) -> HyperpodExtError:
     """Return the error for the output of a failed command."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "no error message"
     if "Invalid job id" in output:
-        return NotFoundError("Slurm does not know the job", hint="`hp-ext status` lists jobs submitted from here")
+        return NotFoundError("Slurm does not know this job", hint="`hp-ext status` lists jobs submitted from here")
     if "configuration source" in output:
-        hint = "run this where Slurm is: on the login or controller node of the cluster, or set SLURM_CONF"
-        return UnreachableError(f"{command} is here, but knows of no cluster", hint=hint)
+        hint = "run this command on the login or controller node of the cluster, or set SLURM_CONF"
+        return UnreachableError(f"{command} is installed, but has no configuration of a cluster", hint=hint)
     if any(words in output for words in _AWAY):
-        return UnreachableError(f"{command}: {last}", hint="is the controller up? `scontrol ping` asks it")
+        return UnreachableError(f"{command}: {last}", hint="check with `scontrol ping` that the controller runs")
     for words, path, hint in _REFUSALS:
         if words.lower() in output.lower():
-            return ConfigError([Problem(f"Slurm refuses it: {' '.join(lines)}", path=path, hint=hint)])
+            return ConfigError([Problem(f"Slurm refuses the request: {' '.join(lines)}", path=path, hint=hint)])
     return HyperpodExtError(f"{command}: {' '.join(lines) or last}")

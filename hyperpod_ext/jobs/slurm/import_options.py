@@ -29,20 +29,21 @@ SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "ve
 """Short options, from sbatch's manual."""
 _WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
 _TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
-"""Fields of `slurm` and their forms. An option of another form, such as `p4,p5`, goes to `slurm.sbatch`."""
+"""Fields of `slurm` and the patterns of their values. An option with another value, such as `p4,p5`, goes to
+`slurm.sbatch`."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
-_ONE_TASK = "one task a node starts the workers"
+_ONE_TASK = "one task per node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
 _OF_TASKS = {"ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "gpu-bind", "mem-bind"}
-"""Options that divide a node among the tasks of srun, and would mean something else with one task."""
+"""Options that divide a node among the tasks of srun. With one task their meaning would change."""
 _OF_CONTAINERS = re.compile(r"(no-)?container-[a-z-]+")
 
 Option = tuple[str, str, int]
-"""Long name, value and line."""
+"""An option: its long name, value and line."""
 
 
 def options_of(text: str, report: Report) -> list[Option]:
-    """Return the last option of each name; `report` gets the overridden ones.
+    """Return the last option of each name. Overridden options are reported.
 
     Raises:
         ConfigError: the job has several kinds of nodes.
@@ -63,8 +64,8 @@ def options_of(text: str, report: Report) -> list[Option]:
         while words:
             word = words.pop(0)
             if word in ("hetjob", "packjob"):
-                hint = "write a spec for each of its parts, or one with nodes that are alike"
-                raise ConfigError([Problem("is a job of several kinds of nodes", path=word, line=number, hint=hint)])
+                hint = "write a spec for each part of the job, or one spec with equal nodes"
+                raise ConfigError([Problem("is a job with several kinds of nodes", path=word, line=number, hint=hint)])
             if word.startswith("--"):
                 name, equals, value = word[2:].partition("=")
             else:
@@ -73,13 +74,13 @@ def options_of(text: str, report: Report) -> list[Option]:
                 value = words.pop(0)
             if name in found:
                 _name, before, at = found.pop(name)
-                report.note(f"--{name}={before}: is given again on line {number}, which counts", at)
+                report.note(f"--{name}={before}: is overridden on line {number}", at)
             found[name] = name, value, number
     return list(found.values())
 
 
 def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option]:
-    """Put the options of the file into `document`, a spec. Return the options of containers: they belong to the step.
+    """Put the options of the file into `document`, a spec. Return the options of containers, which belong to the step.
 
     `document` also gets `called`, the job's name as written; `tasks`, the tasks per node; and `each`, the values that
     Slurm sets in a task for its share of the node.
@@ -102,7 +103,7 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
                 report.lost(f"--{name}={value}: {_ONE_TASK}", line)
                 continue
             if scaled != value:
-                report.note(f"--{name}={value}: is {scaled} for the one task of a node that starts {tasks}", line)
+                report.note(f"--{name}={value}: is {scaled} for the single task of a node that starts {tasks}", line)
             _take(document, name, scaled, report, line)
     if tasks > 1 and not {"cpus-per-task", "tres-per-task", "cpus-per-gpu", "exclusive"} & named.keys():
         document.setdefault("resources", {})["cpus"] = float(tasks)
@@ -112,7 +113,8 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
 
 
 def of_one_task(name: str, value: str, tasks: int) -> str | None:
-    """Return the value of an option for one task that starts all `tasks` workers of a node; None if there is none."""
+    """Return the value of an option for one task that starts all `tasks` workers of a node; None if it has no such
+    value."""
     if tasks == 1:
         return value
     if name not in _SCALED:
@@ -155,7 +157,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             least = value.partition("-")[0]
             document["nodes"] = int(least) if least.isdecimal() and int(least) > 0 else 1
             if str(document["nodes"]) != value:
-                report.lost(f"--nodes={value}: is no one number of nodes; {document['nodes']} is taken", line)
+                report.lost(f"--nodes={value}: is not a single number of nodes; nodes is {document['nodes']}", line)
         case "partition" if _fits(_WORD, value):
             document.setdefault("scheduling", {})["queue"] = value
         case "qos" if _fits(_WORD, value):
@@ -180,7 +182,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             if value.isdecimal() and int(value) > 0:
                 document.setdefault("resources", {})["cpus"] = float(value)
             else:
-                report.lost(f"--cpus-per-task={value}: is no number", line)
+                report.lost(f"--cpus-per-task={value}: is not a number", line)
         case "exclusive" if not value:
             slurm["exclusive"] = True
         case "export":
@@ -193,16 +195,14 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
                 report.note("--export=ALL: this is sbatch's default", line)
                 return
             if value == "NONE":
-                report.lost("--export=NONE: the job also has the variables of its submission", line)
+                report.lost("--export=NONE: the rendered job also has the variables of its submission", line)
                 return
-            why = (
-                f"of the submitter's variables, {', '.join(others)} alone are passed there" if others else "in env now"
-            )
+            why = f"of the submitter's variables, the file passes only {', '.join(others)}" if others else "now in env"
             report.lost(f"--export={value}: {why}", line)
         case "chdir" if value in (".", "./", "$PWD", "$(pwd)"):
             report.note(f"--chdir={value}: the job starts there", line)
         case "signal":
-            report.lost(f"--signal={value}: the rendered file asks for its own, before the time limit", line)
+            report.lost(f"--signal={value}: the rendered file requests its own signal before the time limit", line)
         case "requeue" | "no-requeue":
             slurm["requeue"] = name == "requeue"
         case _ if name in _TO_SLURM and _fits(_TO_SLURM[name], value):
@@ -210,7 +210,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
         case "mem" if value == "0":
             slurm.setdefault("sbatch", {})["mem"] = value
         case _ if re.search(r"[\s'\"\\#]", value) or not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
-            report.lost(f"--{name}={value}: a spec takes no such text as an option of sbatch", line)
+            report.lost(f"--{name}={value}: a spec does not allow this text as an option of sbatch", line)
         case _ if name in OWN_OPTIONS or name in NEVER:
             report.lost(f"--{name}{'=' if value else ''}{value}: {REFUSED_OF_BATCH[name][0]}", line)
         case _:
@@ -231,7 +231,7 @@ def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -
     if "nodes" not in document and each.isdecimal() and int(each) and tasks % int(each) == 0:
         document["nodes"] = tasks // int(each)
     elif "nodes" not in document and tasks > 1:
-        text = f"nodes: the file names {tasks} tasks and no nodes, which Slurm counts by them; 1 is taken"
+        text = f"nodes: the file sets {tasks} tasks and no nodes, so Slurm chooses the nodes; nodes is 1"
         report.lost(text, line)
     return int(document.get("nodes", 1))
 

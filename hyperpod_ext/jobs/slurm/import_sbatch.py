@@ -1,4 +1,5 @@
-"""Import of an sbatch file as a JobConfig: ours exactly, others as far as a spec can express them. Pure."""
+"""Import of an sbatch file as a JobConfig: exactly if hp-ext wrote it, otherwise as far as a spec can express it.
+Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
     `values` are variables in the environment of the submission.
 
     Raises:
-        ConfigError: the job is invalid; names every field.
+        ConfigError: the job is invalid. The error names every field.
     """
     for line in text.split("\n"):
         if line.startswith(NOTE):
@@ -60,10 +61,10 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
         document.pop(name, None)
     document.setdefault("name", "job")
     left_out: list[str] = []
-    if "image" in document:  # without one, both files start in the folder of the submission
+    if "image" in document:  # without an image, both files start in the folder of the submission
         place_script(document, left_out)
         if "working_dir" not in document:
-            left_out.append("the folder that the job starts in: the image's own; write it as working_dir")
+            left_out.append("the folder that the job starts in: is the image's; set it as working_dir")
     for one in left_out:
         report.lost(one)
     try:
@@ -75,11 +76,11 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
 
 _TARGET = "hyperpod-slurm"
 _JINJA = re.compile(r"\{\{-?\s*[A-Za-z_]\w*\s*(?:\|[^{}]*)?-?\}\}|^#SBATCH.*\{\{", re.MULTILINE)
-"""Not docker's `{{.Name}}`."""
+"""A placeholder of Jinja, but not docker's `{{.Name}}`."""
 
 
 def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """Fill placeholders with `values`: those of Jinja, and variables in options, which sbatch does not expand."""
+    """Fill Jinja placeholders and variables in options with `values`. sbatch does not expand variables in options."""
     notes: list[Problem] = []
     if _JINJA.search(text):
         from hyperpod_ext.jobs.imports.jinja import fill_jinja
@@ -95,15 +96,15 @@ def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, lis
 
 
 def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, list[str]]:
-    """Read our file after manual changes: its spec with the new number of nodes; other changes are named."""
-    left = [f"{source}: the spec in the file: the file was changed after it was written"]
+    """Read a file of hp-ext after manual changes: its spec with the new number of nodes. Other changes are reported."""
+    left = [f"{source}: the spec in the file: the file was edited after hp-ext wrote it"]
     written = set(job_script(job).splitlines())
     for number, line in enumerate(text.splitlines(), 1):
         match = re.fullmatch(r"#SBATCH --nodes=(\d+)", line)
         if match and int(match[1]) > job.spares:
             job = job.model_copy(update={"nodes": int(match[1]) - job.spares})
         elif line not in written and not line.startswith(("# ", NOTE)):
-            left.append(f"{source}:{number}: {line.strip()[:100]}: was changed by hand, and is not in the spec")
+            left.append(f"{source}:{number}: {line.strip()[:100]}: was edited, and is not in the spec")
     return job, _TARGET, left
 
 
@@ -117,7 +118,7 @@ def _valid(note: str, source: str) -> JobConfig:
     try:
         return JobConfig.model_validate_json(note)
     except ValidationError as error:
-        raise ConfigError([Problem(f"holds a spec of another version: {error}", source=source)]) from None
+        raise ConfigError([Problem(f"has a spec of another version: {error}", source=source)]) from None
 
 
 def _commands(
@@ -134,7 +135,7 @@ def _commands(
         report.lost(note, line or 1)
     on_nodes: list[tuple[str, int, str]] = []
     if not script.steps and script.alone and document.get("nodes", 1) == 1 and not script.hidden:
-        words, line = script.alone[-1]  # on one node, it needs no srun
+        words, line = script.alone[-1]  # on one node, the step needs no srun
         script.steps, script.folders = [(words, line)], [None]
         script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
@@ -143,7 +144,7 @@ def _commands(
         elif not at_run_time(value):
             document.setdefault("env", {})[name] = value
         elif "\n" in value or "[" in value or "RANDOM" in value:
-            report.lost(f"export {name}={shown(value)}: is worked out by bash when the job runs", line)
+            report.lost(f"export {name}={shown(value)}: is evaluated by bash when the job runs", line)
         else:
             quoted = value.replace('"', '\\"') if "$(" not in value else value
             document["slurm"].setdefault("setup", []).append(f'export {name}="{quoted}"')
@@ -157,7 +158,7 @@ def _commands(
         before.append(made)
     for other, line in script.others:
         if (other, line) not in prepared:
-            report.lost(f"{shown(other)}: a command besides the step is not run", line)
+            report.lost(f"{shown(other)}: is not run: a spec has only the step", line)
     for remark, line in script.remarks:
         report.note(remark, line)
     report.unused(script.unused())
@@ -180,34 +181,39 @@ def _commands(
         if step.inner.folder is not None:
             document["working_dir"] = step.inner.folder
     if not step.is_srun and nodes > 1:
-        report.lost("no srun: the launcher runs on the first node there, on all of them here", step.line)
+        report.lost(
+            "no srun: the launcher runs only on the first node of the file's job, but on all nodes of the rendered job",
+            step.line,
+        )
     for other_step in steps:
         if other_step.line < step.line and (earlier := earlier_step(other_step, script)) is not None:
             before.append(earlier)
         elif other_step is not step:
             text = shown(" ".join(other_step.words))
-            report.lost(f"{text}: a spec has one step; the one of line {step.line} is it", other_step.line)
+            report.lost(f"{text}: a spec has one step, which is on line {step.line}", other_step.line)
     if step.before:
         report.lost(f"words before srun: {shlex.join(step.before)}", step.line)
     tasks = tasks_of(step, nodes, tasks)
     named = {name for name, _value in step.options}
     for name, value, line in step_options:
         if name in named:
-            report.note(f"--{name}={value}: the step has its own, which counts", line)
+            report.note(f"--{name}={value}: the step's own value takes precedence", line)
         else:
             srun_option(name, value, document, report, line, given)
     document["slurm"]["auto_resume"] = False
     for name, value in without_replaced(step, nodes, report):
         scaled = of_one_task(name, value, int(tasks) if tasks and tasks.isdecimal() else 1)
         if scaled is None:
-            report.lost(f"srun --{name}={value}: one task a node starts the workers", step.line)
+            report.lost(f"srun --{name}={value}: one task per node starts the workers", step.line)
             continue
         if scaled != value:
-            report.note(f"srun --{name}={value}: is {scaled} for the one task of a node that starts {tasks}", step.line)
+            report.note(
+                f"srun --{name}={value}: is {scaled} for the single task of a node that starts {tasks}", step.line
+            )
         srun_option(name, scaled, document, report, step.line, given)
     for name, line, value in on_nodes:
         if "image" in document or OWN_OF_NODE.search(value):
-            report.lost(f"export {name}: is worked out on each node, by slurm.setup, not on the first", line)
+            report.lost(f"export {name}: is evaluated on each node, by slurm.setup, not only on the first", line)
     folder = script.folders[steps.index(step)]
     if folder is not None and "image" not in document:
         document.setdefault("working_dir", folder)  # in a container, a step starts in the image's folder
@@ -224,13 +230,13 @@ def _commands(
     for word in [*words, document.get("image", ""), document.get("working_dir", "")]:
         if at_run_time(word):
             report.lost(
-                f"{word}: is worked out when the job runs; the spec passes it as text{hint_for(word)}", step.line
+                f"{word}: is evaluated when the job runs, but the spec passes it as text{hint_for(word)}", step.line
             )
     if not before:
         del document["overlay"]["slurm"]["before"]
 
 
-_AS_TEXT = "is worked out when the job runs; the spec has it as text"
+_AS_TEXT = "is evaluated when the job runs, but the spec passes it as text"
 
 
 def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None:
@@ -246,7 +252,7 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
         text = f"the step runs on {on} of the file's {document['nodes']} nodes: nodes is {on}"
         report.lost(text, step.line)
     if "nodes" not in document:
-        report.note(f"nodes: {on}, those of the step, as the file names none", step.line)
+        report.note(f"nodes: is {on}, from the step, because the file does not set it", step.line)
     document["nodes"] = int(on)
 
 

@@ -13,7 +13,8 @@ from hyperpod_ext.jobs.slurm.import_step import Step, unescaped
 
 
 def earlier_step(step: Step, script: Script) -> str | None:
-    """Return an earlier step as a line of the batch script; None if some of its words are unknown there."""
+    """Return an earlier step as a line of the batch script; None if some of its words are unknown in the batch
+    script."""
     words = [word if word in script.literal else unescaped(word) for word in step.words]
     given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
     text = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), *words] if given else words)
@@ -71,6 +72,6 @@ def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: st
 
 
 def _quiet(text: str) -> str:
-    """Redirect the output of `text`: it is no part of the environment."""
+    """Redirect the output of `text`, because it is not part of the environment."""
     first, ends, _rest = text.partition("; set +a")
     return f"{first} >&2{ends}"

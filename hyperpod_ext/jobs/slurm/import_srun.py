@@ -18,7 +18,7 @@ from hyperpod_ext.jobs.slurm.import_step import Step
 from hyperpod_ext.jobs.slurm.script import REFUSED_OF_STEP
 
 _QUIET = {"label", "no-container-mount-home", "cpu-bind", "unbuffered"}
-_OWN_WORDS = "the rendered step has its own words for it"
+_OWN_WORDS = "the rendered step sets this itself"
 
 
 def without_replaced(step: Step, nodes: int, report: Report) -> Iterator[tuple[str, str]]:
@@ -40,20 +40,20 @@ _FOLDER = re.compile(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`|\$\(cd "
 
 
 def at_run_time(text: str) -> bool:
-    """Whether the shell replaces a part of `text` when the job runs."""
+    """Return whether the shell replaces a part of `text` when the job runs."""
     return re.search(r"\$[\w({]|`", text) is not None
 
 
 def hint_for(text: str) -> str:
-    """Return a hint how to give values for the variables in `text`."""
+    """Return a hint how to set values of the variables in `text`."""
     if _FOLDER.search(text):
-        return " (give the folder that it is submitted from with --set PWD=/FOLDER)"
+        return " (set the folder of the submission with --set PWD=/FOLDER)"
     names = [name for name in names_in(text) if not name.startswith("SLURM") and name not in _OF_RANKS]
     return f" ({HOW.format(name=names[0])})" if names and not re.search(r"\$\(|\[", text) else ""
 
 
 def _is_counted(step: Step) -> bool:
-    """Whether srun's tasks are the job's workers."""
+    """Return whether srun's tasks are the job's workers."""
     return step.launch is not None and step.launch.launcher == "python"
 
 
@@ -68,11 +68,11 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
             report.note(f"--max-restarts=0: this is {launch.launcher}'s default", line)
         document["restart"] = {"max_restarts": int(again)}
     if launch.launcher == "python" and not launch.program:
-        report.lost(f"{launch.script} is started by its own first line; the spec renders to python3", line)
+        report.lost(f"{launch.script} is started by its first line; the rendered job uses python3", line)
     if launch.python_options:
         report.lost(f"options of the interpreter: {shlex.join(launch.python_options)}", line)
     if launch.launcher != "torchrun":
-        text = f"the launcher is {launch.launcher}; the spec renders to torchrun, which sets the ranks"
+        text = f"the launcher is {launch.launcher}; the rendered job uses torchrun, which sets the ranks"
         if launch.launcher == "python" and tasks not in (None, "1"):
             text += ": a script that reads SLURM_PROCID or SLURM_LOCALID must read RANK or LOCAL_RANK"
         report.lost(text, line)
@@ -85,23 +85,23 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
         document["workers_per_node"] = launch.on_each_node(count, nodes)
     elif workers is not None:
         count = document.setdefault("workers_per_node", int(set_by_slurm(document).get("SLURM_GPUS_ON_NODE", "1")))
-        report.lost(f"workers_per_node: {workers} depends on the node; {count} is taken", line)
+        report.lost(f"workers_per_node: is {count}, because {workers} depends on the node", line)
     elif launch.launcher == "torchrun":
         document["workers_per_node"] = 1
         report.note("workers_per_node: 1, torchrun's default without --nproc-per-node", line)
     else:
         on_node = set_by_slurm(document).get("SLURM_GPUS_ON_NODE", "1")
         count = document.setdefault("workers_per_node", int(on_node))
-        report.lost(f"workers_per_node: {count} is taken, as the command of {launch.launcher} names none", line)
+        report.lost(f"workers_per_node: is {count}, because the command of {launch.launcher} does not set it", line)
     for one in launch.replaced():
         report.note(one, line)
     for name, value in launch.other_options().items():
         shown_option = f"--{name} {value}".rstrip()
-        report.lost(f"{shown_option} of {launch.launcher}: a spec has no field that says it", line)
+        report.lost(f"{shown_option} of {launch.launcher}: a spec has no such field", line)
     if launch.nodes is not None and launch.nodes.isdecimal() and int(launch.nodes) != nodes:
-        report.lost(f"the launcher's {launch.nodes} nodes: --nodes is {nodes}, which counts", line)
+        report.lost(f"the launcher's {launch.nodes} nodes: --nodes={nodes} takes precedence", line)
     elif launch.nodes is not None and ":" in launch.nodes:
-        report.lost(f"the launcher's --nnodes={launch.nodes}: the spec renders to exactly {nodes} nodes", line)
+        report.lost(f"the launcher's --nnodes={launch.nodes}: the rendered job has exactly {nodes} nodes", line)
 
 
 def without_ranks(document: dict[str, Any], report: Report) -> None:
@@ -109,12 +109,12 @@ def without_ranks(document: dict[str, Any], report: Report) -> None:
     env, setup = document.get("env", {}), document["slurm"].get("setup", [])
     if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
         document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
-        report.lost("export MASTER_PORT: is rendezvous.port now, from which the rendered file sets it", 1)
+        report.lost("export MASTER_PORT: is now rendezvous.port, from which the rendered file sets it", 1)
     for name in [name for name in env if is_of_ranks(name) and name not in SETTINGS]:
-        report.lost(f"export {name}={env.pop(name)}: the rendered file sets it, by the step's nodes", 1)
+        report.lost(f"export {name}={env.pop(name)}: the rendered file sets it from the step's nodes", 1)
     for line in [line for line in setup if changes_ranks(line)]:
         setup.remove(line)
-        report.lost(f"{line[:100]}: the rendered file sets it, by the step's nodes", 1)
+        report.lost(f"{line[:100]}: the rendered file sets it from the step's nodes", 1)
 
 
 def srun_option(
@@ -141,7 +141,7 @@ def srun_option(
                     volume |= {"read_only": True} if flags == "ro" else {}
                     document.setdefault("volumes", []).append(volume)
                     if flags not in ("", "ro"):
-                        report.lost(f"volume {mount}: a volume of a spec has no flags but ro", line)
+                        report.lost(f"volume {mount}: a volume of a spec has no flags except ro", line)
                     if at_run_time(mount):
                         how = "is worked out when the job runs; the spec has it as text"
                         report.lost(f"volume {mount}: {how}{hint_for(mount)}", line)
@@ -164,14 +164,15 @@ def srun_option(
         case _ if name in _QUIET:
             report.note(f"srun --{name}{'=' if value else ''}{value}: {_OWN_WORDS}", line)
         case _:
-            why = "a spec has no field that says it"
+            why = "a spec has no such field"
             if name in REFUSED_OF_STEP:
-                why = "the rendered step has its own, an agent or launcher on each node with the job's files"
+                why = "the rendered step sets this itself, to start the job's agent or launcher on each node"
             report.lost(f"srun --{name}{'=' if value else ''}{value}: {why}", line)
 
 
 def _is_carried(name: str, value: str) -> bool:
-    """Whether `overlay.slurm.srun` takes the option: long, with a literal value, and not set by the rendered file."""
+    """Return whether `overlay.slurm.srun` accepts the option: a long option with a literal value that the rendered file
+    does not set."""
     long = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
     known = not re.search(r"[$`\n\r\x00]", value)
     return long and known and name not in _QUIET and name not in REFUSED_OF_STEP

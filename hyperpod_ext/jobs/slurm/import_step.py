@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.slurm.import_options import SHORT
 
 _SHORT = SHORT | {"E": "preserve-env", "K": "kill-on-bad-exit", "X": "disable-status"}
 _SHORT |= {"l": "label", "r": "relative", "u": "unbuffered"}
-"""Short options of srun, which has sbatch's, too."""
+"""Short options of srun, in addition to sbatch's."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
 _FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
@@ -33,7 +33,7 @@ _FLAGS |= {"no-container-mount-home", "container-mount-home", "no-container-rema
 _FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint"}
 """Options of srun and pyxis without a value, or with a value only after `=`."""
 _STARTED_BY = {"exec", "time", "command"}
-"""Words before srun that do not affect its program."""
+"""Words before srun that do not affect srun's program."""
 SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
 _MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
 
@@ -56,7 +56,7 @@ class Step:
 
     @property
     def is_srun(self) -> bool:
-        """Whether srun starts it, on all its nodes."""
+        """Whether srun starts the command, on all nodes of the step."""
         return any(word.rpartition("/")[2] == "srun" for word in self.words)
 
     def option(self, *names: str) -> str | None:
@@ -64,7 +64,7 @@ class Step:
         return next((value for name, value in reversed(self.options) if name in names), None)
 
     def shown(self) -> str:
-        """Return its beginning, in one line."""
+        """Return the beginning of the command in one line."""
         return " ".join(" ".join(self.words).split())[:80]
 
 
@@ -87,7 +87,7 @@ def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Co
     if (launch := parse_launch(plain)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
         step.launch = launch
         return step
-    # inside a shell of each node, which has Slurm's variables of its task
+    # a shell on each node has Slurm's variables of its task
     step.inner = read_words([word.replace("\\$", "$") for word in rest], known)
     step.launch = step.inner.launch
     return step
@@ -129,7 +129,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         raise _no_step(script, nodes, source)
     step = steps[-1]
     if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
-        what = f"{launcher} starts an unknown file: nothing in the file sets {{name}}"
+        what = f"{launcher} starts an unknown file, because these are not set in the sbatch file: {{name}}"
         raise ConfigError(
             [
                 Problem(what.format(name=name), source=source, line=step.line, hint=HOW.format(name=name))
@@ -144,29 +144,29 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         step.launch = module
         return step
     if not step.is_srun or not step.program:
-        why = "it starts no Python file that import finds"
+        why = "import finds no Python file that it starts"
     elif len(steps) > 1:
         first = "; ".join(one.shown() for one in steps)
-        why = f"it has {len(steps)} steps, of which none starts a Python file ({first}), and a spec has one"
+        why = f"it has {len(steps)} steps, but a spec has one, and none starts a Python file ({first})"
     elif count not in (None, "1"):
-        why = f"srun starts {count} tasks on each node, which get their ranks from it (MPI, SLURM_PROCID): a spec one"
+        why = f"srun starts {count} tasks with ranks (MPI, SLURM_PROCID) on each node, but a spec starts one"
     elif (on is not None and on != str(nodes)) or (all_tasks is not None and all_tasks != str(nodes)) or some:
         which = f"--nodes={on}" if on is not None else f"--ntasks={all_tasks}" if all_tasks is not None else f"--{some}"
-        why = f"its step has {which}, and that of a spec has a task on each of the {nodes} nodes"
+        why = f"its step has {which}, but a spec's step has a task on each of the {nodes} nodes"
     else:
         return step
-    hint = "run it with sbatch as before, or write a spec with a script, or a command for each node"
+    hint = "run the file with sbatch as before, or write a spec with a script, or with a command for each node"
     raise ConfigError([Problem(f"{why} ({step.shown()})", source=source, line=step.line, hint=hint)])
 
 
 def _unset_names(words: Sequence[str]) -> list[str]:
-    """Return the variables in `words` that nothing sets, besides those of Slurm."""
+    """Return the variables in `words` that are not set, except those of Slurm."""
     text = re.sub(r"\$\([^()]*\)|`[^`]*`", "", " ".join(words))
     return [name for name in dict.fromkeys(names_in(text)) if not name.startswith("SLURM")]
 
 
 def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
-    """Return the tasks per node: those of the step, otherwise those of the file."""
+    """Return the tasks per node, of the step if it sets them, otherwise of the file."""
     if (found := step.option("ntasks-per-node", "tasks-per-node")) is not None:
         return found
     found = step.option("ntasks")
@@ -188,21 +188,23 @@ def _module(words: Sequence[str]) -> Launch | None:
 
 
 def _no_step(script: Script, nodes: int, source: str) -> ConfigError:
-    hint = "run it with sbatch as before; import reads files that train by srun or a launcher"
+    hint = "run the file with sbatch as before; import reads files that train with srun or a launcher"
     for text, line in script.hidden:
-        message = f"a step is in what is not followed, a loop or the like: {text.strip().splitlines()[0][:80]}"
-        hint = "write it outside, with the values that it has, or write a spec"
+        message = (
+            f"a step is in a statement that import cannot follow, such as a loop: {text.strip().splitlines()[0][:80]}"
+        )
+        hint = "move the step out of it, with literal values, or write a spec"
         return ConfigError([Problem(message, source=source, line=line, hint=hint)])
     for text, line in script.others:
         if found := _MPI.search(text):
-            message = f"{found[1]} starts the processes of all nodes from the first one; a spec's command is on each"
+            message = f"{found[1]} starts all processes from the first node, but a spec's command runs on each node"
             return ConfigError([Problem(message, source=source, line=line, hint=hint)])
     if script.alone:
         words, line = script.alone[-1]
-        message = f"{' '.join(words)[:80]} runs on the first of {nodes} nodes alone"
+        message = f"{' '.join(words)[:80]} runs only on the first of {nodes} nodes"
         hint = "write srun before it, or --nodes=1"
         return ConfigError([Problem(message, source=source, line=line, hint=hint)])
     first = next((text.strip().splitlines()[0][:80] for text, _line in script.others if text.strip()), "nothing")
     line = script.others[0][1] if script.others else 1
-    message = f"has no step of srun or a launcher, so it prepares or tests on its first node alone: {first}"
+    message = f"has no step with srun or a launcher; it only runs commands on its first node: {first}"
     return ConfigError([Problem(message, source=source, line=line, hint=hint)])

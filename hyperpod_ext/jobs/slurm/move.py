@@ -1,7 +1,7 @@
 """Moving the ranks of a node to a spare in a running job on Slurm, and draining the node.
 
-The order is a file in the run folder. If the job is not elastic, the node stays in its allocation: a restarted step
-needs all nodes that the job began with.
+The request is a file in the run folder. If the job is not elastic, the node stays in its allocation, because a
+restarted step needs all original nodes of the job.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from hyperpod_ext.jobs.slurm.resize import PendingResize, give_back, hosts_of, r
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """An order to move the ranks of a node."""
+    """A request to move the ranks of a node."""
 
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Folder of the start that gets the order."""
+    """Run folder of the start that gets the request."""
     name: str
     node: int
     host: str
-    """Slurm's name of the node; empty: it belongs to another allocation, which ends with it."""
+    """Slurm's name of the node. Empty if the node belongs to another allocation, which ends with the node."""
     events: Tail
-    """Reader of the events after the order."""
+    """Reader of the events after the request."""
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Order a move of a node's ranks to a spare. The node is a number in the job or a name in Slurm.
+    """Request a move of a node's ranks to a spare. The node is a number in the job or a name in Slurm.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: the job does not train.
-        ConfigError: it has no such node, or no spares.
+        ConflictError: the job is not training.
+        ConfigError: the job has no such node, or no spares.
     """
     job = hyperpod_slurm.submission(handle)
     spec = spec_of(job)
     if spec.mode != "ours":
-        hint = "in mode ours, with spares, ranks move while the job runs"
+        hint = "ranks can move only in mode ours, in a job with spares"
         raise UnsupportedError([Problem(f"ranks cannot move in mode {spec.mode}", path="mode", hint=hint)])
     if problem := resize.refusal_to_move(spec, 0):
         raise ConfigError([problem])
@@ -57,7 +57,7 @@ def move(handle: JobHandle, node: str) -> PendingMove:
     number = _number_of(node, hosts)
     if number is None:
         known = ", ".join(f"{number} ({host})" for number, host in sorted(hosts.items()))
-        hint = f"its nodes are {known}"
+        hint = f"the job's nodes are {known}"
         raise ConfigError([Problem(f"{job.name} does not run on node {node}", source="--node", hint=hint)])
     if problem := resize.refusal_to_move(spec, number):
         raise ConfigError([problem])
@@ -75,11 +75,11 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
         The event of the move, with `drain`, the drained node's name, or `why_no_drain`, a reason.
 
     Raises:
-        ConflictError: it was refused, or the job ended first.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        ConflictError: the request was refused, or the job ended first.
+        WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     job, still_runs = ordered.job, seldom(lambda: runs(ordered.job))
-    over, called = f"{job.name} ended, or was queued again, before they moved", ordered.host or f"node {ordered.node}"
+    over, called = f"{job.name} ended or was requeued before the ranks moved", ordered.host or f"node {ordered.node}"
     done = resize.outcome(job.name, ordered.events, ordered.name, lambda: "" if still_runs() else over, timeout_s)
     resize.wait_until_left(ordered.spec, ordered.start, {ordered.node: called}, still_runs)
     came = resize.came_to(map(read_event, Tail(ordered.start / "events.jsonl").lines()), ordered.name)
@@ -99,7 +99,7 @@ def _number_of(node: str, hosts: dict[int, str]) -> int | None:
 
 def _drain(ordered: PendingMove) -> dict[str, Any]:
     if not ordered.host:
-        return {"why_no_drain": "it is of another allocation, which ends with it"}
+        return {"why_no_drain": "the node belongs to another allocation, which ends with the node"}
     try:
         slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
     except HyperpodExtError as error:  # only administrators may drain; the ranks have moved anyway

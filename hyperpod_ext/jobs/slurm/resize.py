@@ -1,8 +1,8 @@
 """Resizing a running job on Slurm.
 
-Fewer nodes: an order in the run folder; when nodes have left the job, they are released to Slurm. More nodes: an array
-of jobs with one node each, which write the order when they start, and end when their node leaves. Slurm's own expansion
-of allocations is not used, because most clusters disable it.
+For fewer nodes, a request is written to the run folder, and nodes that left the job are released to Slurm. For more
+nodes, an array of jobs with one node each is submitted. These jobs write the request when they start, and end when
+their node leaves. Slurm's own expansion of allocations is not used, because most clusters disable it.
 
 RUNS/NAME/JOBID/nodes.jobs       ids of these jobs, one per line
 RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3 of the job's own allocation
@@ -36,55 +36,55 @@ _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """A resize order, in the run folder or with the joining nodes."""
+    """A resize request, in the run folder or with the joining nodes."""
 
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Folder of the start that gets the order."""
+    """Run folder of the start that gets the request."""
     name: str
     nodes: int
     of: int
     """Current number of nodes."""
     events: Tail
-    """Reader of the events after the order."""
+    """Reader of the events after the request."""
     joining: str = ""
     """Id of the array of jobs with joining nodes; empty: none join."""
 
     @property
     def note(self) -> str:
-        """Says that nodes must come from the queue."""
+        """Text for the user about nodes that wait in the queue."""
         if not self.joining:
             return ""
         count = self.nodes - self.of
-        return (
-            f"job {self.joining} of the queue brings {count} more node{'s'[: count > 1]}; the job trains on meanwhile"
-        )
+        return f"job {self.joining} of the queue adds {count} more node{'s'[: count > 1]}; training continues meanwhile"
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Order a resize to `nodes` nodes; request missing nodes from Slurm.
+    """Request a resize to `nodes` nodes, and missing nodes from Slurm.
 
     Raises:
         NotFoundError: there is no such job.
-        ConflictError: it does not train, already has this size, or waits for nodes.
+        ConflictError: the job is not training, already has this size, or waits for nodes.
         ConfigError: this size is not allowed, or Slurm refuses the nodes.
     """
     job = hyperpod_slurm.submission(handle)
     spec = spec_of(job)
     if spec.mode != "ours":
-        hint = "submit it again with other `nodes`; in mode ours it is resized while it runs"
+        hint = "submit it again with other `nodes`, or use mode ours, in which running jobs can be resized"
         raise UnsupportedError([Problem(f"mode {spec.mode} cannot be resized", path="mode", hint=hint)])
     if problem := resize.refusal(spec, nodes):
         raise ConfigError([problem])
     start = training_start(job, handle)
     if waiting := [one for one in hyperpod_slurm.more_jobs(job.job_dir) if slurm.task_states(one) & {"starting"}]:
-        hint = f"wait for them, or drop them with `scancel {waiting[0]}`"
-        raise ConflictError(f"{job.name} waits for nodes already, job {waiting[0]} of the queue", hint=hint)
+        hint = f"wait for them, or cancel the request with `scancel {waiting[0]}`"
+        raise ConflictError(
+            f"{job.name} already waits for nodes of an earlier resize, job {waiting[0]} of the queue", hint=hint
+        )
     events = Tail(start / "events.jsonl")
     job_nodes = resize.nodes_of_job(read_event(line) for line in events.lines())
     if nodes == job_nodes.size:
-        raise ConflictError(f"{job.name} has {nodes} nodes already")
+        raise ConflictError(f"{job.name} already has {nodes} nodes")
     name = resize.new_name()
     joining = numbers_for(spec, nodes, job_nodes)
     arriving = ""
@@ -99,14 +99,14 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
     """Return the folder of the current start of a training job.
 
     Raises:
-        ConflictError: the job does not train.
+        ConflictError: the job is not training.
         UnsupportedError: another version wrote it.
     """
     starts = hyperpod_slurm_runs.starts(job.job_dir)
     if not runs(job) or not starts or not (starts[-1] / "events.jsonl").exists():
-        raise ConflictError(f"{job.name} does not train", hint=f"`hp-ext status {handle}` shows how far it is")
+        raise ConflictError(f"{job.name} is not training", hint=f"`hp-ext status {handle}` shows its progress")
     if not (starts[-1] / "hosts").is_dir():
-        hint = "submit it again: nodes of jobs that this version writes can come and go"
+        hint = "submit it again with this version, whose jobs can be resized"
         raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
     return starts[-1]
 
@@ -114,7 +114,7 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
 def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
     """Return the numbers for the nodes that must join before the job can have `nodes`, besides its spares. Pure.
 
-    They are the highest free numbers: a start of the job gives the lowest to its own nodes.
+    They are the highest free numbers, because a start of the job gives the lowest numbers to its own nodes.
     """
     most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
     missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0
@@ -123,11 +123,11 @@ def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tupl
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the order is carried out, and release unused nodes to Slurm.
+    """Wait until the request is carried out, and release unused nodes to Slurm.
 
     Raises:
-        ConflictError: it was refused, the job ended first, or joining nodes failed.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        ConflictError: the request was refused, the job ended first, or joining nodes failed.
+        WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     unasked, ended = ordered.nodes if ordered.joining else None, seldom(lambda: _why_not(ordered))
     done = resize.outcome(ordered.job.name, ordered.events, ordered.name, ended, timeout_s, unasked)
@@ -137,9 +137,9 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 def _why_not(ordered: PendingResize) -> str:
     job = ordered.job
     if not runs(job):
-        return f"{job.name} ended, or was queued again, before it was resized"
+        return f"{job.name} ended or was requeued before it was resized"
     if ordered.joining and (bad := slurm.task_states(ordered.joining) & _ENDED_BADLY):
-        return f"a node that should come has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.joining}_*.out"
+        return f"a joining node has {min(bad)}: see {job.folder}/{job.name}.nodes-{ordered.joining}_*.out"
     return ""
 
 
@@ -158,7 +158,7 @@ def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
     gone = [host for host in left if host in held and host != first]
     result: dict[str, Any] = {"given_back": [], "kept": [host for host in left if host == first and host in held]}
     if result["kept"]:
-        result["why_kept"] = "the batch script runs there"
+        result["why_kept"] = "the batch script runs on it"
     if not gone:
         return result
     try:
@@ -177,7 +177,7 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
     """Wait until the leaving nodes of the job's own allocation have ended and saved their checkpoints.
 
     Raises:
-        HyperpodExtError: they do not.
+        HyperpodExtError: a node does not end.
     """
     events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
     begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
@@ -198,7 +198,7 @@ def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
 
 
 def runs(job: hyperpod_slurm.Submitted) -> bool:
-    """Whether Slurm runs the job now."""
+    """Return whether Slurm runs the job now."""
     return slurm.find(job.id).our_state == "running"
 
 
@@ -224,8 +224,8 @@ def spec_of(job: hyperpod_slurm.Submitted) -> JobConfig:
     try:
         spec = spec_in((job.job_dir / "job.sbatch").read_text())
     except FileNotFoundError:
-        raise ConflictError(f"{job.name} has not begun yet", hint=f"`squeue -j {job.id}` says why") from None
+        raise ConflictError(f"{job.name} has not started yet", hint=f"`squeue -j {job.id}` shows why") from None
     if spec is None:
-        hint = "was it changed after it was written, or made by another version?"
-        raise NotFoundError(f"{job.job_dir}/job.sbatch holds no spec", hint=hint)
+        hint = "the file was edited, or another version of hp-ext wrote it; submit the job again"
+        raise NotFoundError(f"{job.job_dir}/job.sbatch has no readable spec", hint=hint)
     return spec

@@ -77,7 +77,7 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobRe
     result = EMPTY_REPORT | last
     result["losses"] = {step: loss for report in reports for step, loss in (report or {}).get("losses", {}).items()}
     for folder, report in zip(folders, reports, strict=True):
-        if report is None:  # killed before it wrote one
+        if report is None:  # the start was killed before it wrote a report
             result["losses"] = _losses(folder) | result["losses"]
     result["losses"] = dict(sorted(result["losses"].items(), key=lambda item: int(item[0])))
     result["starts"] = len(folders)

@@ -20,7 +20,7 @@ from hyperpod_ext.jobs.contract.spec_annotation import note_text, parse_note
 NOTE = "# spec: "
 """Prefix of the job's spec in the file, which `hp-ext import` reads."""
 COMMENT = "hyperpod_ext"
-"""Comment that identifies our jobs in the queue."""
+"""Comment that identifies jobs of hp-ext in the queue."""
 MORE_NODES = ".nodes"
 """Suffix for the names of jobs with joining nodes. No name in a spec can have it."""
 
@@ -30,11 +30,11 @@ OWN_OPTIONS = frozenset(
 """Options of sbatch that the rendered file sets and relies on."""
 
 OVERLAY_MARK = "# from overlay.slurm: "
-_SET = "is set by the rendered file itself"
-_ONE_AGENT = ("would start other than one agent on each node", "write `nodes` and `workers_per_node`")
-_LOG = ("would take the job's log from where it is looked for", "read it by `hp-ext logs`")
-_NO_JOB = ("has sbatch submit no job", "remove it")
-_VARIABLES = ("would bring the job other variables than its own", "write `env`")
+_SET = "is set by the rendered file"
+_ONE_AGENT = ("would change that one agent starts on each node", "write `nodes` and `workers_per_node`")
+_LOG = ("would move the job's log, which hp-ext could then not find", "read it by `hp-ext logs`")
+_NO_JOB = ("would make sbatch submit no job", "remove it")
+_VARIABLES = ("would change the job's variables", "write `env`")
 REFUSED_OF_BATCH = {
     "job-name": (_SET, "write `name`"),
     "nodes": (_SET, "write `nodes`"),
@@ -45,9 +45,9 @@ REFUSED_OF_BATCH = {
     "ntasks-per-socket": _ONE_AGENT,
     "output": _LOG,
     "open-mode": _LOG,
-    "comment": (_SET, "remove it: the job is told by it from others in the queue"),
-    "chdir": ("would take the job from the folder of its files", "submit it from the folder of the script"),
-    "array": ("would start many jobs as one", "submit each under a name of its own"),
+    "comment": (_SET, "remove it: hp-ext identifies its jobs in the queue by it"),
+    "chdir": ("would start the job outside the folder of its files", "submit it from the folder of the script"),
+    "array": ("would start many jobs with one submission", "submit each job with a different name"),
     "export": _VARIABLES,
     "export-file": _VARIABLES,
     "get-user-env": _VARIABLES,
@@ -55,17 +55,17 @@ REFUSED_OF_BATCH = {
     "requeue": (_SET, "write `slurm.requeue`"),
     "no-requeue": (_SET, "write `slurm.requeue`"),
     "no-kill": (_SET, "write `spares` or `elastic`"),
-    "wrap": ("would stand in the place of the file", "write `script` and `args`"),
+    "wrap": ("would replace the file", "write `script` and `args`"),
     "test-only": _NO_JOB,
     "help": _NO_JOB,
     "usage": _NO_JOB,
     "version": _NO_JOB,
-    "wait": ("would have the submission last as long as the job", "use `hp-ext wait`"),
-    "clusters": ("would bring the job to a cluster where it is not looked for", "submit it from that cluster"),
+    "wait": ("would make the submission last as long as the job", "use `hp-ext wait`"),
+    "clusters": ("would submit the job to a cluster where hp-ext does not look for it", "submit it from that cluster"),
 }
 """Option of sbatch, why an overlay cannot set it, and what to do."""
 NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
-"""Options that `slurm.sbatch` cannot set either: the job would not be submitted, or not be found."""
+"""Options that `slurm.sbatch` cannot set either, because the job would not be submitted or not be found."""
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
@@ -111,7 +111,7 @@ def job_script(job: JobConfig) -> str:
 
 
 def spec_in(script: str) -> JobConfig | None:
-    """Return the spec in a rendered file, or None if this version can read none."""
+    """Return the spec in a rendered file; None if there is none that this version can read."""
     return next((parse_note(line.removeprefix(NOTE)) for line in script.splitlines() if line.startswith(NOTE)), None)
 
 
@@ -119,7 +119,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
     """Render the sbatch file for nodes with these `numbers` that join job `job_id` for a resize.
 
     Args:
-        order: name of the resize order; `text` is its content.
+        order: name of the resize request; `text` is its content.
         folder: folder of the job's submission.
     """
     runs_dir = folder / job.slurm.runs / job.name
@@ -156,39 +156,39 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     for name in job.slurm.sbatch:
         if name in OWN_OPTIONS:
             hint = "remove it, and use the spec's own fields"
-            yield Problem(f"--{name} is set by the rendered file itself", path=f"slurm.sbatch.{name}", hint=hint)
+            yield Problem(f"--{name} is set by the rendered file", path=f"slurm.sbatch.{name}", hint=hint)
         elif name in NEVER:
             why, hint = REFUSED_OF_BATCH[name]
             yield Problem(f"--{name} {why}", path=f"slurm.sbatch.{name}", hint=hint)
     if _container(job) == "enroot" and not (job.image or "").endswith(".sqsh"):
-        hint = "`enroot import -o /fsx/train.sqsh docker://...` makes one; or use slurm.container: pyxis"
-        yield Problem("enroot starts images that are squashfs files (.sqsh)", path="image", hint=hint)
+        hint = "create one with `enroot import -o /fsx/train.sqsh docker://...`, or use slurm.container: pyxis"
+        yield Problem("enroot starts only squashfs files (.sqsh)", path="image", hint=hint)
     for index, volume in enumerate(job.volumes):
         if volume.kind not in ("host", "scratch"):
             hint = "mount it on the nodes, and use a volume of kind host"
-            yield Problem(f"Slurm has no volumes of kind {volume.kind}", path=f"volumes.{index}", hint=hint)
+            yield Problem(f"volumes of kind {volume.kind} do not exist on Slurm", path=f"volumes.{index}", hint=hint)
         elif volume.kind == "scratch":
             hint = "use a folder of the node: a volume of kind host"
-            yield Problem("Slurm makes no scratch volumes", path=f"volumes.{index}", hint=hint)
+            yield Problem("scratch volumes do not exist on Slurm", path=f"volumes.{index}", hint=hint)
     yield from _unreadable(job.slurm.setup, "slurm.setup")
     yield from _problems_at_limit(job)
     yield from _overlay_problems(job)
     if job.node_groups:
-        hint = "remove node_groups; one job on Slurm has nodes that are alike"
-        yield Problem("Slurm jobs here have one kind of node", path="node_groups", hint=hint)
+        hint = "remove node_groups; all nodes of a job on Slurm are equal"
+        yield Problem("target hyperpod-slurm supports only one kind of node", path="node_groups", hint=hint)
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
     """Yield a warning for each behaviour that may surprise the user."""
     options = job.slurm
     if options.gres and options.auto_resume:
-        yield "slurm.gres: HyperPod queues a job with GRES again from its start, where it would resume the step"
+        yield "slurm.gres: after a fault, HyperPod requeues a job with GRES as a whole instead of resuming its step"
     if options.requeue and job.mode == "ours" and not job.checkpoint.durable():
-        yield "no durable tier: a job that Slurm queues again, after the loss of a node, begins from step 0"
+        yield "no durable tier: a job that Slurm requeues after the loss of a node restarts from step 0"
     if job.image is None and job.volumes:
-        yield "volumes are not used without an image: the job sees the nodes' own folders"
+        yield "volumes are ignored without an image: the job uses the nodes' own folders"
     if job.image is None and job.working_dir:
-        yield "working_dir is a folder of the nodes, as there is no image"
+        yield "working_dir is a folder of the nodes, because there is no image"
 
 
 def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
@@ -196,23 +196,25 @@ def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
         return
     path = "slurm.requeue_at_limit"
     if job.mode == "plain":
-        yield Problem("a plain script is not saved before the limit", path=path, hint="use mode: ours")
+        yield Problem("a job of mode plain is not saved before the time limit", path=path, hint="use mode: ours")
     elif not job.checkpoint.durable():
         hint = "add a tier of kind file or s3"
-        yield Problem("no durable tier: a job that is queued again would begin from step 0", path=path, hint=hint)
+        yield Problem("without a durable tier, a requeued job would restart from step 0", path=path, hint=hint)
     if job.timeouts.run_s is None:
-        yield Problem("there is no time limit", path=path, hint="set timeouts.run_s, the seconds of each start")
+        yield Problem(
+            "has no effect without a time limit", path=path, hint="set timeouts.run_s, the seconds of each start"
+        )
     if not job.slurm.requeue:
-        yield Problem("slurm.requeue: false forbids it", path=path, hint="remove one of the two")
+        yield Problem("contradicts slurm.requeue: false", path=path, hint="remove one of the two fields")
 
 
 def _in_place(job: JobConfig) -> bool:
-    """Whether nodes may join and leave the running job."""
+    """Return whether nodes may join and leave the running job."""
     return job.elastic is not None and job.mode == "ours"
 
 
 def _warned(job: JobConfig) -> bool:
-    """Whether the batch script, not each node, gets the signal before the time limit."""
+    """Return whether the batch script, not each node, gets the signal before the time limit."""
     return job.timeouts.run_s is not None and job.mode == "ours" and (job.slurm.requeue_at_limit or _in_place(job))
 
 
@@ -273,7 +275,7 @@ def _name(line: str) -> str:
 
 
 def _is_one_word(line: str) -> bool:
-    """Whether sbatch reads the line as one option."""
+    """Return whether sbatch reads the line as one option."""
     try:
         return len(shlex.split(line, comments=True)) == 1 and not line.endswith("\\")
     except ValueError:
@@ -291,11 +293,13 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
             why, hint = REFUSED_OF_BATCH[name]
             yield Problem(f"--{name} {why}", path=at, hint=hint)
         elif not _is_one_word(line):
-            hint = "put its value in double quotes, and further options in lines of their own"
+            hint = "put its value into double quotes, and each further option into a separate entry"
             yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)
         elif name in present:
             yield Problem(
-                f"--{name} is said by the spec already", path=at, hint="change that field, or remove this line"
+                f"--{name} is already set by a field of the spec",
+                path=at,
+                hint="change that field of the spec, or remove this line",
             )
     present = {_name(option) for option in _step_options(plain)}
     for name in overlay.srun:
@@ -316,7 +320,7 @@ def _unreadable(lines: Sequence[str], path: str) -> Iterator[Problem]:
     try:
         check_shell(path, "\n".join(lines) + "\n")
     except HyperpodExtError:
-        yield Problem("is no shell that sh can read", path=path, hint="end what it begins, quotes too")
+        yield Problem("is not valid shell for sh", path=path, hint="check for unclosed quotes and blocks")
 
 
 def _step_options(job: JobConfig) -> Iterator[str]:
@@ -326,7 +330,7 @@ def _step_options(job: JobConfig) -> Iterator[str]:
         yield from ('nodes="$nodes"', 'ntasks="$nodes"')
     if job.spares or job.elastic:
         yield "no-kill"
-    # our agents end on their own, with the job's exit code; workers of torchrun may wait for ever
+    # agents end without help, with the job's exit code; workers of torchrun may wait for ever
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():

@@ -35,8 +35,8 @@ PARTS = {
     "shell": "hyperpod_ext.jobs.slurm.target",
 }
 INSTEAD = {
-    "leftovers": "Slurm forgets old jobs; their files are in the folder that `hp-ext status` shows",
-    "ports": "ssh -L HERE:HOST:THERE, to the host that `squeue` shows",
+    "leftovers": "Slurm deletes old jobs itself; their files are in the folder that `hp-ext status` shows",
+    "ports": "use `ssh -L HERE:HOST:THERE` to the host that `squeue` shows",
 }
 FILE = "job.sbatch"
 _TICK_S = 0.2
@@ -55,7 +55,7 @@ class Submitted:
     id: str
     cluster: str
     folder: Path
-    """Folder of the submission."""
+    """Folder that the job was submitted from."""
     runs: str
     world_size: int
     submitted_at: str
@@ -97,7 +97,7 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """Render `job.sbatch`."""
-    del cluster  # Slurm knows its nodes
+    del cluster  # a cluster is not needed, because Slurm knows its nodes
     return {FILE: job_script(job)}
 
 
@@ -106,12 +106,12 @@ def submit(plan: Plan) -> JobHandle:
 
     Raises:
         ConflictError: a job of this name is in the queue.
-        ConfigError: Slurm refuses it.
-        UnreachableError: Slurm is not installed here, or does not answer.
+        ConfigError: Slurm refuses the job.
+        UnreachableError: Slurm is not installed on this machine, or does not respond.
     """
     if (other := slurm.active_job(plan.name)) is not None:
-        hint = f"end it with `scancel {other}`, or use another name"
-        raise ConflictError(f"job {other} of the queue is named {plan.name}, too", hint=hint)
+        hint = f"cancel it with `scancel {other}`, or use another name"
+        raise ConflictError(f"job {other} of the queue already has the name {plan.name}", hint=hint)
     folder = plan.source_dir.resolve()
     job_id, cluster = slurm.submit(plan.files[FILE], folder)
     record = {
@@ -127,10 +127,10 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the newest submission of every name, from any machine. Its state is `unknown` if Slurm does not answer.
+    """Return the newest submission of every name, from any machine. Its state is `unknown` if Slurm does not respond.
 
     Raises:
-        UnreachableError: Slurm does not answer, and nothing was submitted from here.
+        UnreachableError: Slurm does not respond, and this machine has submitted no jobs.
     """
     found = []
     known = {name: str(records.recall(NAME, name, SlurmRecord)["cluster"]) for name in records.names(NAME)}
@@ -138,7 +138,7 @@ def list_jobs() -> list[JobStatus]:
         elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
     except UnreachableError:
-        if not known:  # list submissions from here anyway
+        if not known:  # list this machine's submissions anyway
             raise
     for name, cluster in sorted(known.items()):
         handle = JobHandle(NAME, cluster, name)
@@ -223,7 +223,7 @@ def cancel(handle: JobHandle) -> JobStatus:
                     slurm.cancel(one)
             asked = True
         if time.monotonic() > deadline:
-            raise HyperpodExtError(f"{handle.name} does not end", hint=f"`scontrol show job {job.id}` says why")
+            raise HyperpodExtError(f"{handle.name} does not end", hint=f"`scontrol show job {job.id}` shows why")
         time.sleep(_TICK_S)
     return now
 
@@ -239,13 +239,13 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise handle.no_result()
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
-    if now.error is not None:  # it has Slurm's own state
+    if now.error is not None:  # the status has Slurm's own state
         found = found | {"error": now.error}
     return found | about
 
 
 def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
-    """See `targets.Shell`."""
+    """Implement `targets.Shell`."""
     job = submission(handle).id
     running = slurm.nodes_of(job)[0] if status(handle).state == "running" else []
     host = running_node(handle, running, node)
@@ -295,11 +295,11 @@ def _record_of(queued: slurm.Queued) -> dict[str, Any]:
     try:
         text = slurm.batch_script(queued.id)
     except HyperpodExtError as error:
-        hint = f"ask on the machine that submitted it, or look at `scontrol show job {queued.id}`"
-        raise NotFoundError(f"the file of job {queued.id} cannot be had: {error.message}", hint=hint) from None
+        hint = f"run this command on the machine that submitted it, or see `scontrol show job {queued.id}`"
+        raise NotFoundError(f"the batch script of job {queued.id} cannot be read: {error.message}", hint=hint) from None
     if (job := spec_in(text)) is None:
         message = (
-            f"cannot read the spec of job {queued.id}: its batch script was changed, or written by another version"
+            f"the spec of job {queued.id} cannot be read: its batch script was edited, or another version wrote it"
         )
         raise NotFoundError(message, hint="run this command on the machine that submitted the job")
     return {

@@ -95,7 +95,7 @@ def test_processes_of_accelerate_are_those_of_all_machines() -> None:
 
 def test_a_range_of_nodes_is_named() -> None:
     found = read("torchrun", "--nproc_per_node=8", "--nnodes=1:4", "/a/t.py")
-    assert "--nnodes=1:4: the spec renders to exactly 4 nodes" in "\n".join(found.left_out)
+    assert "--nnodes=1:4: the rendered job has exactly 4 nodes" in "\n".join(found.left_out)
 
 
 @pytest.mark.parametrize("script", ["bash /a/run.sh", f"for i in 1 2; do {TRAIN}; done"])
@@ -174,7 +174,7 @@ def test_a_changed_group_of_our_own_file_is_named() -> None:
     text = make_plan(JobConfig.model_validate_json(json.dumps(document)), target="hyperpod-eks").files["job.yaml"]
     found = import_file(text.replace("replicas: 2", "replicas: 4"), "job.yaml")
     assert found.job.nodes == 3
-    assert "spec.replicaSpecs.1.replicas: is 4 here, 2 in what the spec renders to" in "\n".join(found.left_out)
+    assert "spec.replicaSpecs.1.replicas: is 4 in this file, 2 in the rendered spec" in "\n".join(found.left_out)
 
 
 def test_a_variable_before_a_command_is_that_commands_alone() -> None:

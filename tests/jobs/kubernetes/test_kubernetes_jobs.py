@@ -444,7 +444,7 @@ def test_a_job_that_is_deleted_while_it_is_watched(api: KubernetesApi) -> None:
     moments = jobs.watch(HYPERPOD, HANDLE, with_lines=False, poll_s=0.0)
     assert next(moments).status.state == "starting"
     api.objects.pop(f"{JOBS}/a")
-    with pytest.raises(NotFoundError, match="was deleted while it was watched") as caught:
+    with pytest.raises(NotFoundError, match="was deleted while hp-ext watched it") as caught:
         next(moments)
     assert caught.value.exit_code == 6
 

@@ -138,7 +138,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
             "container.livenessProbe.exec.command.0",
             "text belongs",
         ),
-        ("container: {tty: true, $match: a}", "container.$match", "is not a field here"),
+        ("container: {tty: true, $match: a}", "container.$match", "is not a known field"),
         ("container: {env: [{name: A, $patch: remove}]}", "container.env.0.$patch", "valid: replace, delete, merge"),
         ("container: {ports: [{containerPort: 8080, $patch: delete}]}", "container.ports.0", "a port of the job"),
         ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "ranks who they are"),
@@ -158,7 +158,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("job: {spec: {replicaSpecs: [{name: nodes, replicas: 9}]}}", "job.spec.replicaSpecs.0.replicas", "`nodes`"),
         ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "Field required"),
         ("job: {spec: {replicaSpecs: null}}", "job.spec.replicaSpecs", "cannot be removed"),
-        ("job: {spec: {runPolicy: {nonsense: 1}}}", "job.spec.runPolicy.nonsense", "is not a field here"),
+        ("job: {spec: {runPolicy: {nonsense: 1}}}", "job.spec.runPolicy.nonsense", "is not a known field"),
     ],
 )
 def test_what_would_break_a_job_is_refused_where_it_is_written(line: str, path: str, says: str) -> None:
@@ -171,7 +171,7 @@ def test_what_would_break_a_job_is_refused_where_it_is_written(line: str, path: 
 def test_a_trainjob_takes_only_what_its_runtime_may_be_changed_in() -> None:
     text = "kubernetes: {kubeflow_api: trainjob}\noverlay:\n  kubernetes:\n    container: {tty: true}\n"
     (found,) = told(text, "kubeflow")
-    assert found.startswith("job.yaml:9: overlay.kubernetes.container.tty: is not a field here (valid: env,")
+    assert found.startswith("job.yaml:9: overlay.kubernetes.container.tty: is not a known field (valid: env,")
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def told(text: str) -> list[str]:
         ("securityContext: {runAsUser: -1}", "securityContext.runAsUser", "at least 0"),
         ("resources: {limits: {cpu: many}}", "resources.limits.cpu", "no amount of Kubernetes"),
         ("resources: {limits: {'!': 1}}", "resources.limits.!", "the name `!` does not have the right form"),
-        ("resources: {requests: {cpu: 1}}", "resources.requests", "is not a field here"),
+        ("resources: {requests: {cpu: 1}}", "resources.requests", "is not a known field"),
         ("volumeMounts: [{name: a, mountPath: /a, subPath: ../b}]", "volumeMounts.0.subPath", "leads out"),
         ("volumeMounts: [{mountPath: /a}]", "volumeMounts.0.name", "is missing: This must match the Name of a Volume"),
         ("volumeMounts: [{name: a, mountPath: b}]", "volumeMounts.0.mountPath", "write an absolute path, such as /b"),
@@ -81,7 +81,7 @@ def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: st
         ("volumes: [{name: a, iscsi: {iqn: a, lun: 0}}]", "volumes.0.iscsi.targetPortal", "is missing"),
         ("volumes: [{name: a, projected: {sources: [{}]}}]", "volumes.0.projected.sources.0", "needs one of"),
         ("volumes: [{name: a, secret: {secretName: s, defaultMode: 512}}]", "volumes.0.secret.defaultMode", "511"),
-        ("affinity: {podAffinity: {required: []}}", "affinity.podAffinity.required", "is not a field here"),
+        ("affinity: {podAffinity: {required: []}}", "affinity.podAffinity.required", "is not a known field"),
         (
             "affinity: {podAntiAffinity: {preferredDuringSchedulingIgnoredDuringExecution: "
             "[{weight: 101, podAffinityTerm: {topologyKey: a}}]}}",
@@ -94,7 +94,7 @@ def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: st
         ("dnsPolicy: Cluster", "dnsPolicy", "valid: ClusterFirst"),
         ("resourceClaims: [{name: a}]", "resourceClaims.0", "needs one of"),
         ("containers: [{name: log}]", "containers.0.image", "is missing"),
-        ("containers: [{name: a, image: b, restartPolicy: Always}]", "containers.0.restartPolicy", "not a field here"),
+        ("containers: [{name: a, image: b, restartPolicy: Always}]", "containers.0.restartPolicy", "not a known field"),
         ("initContainers: [{name: a, image: b, restartPolicy: Never}]", "initContainers.0.restartPolicy", "Always"),
         ("nodeSelector: {a: b}", "nodeSelector", "did you mean `scheduling.node_selector`"),
         ("securityContext: {sysctls: [{name: Net, value: '1'}]}", "securityContext.sysctls.0.name", "right form"),
@@ -168,7 +168,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "container",
             "volumeMounts: [{name: a, mountPath: /a, subPath: b, subPathExpr: c}]",
             "volumeMounts.0.subPathExpr",
-            "two ways to say",
+            "exclude each other",
         ),
         (
             "container",

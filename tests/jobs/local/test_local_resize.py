@@ -57,7 +57,7 @@ def test_a_job_that_is_not_there_or_does_not_run_is_told_as_that(tmp_path: Path,
         local_resize.order(JobHandle("local", "localhost", "a"), 2)
     (tmp_path / "local" / "a").mkdir(parents=True)
     local_store.create("a")
-    with pytest.raises(ConflictError, match="does not run"):
+    with pytest.raises(ConflictError, match="is not running"):
         local_resize.order(JobHandle("local", "localhost", "a"), 2)
 
 

@@ -45,8 +45,8 @@ def test_what_is_known_before_the_job_runs_is_carried() -> None:
     assert job.args[4:] == ("--config", '$(dirname "$0")/a.toml')
     assert job.overlay.slurm.before == ("mkdir -p logs 'out/two words'",)
     assert found.left_out == [
-        "tiny.sbatch:8: BATCH: its default '8' is taken",
-        'tiny.sbatch:14: $(dirname "$0")/a.toml: is worked out when the job runs; the spec passes it as text',
+        "tiny.sbatch:8: BATCH: its default '8' is used",
+        'tiny.sbatch:14: $(dirname "$0")/a.toml: is evaluated when the job runs, but the spec passes it as text',
     ]
 
 
@@ -58,9 +58,9 @@ def test_a_folder_that_may_be_missing_ends_no_job_that_went_on_without_it() -> N
 @pytest.mark.parametrize(
     ("line", "named"),
     [
-        ('if [ "$1" = convert ]; then BATCH=4; fi', 'whether `[ "$1" = convert ]` holds is not known here'),
-        ("mkdir -p $(hostname)", "mkdir -p $(hostname): a command besides the step is not run"),
-        ("cd ..; mkdir -p logs", "mkdir -p logs: a command besides the step is not run"),
+        ('if [ "$1" = convert ]; then BATCH=4; fi', 'whether `[ "$1" = convert ]` holds is unknown'),
+        ("mkdir -p $(hostname)", "mkdir -p $(hostname): is not run: a spec has only the step"),
+        ("cd ..; mkdir -p logs", "mkdir -p logs: is not run: a spec has only the step"),
         ("mapfile -t NEVER_SET < more.txt", "words before the launcher: '${NEVER_SET[@]}'"),
     ],
 )
@@ -79,7 +79,7 @@ def test_a_variable_that_nothing_sets_is_named_and_can_be_given() -> None:
     text = SMALL.replace('AUTO_RESUME=""\n', branch)
     found = import_file(text, "tiny.sbatch")
     assert found.job.image is None
-    assert "tiny.sbatch:12: IMAGE: nothing in the file sets it: taken as empty (give it with --set IMAGE=VALUE" in (
+    assert "tiny.sbatch:12: IMAGE: not set in the file: assumed to be empty (set it with --set IMAGE=VALUE" in (
         "\n".join(found.left_out)
     )
     found = import_file(text, "tiny.sbatch", {"IMAGE": "/fsx/a.sqsh", "BATCH": "32"})
@@ -132,7 +132,7 @@ def unnamed(original: str, rendered: str, named: str) -> list[str]:
 def _run(body: str, named: str) -> str:
     """`body` without the branches that the list of losses names, arrays that nothing uses then, and `$(...)`."""
     taken_as_no = re.findall(r"whether `(.*?)` holds", named)
-    taken_as_no += re.findall(r"(\w+): (?:nothing in the file sets it|its default '' is taken)", named)
+    taken_as_no += re.findall(r"(\w+): (?:not set in the file|its default '' is used)", named)
     for condition in taken_as_no:
         body = re.sub(rf"\bif [^\n]*{re.escape(condition)}.*?\n\s*(?=else|elif|fi\b)", "", body, flags=re.DOTALL)
     body = re.sub(r"\$\([^()]*\)", "", body)

@@ -58,10 +58,10 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
         (["docker build -t a ."], "so it prepares or tests on its first node alone: docker build"),
         (
             ["srun ./a", "for i in 1 2; do srun python t.py; done"],
-            "a step is in what is not followed, a loop or the like: for i in 1 2",
+            "a step is in a statement that import cannot follow, such as a loop: for i in 1 2",
         ),
         (["run() { srun python t.py; }", "for i in 1; do run; done"], "a step is in what is not followed"),
-        (["srun accelerate launch --num_machines 2 $FILE"], "nothing in the file sets FILE (give it with --set FILE="),
+        (["srun accelerate launch --num_machines 2 $FILE"], "nothing in the file sets FILE (set it with --set FILE="),
         (["srun"], "starts no Python file"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_launcher_that_names_no_number_is_not_given_one_in_silence() -> None:
     head = HEAD + "#SBATCH --gpus-per-node=8\n"
     assert import_file(head + "srun torchrun train.py\n", "a.sbatch").job.workers_per_node == 1
     found = import_file(head + "srun deepspeed train.py\n", "a.sbatch")
-    assert "workers_per_node: 8 is taken, as the command of deepspeed names none" in "\n".join(found.left_out)
+    assert "workers_per_node: is 8, because the command of deepspeed does not set it" in "\n".join(found.left_out)
 
 
 def test_options_of_the_interpreter_are_named() -> None:
@@ -108,7 +108,7 @@ def test_options_of_the_interpreter_are_named() -> None:
 def test_processes_of_accelerate_are_those_of_its_machines() -> None:
     found = read("srun --nodes=1 --nodelist=$ONE accelerate launch --num_processes 4 --num_machines 1 t.py")
     assert (found.job.nodes, found.job.workers_per_node) == (2, 4)
-    assert "the launcher's 1 nodes: --nodes is 2, which counts" in "\n".join(found.left_out)
+    assert "the launcher's 1 nodes: --nodes=2 takes precedence" in "\n".join(found.left_out)
 
 
 def test_nodes_are_counted_by_tasks_as_slurm_does() -> None:
@@ -134,7 +134,7 @@ def test_an_earlier_step_is_a_line_before_the_step() -> None:
 def test_an_earlier_step_that_is_not_known_or_runs_beside_is_named(first: str) -> None:
     found = read(first, "srun torchrun t.py")
     assert found.job.overlay.slurm.before == ()
-    assert "a spec has one step; the one of line 4 is it" in "\n".join(found.left_out)
+    assert "a spec has one step, which is on line 4" in "\n".join(found.left_out)
 
 
 def test_what_a_spec_says_of_restarts_is_what_the_launcher_did() -> None:
@@ -162,8 +162,8 @@ def test_a_file_of_one_node_needs_no_srun() -> None:
     head = "#!/bin/bash\n#SBATCH --nodes={}\n"
     found = import_file(head.format(1) + "python prepare.py\npython train.py --lr 1\n", "a.sbatch")
     assert (found.job.script, found.job.args, found.job.world_size) == ("train.py", ("--lr", "1"), 1)
-    assert "python prepare.py: a command besides the step is not run" in "\n".join(found.left_out)
-    with pytest.raises(ConfigError, match=r"python train\.py runs on the first of 2 nodes alone"):
+    assert "python prepare.py: is not run: a spec has only the step" in "\n".join(found.left_out)
+    with pytest.raises(ConfigError, match=r"python train\.py runs only on the first of 2 nodes"):
         import_file(head.format(2) + "python train.py\n", "a.sbatch")
 
 

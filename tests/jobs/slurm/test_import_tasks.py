@@ -43,7 +43,7 @@ def test_options_of_srun_are_counted_in_the_same_way() -> None:
     found = read("-N 2 --exclusive", "srun --ntasks-per-node=8 -c 12 --gpus-per-task=1 --gpu-bind=single:1 python t.py")
     assert (found.job.workers_per_node, found.job.nodes) == (8, 2)
     assert found.job.overlay.slurm.srun == {"cpus-per-task": "96", "gpus-per-task": "8"}
-    assert "a.sbatch:3: srun --gpu-bind=single:1: one task a node starts the workers" in found.left_out
+    assert "a.sbatch:3: srun --gpu-bind=single:1: one task per node starts the workers" in found.left_out
 
 
 def test_variables_of_a_task_keep_the_values_of_the_file() -> None:
@@ -125,7 +125,7 @@ def test_a_login_shell_has_the_environment_of_its_profile() -> None:
 def test_an_environment_that_depends_on_a_value_of_the_nodes_is_named() -> None:
     found = read("-N 2", "V=$(ls -d /venv*)", "source $V/bin/activate", "srun torchrun train.py")
     assert found.job.overlay.slurm.before == ()
-    assert "source $V/bin/activate: a command besides the step is not run" in "\n".join(found.left_out)
+    assert "source $V/bin/activate: is not run: a spec has only the step" in "\n".join(found.left_out)
 
 
 def test_statements_that_change_nothing_of_the_spec_are_noted_with_their_line() -> None:
@@ -137,4 +137,4 @@ def test_statements_that_change_nothing_of_the_spec_are_noted_with_their_line() 
         'a.sbatch:8: echo "$READ"',
         "a.sbatch:9: export A=1",
     ]
-    assert "a.sbatch:2: --nodes=2: is given again on line 3, which counts" in found.notes
+    assert "a.sbatch:2: --nodes=2: is overridden on line 3" in found.notes

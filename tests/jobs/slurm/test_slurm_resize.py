@@ -112,7 +112,7 @@ def test_who_hears_of_the_time_limit_depends_on_what_follows() -> None:
     ("fields", "words"),
     [
         ({"timeouts": {"run_s": 60}}, "no durable tier"),
-        ({}, "there is no time limit"),
+        ({}, "has no effect without a time limit"),
         ({"timeouts": {"run_s": 60}, "mode": "plain"}, "is not saved before the limit"),
         ({"timeouts": {"run_s": 60}, "slurm": {"requeue": False, "requeue_at_limit": True}}, "forbids it"),
     ],
@@ -189,7 +189,7 @@ def test_where_slurm_lets_no_job_shrink_the_nodes_stay_and_it_is_said(running: P
 
 def test_more_nodes_are_asked_of_slurm_and_the_order_comes_with_them(running: Path) -> None:
     ordered = hyperpod_slurm_resize.order(HANDLE, 3)
-    assert ordered.note == "job 18 of the queue brings 1 more node; the job trains on meanwhile"
+    assert ordered.note == "job 18 of the queue adds 1 more node; training continues meanwhile"
     assert "#SBATCH --array=3" in (running / "sent").read_text().splitlines()
     assert not (ordered.start / "resizes").exists()
     assert hyperpod_slurm.more_jobs(ordered.job.job_dir) == ["18"]
@@ -200,7 +200,7 @@ def test_more_nodes_are_asked_of_slurm_and_the_order_comes_with_them(running: Pa
     assert hyperpod_slurm_resize.outcome(ordered, 10)["nodes"] == 3
 
     say(running, "RUNNING", array="PENDING")
-    with pytest.raises(ConflictError, match="waits for nodes already, job 18"):
+    with pytest.raises(ConflictError, match="already waits for nodes of an earlier resize, job 18"):
         hyperpod_slurm_resize.order(HANDLE, 4)
 
 
@@ -223,7 +223,7 @@ def test_a_number_that_cannot_be_is_refused(running: Path, nodes: int, words: st
 def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
     job_file = running / "hpx-runs" / "a" / "17" / "job.sbatch"
     say(running, "PENDING")
-    with pytest.raises(ConflictError, match="does not train"):
+    with pytest.raises(ConflictError, match="is not training"):
         hyperpod_slurm_resize.order(HANDLE, 1)
     say(running, "RUNNING")
     hosts = job_file.with_name("0.0") / "hosts"
@@ -237,7 +237,7 @@ def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
     with pytest.raises(NotFoundError, match="holds no spec"):
         hyperpod_slurm_resize.order(HANDLE, 1)
     job_file.unlink()
-    with pytest.raises(ConflictError, match="has not begun yet"):
+    with pytest.raises(ConflictError, match="has not started yet"):
         hyperpod_slurm_resize.order(HANDLE, 1)
 
 
@@ -305,7 +305,7 @@ def test_a_move_that_cannot_be_is_refused_with_what_would_help(with_spare: Path)
     say(with_spare, "COMPLETED")
     with pytest.raises(ConflictError, match="before they moved"):
         hyperpod_slurm_move.moved(ordered, 10, drain=True)
-    with pytest.raises(ConflictError, match="does not train"):
+    with pytest.raises(ConflictError, match="is not training"):
         hyperpod_slurm_move.move(HANDLE, "n1")
     job_file = with_spare / "hpx-runs" / "a" / "17" / "job.sbatch"
     job_file.write_text(job_script(job(nodes=2)))

@@ -96,7 +96,7 @@ def test_nodes_come_from_another_allocation_and_go_back_to_slurm(place: Place, l
     job = begun(place, elastic={"min_nodes": 1, "max_nodes": 3})
     grown = place.hp_ext("resize", URL, "--nodes", "3", "-o", "json")
     assert (grown.code, grown.json["of"], grown.json["nodes"], grown.json["pids_kept"]) == (0, 2, 3, True), grown.stderr
-    assert "of the queue brings 1 more node" in grown.stderr
+    assert "of the queue adds 1 more node" in grown.stderr
     assert place.hp_ext("resize", URL, "--nodes", "4").code == 3
     assert place.cluster.ask("squeue", "-h", "-n", "tiny-gpt.nodes", "-o", "%T %N").split() == ["RUNNING", "hpx3"]
 

@@ -156,7 +156,7 @@ def test_a_policy_is_given_as_a_dict_a_file_or_not_at_all(root) -> None:
     ]
     assert policy_of("j", root / "examples" / "01-local" / "job.yaml").memory() is not None
     assert [tier.kind for tier in policy_of("j", None, {}).tiers] == ["memory"]
-    with pytest.raises(ConfigError, match=r"Tiers: tiers\.0\.every: is not a field here \(did you mean `every_steps`"):
+    with pytest.raises(ConfigError, match=r"Tiers: tiers\.0\.every: is not a known field \(did you mean `every_steps`"):
         policy_of("j", {"tiers": [{"kind": "memory", "every": 2}]})
     with pytest.raises(ConfigError, match="only agents of this project place parity"):
         policy_of("j", {"tiers": [{"kind": "memory"}, {"kind": "peer", "parity": 4}]})

@@ -37,7 +37,7 @@ _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", 
 
 _POLICIES = ("runPolicy", "elasticPolicy")
 _COUNTED = {"minReplicas", "maxReplicas"}
-"""Fields that a spec has."""
+"""Fields that a spec has in its own sections."""
 _NODE = "node"
 """Name of the group and its container in Kubeflow's runtimes."""
 
@@ -66,7 +66,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
-    """Whether the spec now has the variable or resource of a reported loss."""
+    """Return whether the spec now has the variable or resource of a reported loss."""
     only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
     entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
     variables = {str(one.get("name")) for one in entries if isinstance(one, dict)}
@@ -100,7 +100,7 @@ def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rende
 
 
 def _differs(ours: Any, theirs: Any) -> bool:
-    """Whether ours has another value or none. Mappings differ only if ours is missing."""
+    """Return whether the rendered value is missing or differs. Mappings differ only if the rendered one is missing."""
     return ours is None if isinstance(theirs, dict) else str(ours) != str(theirs)
 
 
@@ -233,7 +233,7 @@ def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
 
 
 def _is_reference(variable: Mapping[str, Any]) -> bool:
-    """Whether the value is a reference, other than to a required secret, which has its own field."""
+    """Return whether the value is a reference, except to a required secret, which has its own field."""
     source = variable.get("valueFrom")
     if not isinstance(source, Mapping) or not source:
         return False
@@ -241,7 +241,7 @@ def _is_reference(variable: Mapping[str, Any]) -> bool:
 
 
 def _stands_alone(name: str, value: Any, named: set[str]) -> bool:
-    """Whether a field can be carried: side containers only if their volumes keep their names."""
+    """Return whether a field can be carried. Side containers can only if their volumes keep their names."""
     if not name.lower().endswith("containers"):
         return True
     return isinstance(value, list) and all(

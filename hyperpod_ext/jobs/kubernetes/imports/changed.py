@@ -1,4 +1,5 @@
-"""Import of our own Kubernetes file after manual changes: the changed spec, and changes that no spec has. Pure."""
+"""Import of a Kubernetes file of hp-ext after manual changes: the changed spec, and changes that no spec can express.
+Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
 def read_changed(
     recorded: JobConfig, found: dict[str, Any], render: Callable[[JobConfig], dict[str, Any]], document: Document
 ) -> tuple[JobConfig, list[str]]:
-    """Return the spec with the number of nodes and image of the changed file; other changes are named.
+    """Return the spec with the number of nodes and the image of the changed file. Other changes are reported.
 
     A change differs from both the rendered `recorded` and the rendered changed spec.
     """
@@ -39,7 +40,7 @@ def read_changed(
     before, now = (_changes(theirs, _without_spec(render(one)), document) for one in (recorded, job))
     paths = {one.path for one in before}
     first = document.problem(
-        ("metadata", "annotations"), "the file was changed after it was written, or another version wrote it"
+        ("metadata", "annotations"), "the file was edited after hp-ext wrote it, or another version wrote it"
     )
     return job, list(dict.fromkeys(str(one) for one in (first, *(one for one in now if one.path in paths))))
 
@@ -70,16 +71,18 @@ def _commands(theirs: Mapping[str, Any], ours: Mapping[str, Any], document: Docu
     for name, path, group in groups_of(theirs):
         counts = [one.get("replicas", 1) for one in (group, here.get(name, group))]
         if counts[0] != counts[1]:
-            message = f"is {counts[0]} here, {counts[1]} in what the spec renders to"
+            message = f"is {counts[0]} in this file, {counts[1]} in the rendered spec"
             yield document.problem((*path, "replicas"), message)
         if name not in here:
-            yield document.problem(path, f"{name} is no group of the spec")
+            yield document.problem(path, f"the spec has no group {name}")
         elif _words(group) != _words(here[name]):
             at: Path = (*path, "template", "spec", "containers", 0, "args")
-            yield document.problem(at, "is not what the spec renders to: change `script`, `args` and others in it")
+            yield document.problem(
+                at, "differs from the rendered spec: change `script`, `args` and similar fields of the spec"
+            )
     there, mine = ((one.get("spec") or {}).get("trainer") or {} for one in (theirs, ours))
     if [there.get("command"), there.get("args")] != [mine.get("command"), mine.get("args")]:
-        yield document.problem(("spec", "trainer", "args"), "is not what the spec renders to")
+        yield document.problem(("spec", "trainer", "args"), "differs from the rendered spec")
 
 
 def _words(group: Mapping[str, Any]) -> list[Any]:

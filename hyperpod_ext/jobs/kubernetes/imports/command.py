@@ -17,7 +17,7 @@ REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
 _AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
-"""Variables that operators and images set, besides PET_* and SLURM_*."""
+"""Variables that operators and images set, in addition to PET_* and SLURM_*."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Started:
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Variables that its words need and that have no value."""
+    """Variables without a value that its words need."""
 
 
 def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collection[str] = ()) -> Started:
@@ -50,7 +50,9 @@ def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collec
     for word in words:
         for name in re.findall(r"(?<!\$)\$\((\w+)\)", word):
             if name in elsewhere:
-                started.left_out.append(f"{word[:100]}: Kubernetes fills in {name}, and the spec has it as text")
+                started.left_out.append(
+                    f"{word[:100]}: Kubernetes would replace {name}, but the spec passes it as text"
+                )
     return started
 
 

@@ -41,10 +41,10 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
             seen.add(shown)  # reported as a whole
             what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
             found.append(
-                document.problem(at, f"{what}is not carried: a spec has no field that says it{_summary(there, shown)}")
+                document.problem(at, f"{what}is not carried: a spec has no such field{_summary(there, shown)}")
             )
         elif key in here:
-            message = f"is changed: {_short(value)} here, {_short(here[key][1])} in what the spec renders to"
+            message = f"is changed: {_short(value)} in this file, {_short(here[key][1])} in the rendered spec"
             found.append(document.problem(path, message))
         else:
             found.append(document.problem(path, f"is not carried: {_short(value)}"))
@@ -61,7 +61,7 @@ def renamed(original: dict[str, Any], rendered: dict[str, Any], document: Docume
         inside: Path = ("template", "spec", "containers", 0)
         for place, there, here in (((), group, mine), (inside, _first(group), _first(mine))):
             if there.get("name") != here.get("name"):
-                what = f"is {here.get('name')} in what the spec renders to, {there.get('name')} here"
+                what = f"is {here.get('name')} in the rendered spec, {there.get('name')} in this file"
                 yield document.problem((*path, *place, "name"), what)
 
 
@@ -78,7 +78,7 @@ def additions(original: dict[str, Any], rendered: dict[str, Any], document: Docu
             continue
         values = [value for key, (_path, value) in here.items() if key[: len(shown)] == shown]
         what = f" with {_short(values[0])}" if len(values) == 1 else ""
-        found.append(document.problem((), f"{' '.join(shown)} is added{what}: what the spec renders to has it"))
+        found.append(document.problem((), f"{' '.join(shown)} is added{what}: only the rendered spec has it"))
     return found
 
 
@@ -105,7 +105,7 @@ def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem
             if {key: str(value) for key, (_at, value) in there.items()} == {k: str(v) for k, (_at, v) in here.items()}:
                 continue
             where = next(iter(here.values()), (at, None))[0]
-            what = f"{' '.join(shown)} is other than that of {first}{_summary(here, shown)}"
+            what = f"{' '.join(shown)} differs from {first}{_summary(here, shown)}"
             if not there:
                 what = f"{' '.join(shown)} is not in {first}{_summary(here, shown)}"
             elif not here:
@@ -227,7 +227,7 @@ def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _unit(key: Key) -> Key:
-    """Return the key of the whole that is reported at once: a variable, a volume, a section of the pod."""
+    """Return the key of the unit that is reported as a whole: a variable, a volume, a section of the pod."""
     if key[0] == "container" and len(key) > 1 and key[1] in ("env", "resources"):
         return key[:4] if key[1] == "resources" else key[:3]
     if key[0] in ("volume", "toleration", "port", "replica") or key[0] == "container":
@@ -257,7 +257,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _amount(value: Any) -> float | None:
-    """Parse a quantity of Kubernetes; None if it is none."""
+    """Parse a quantity of Kubernetes; None if the text is not a quantity."""
     try:
         return size_of(str(value))
     except ValueError:

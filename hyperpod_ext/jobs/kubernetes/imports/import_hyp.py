@@ -95,7 +95,7 @@ class _AsJob(Document):
             holder.append(value)
         else:
             if before and holder[path[-1]] != value:
-                message = f"{holder[path[-1]]}: {dotted(at)} says {value}, which counts"
+                message = f"{holder[path[-1]]}: {dotted(at)} sets {value}, which takes precedence"
                 self.overruled.append(Problem(message, dotted(before), self.source, super().location(before).line))
             holder[path[-1]] = value
 
@@ -118,7 +118,7 @@ class _AsJob(Document):
 
 
 def is_hyp_config(found: object) -> bool:
-    """Whether `found` is a config.yaml of hyp."""
+    """Return whether `found` is a config.yaml of hyp."""
     return isinstance(found, dict) and "kind" not in found and ("job_name" in found or "template" in found)
 
 
@@ -126,13 +126,13 @@ def import_hyp(text: str, source: str) -> Imported:
     """Return the job, and a sentence for each field that a JobConfig cannot express.
 
     Raises:
-        ConfigError: it is another template of hyp, or its job is invalid.
+        ConfigError: the file is of another template of hyp, or its job is invalid.
     """
     read = parse(text, source)
     if read.problems or not isinstance(read.data, dict):
         raise ConfigError(read.problems or [Problem("holds no fields", source=source)])
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
-        raise ConfigError([read.problem(("template",), f"is a {template} of hyp; import reads {_TEMPLATE}")])
+        raise ConfigError([read.problem(("template",), f"is a {template} of hyp, but import only reads {_TEMPLATE}")])
     given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes all fields
     for name in ("command", "args"):  # hyp also accepts one text
         if isinstance(given.get(name), str):
@@ -143,7 +143,7 @@ def import_hyp(text: str, source: str) -> Imported:
     config = _AsJob(source, locations=read.locations)
     notes = [str(one) for one in _read(fields, config)]
     found = import_object(config.job, config, placeholders=False)
-    found.left_out += map(str, [*config.overruled, *fields.problems("is no field of hyp that import knows")])
+    found.left_out += map(str, [*config.overruled, *fields.problems("is not a field of hyp that import knows")])
     if empty := [name for name, value in read.data.items() if value in _EMPTY]:
         notes.append(f"{source}: fields without a value: {', '.join(empty)}")
     notes += [
@@ -226,9 +226,9 @@ def _volume(given: Fields, config: _AsJob, at: Path, index: int) -> None:
     if kind == "pvc":
         source = {"persistentVolumeClaim": {"claimName": given.take("claim_name")}}
     if not source or not name:
-        hint = "hyp knows hostPath, with a path, and pvc, with a claim_name"
+        hint = "hyp has volumes of kind hostPath, with a path, and pvc, with a claim_name"
         raise ConfigError(
-            [replace(given.problem("type" if name else "name", f"{kind} is no volume of hyp"), hint=hint)]
+            [replace(given.problem("type" if name else "name", f"{kind} is not a kind of hyp's volumes"), hint=hint)]
         )
     mount = {"name": str(name), "mountPath": given.take("mount_path")}
     if (read_only := given.take("read_only")) is not None:
@@ -260,4 +260,4 @@ def _wrong_forms(given: Mapping[str, Any], places: Document) -> Iterator[Problem
         elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):
             yield places.problem((name,), f"must be a number, not {str(value)[:40]!r}")
         elif name == "volume" and not all(isinstance(one, dict) for one in value):
-            yield places.problem((name,), "each volume has fields")
+            yield places.problem((name,), "each volume must be a mapping")

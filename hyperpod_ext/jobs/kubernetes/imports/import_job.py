@@ -1,4 +1,4 @@
-"""Import of a Kubernetes file as a JobConfig: ours exactly, others as far as a spec can express them."""
+"""Import of a Kubernetes file as a JobConfig: exactly if hp-ext wrote it, otherwise as far as a spec can express it."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ _NO_TRAINING = {
     "MPIJob": "a job of MPI, whose workers mpirun starts",
     "RayJob": "a job of Ray, which starts its own workers",
     "RayCluster": "a cluster of Ray",
-    "Workflow": "a workflow of several steps",
-    "JobSet": "a set of batch jobs, each with a command of its own",
+    "Workflow": "a workflow with several steps",
+    "JobSet": "a set of batch jobs, each with its own command",
     "TFJob": "a job of TensorFlow",
     "JAXJob": "a job of JAX",
     "XGBoostJob": "a job of XGBoost",
     "PaddleJob": "a job of PaddlePaddle",
     "TrainingRuntime": "a runtime that TrainJobs refer to",
     "ClusterTrainingRuntime": "a runtime that TrainJobs refer to",
-    "WorkflowTemplate": "a workflow of several steps",
-    "CronWorkflow": "a workflow of several steps",
-    "PipelineRun": "a workflow of several steps",
+    "WorkflowTemplate": "a workflow with several steps",
+    "CronWorkflow": "a workflow with several steps",
+    "PipelineRun": "a workflow with several steps",
     "Workspace": "a workspace for notebooks",
     "Notebook": "a workspace for notebooks",
-    "Kustomization": "a kustomization, which puts objects together",
+    "Kustomization": "a kustomization, which combines objects",
 }
 _OTHER_JOBS = {"MPIJob", "RayJob", "JobSet", "TFJob", "JAXJob", "XGBoostJob", "PaddleJob", "Job", "CronJob", "Pod"}
-"""Kinds that may train but are rendered by no target."""
+"""Kinds that may train, but that no target renders."""
 _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
@@ -83,12 +83,12 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     """Read the training job among the objects of `text`, a template whose placeholders `values` fill.
 
     Raises:
-        ConfigError: there is none, or it is invalid; names every field.
+        ConfigError: there is no training job, or it is invalid; the error names every field.
     """
     notes: list[Problem] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
-    if ANNOTATION not in text:  # rendered files are no templates: their shell has variables
+    if ANNOTATION not in text:  # a rendered file is not a template: its shell script has variables
         text, notes = fill(text, values or {}, source)
     documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -103,9 +103,11 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     for other, at, one in objects:
         if one is not found:
             name = (one.get("metadata") or {}).get("name") if isinstance(one.get("metadata"), dict) else None
-            message = f"{one.get('kind')} {name}: another object of the file ({fields_in(one)} fields)"
+            message = f"{one.get('kind')} {name}: is another object of the file ({fields_in(one)} fields)"
             where = other.location(at).line
-            imported.left_out.append(f"{source}:{where}: {message}; a spec is one job, so apply the object separately")
+            imported.left_out.append(
+                f"{source}:{where}: {message}; a spec describes one job, so apply this object separately"
+            )
     return imported
 
 
@@ -116,7 +118,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
         placeholders: whether `$NAME` is a missing value.
 
     Raises:
-        ConfigError: the job is invalid; names every field.
+        ConfigError: the job is invalid; the error names every field.
     """
     target, source = _TARGETS[str(found["kind"])], document.source
     found = _as_written(found)
@@ -150,7 +152,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
         if one.path not in workers and _IMAGE_OF_THE_CLUSTER not in one.message
     ]
     if job.image is None:
-        left.append(f"{source}:{document.location(()).line}: image: the file names none; write it as image")
+        left.append(f"{source}:{document.location(()).line}: image: the file has no image; set `image` in the spec")
     same = [one for one in left if _SAME_VALUE in one]
     left = [one for one in left if _SAME_VALUE not in one]
     more = [str(one) for of in (renamed, additions) for one in of(found, rendered, document)]
@@ -204,7 +206,7 @@ def _below(document: Document, path: Path) -> Document:
 
 
 def _line_of(text: str, document: Document) -> int | None:
-    """Return the line of a sentence: that of the first value with one of its first words, or the job's."""
+    """Return the line of a sentence: the line of the first value with one of its first words, or the job's line."""
     head = text.partition(":")[2].strip() if text.startswith("a line of") else text
     words = [word.strip(":,") for word in head.split()[:3]]
     if text.startswith(_OF_THE_COMMAND):
@@ -243,24 +245,24 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
             continue
         hint = f"apply it with kubectl as before; {reads}"
         if kind == "Kustomization":
-            hint = "import what it makes: kubectl kustomize DIR | hp-ext import -"
+            hint = "import its result: kubectl kustomize DIR | hp-ext import -"
         if kind == "Job" and any(str(one.get("apiVersion")).startswith(_VOLCANO) for _document, _path, one in objects):
             what = "a job of Volcano"
-        message = f"is {what} ({kind}), no training job"
+        message = f"is {what} ({kind}), not a training job"
         if kind in _OTHER_JOBS:
-            message = f"is {what} ({kind}), which no target here runs"
+            message = f"is {what} ({kind}), which no target supports"
             hint = f"apply it with kubectl as before, or write a spec with its image and command; {reads}"
         return Problem(message, source=source, line=line, hint=hint)
     if kinds:
-        return Problem(f"holds no training job, but {', '.join(kinds)}", source=source, line=line, hint=reads)
+        return Problem(f"has no training job, only {', '.join(kinds)}", source=source, line=line, hint=reads)
     names = {str(name) for _document, _path, found in objects for name in found}
     if names & {"recipes", "trainer", "training_config", "exp_manager", "hydra"}:
-        hint = "its launcher makes a job of it: import what that writes"
-        return Problem("is a recipe of Hydra, no job", source=source, line=line, hint=hint)
+        hint = "its launcher creates a job from it: import that job"
+        return Problem("is a recipe of Hydra, not a job", source=source, line=line, hint=hint)
     if names:
-        hint = f"if these are values of a template, give them with --values {source}; {reads}"
-        return Problem(f"holds no training job, but fields {', '.join(sorted(names)[:5])}", "", source, line, hint)
-    return Problem("holds no training job, but nothing that a job is made of", source=source, line=1, hint=reads)
+        hint = f"if these are values of a template, use --values {source}; {reads}"
+        return Problem(f"has no training job, only the fields {', '.join(sorted(names)[:5])}", "", source, line, hint)
+    return Problem("has no training job, and no parts of one", source=source, line=1, hint=reads)
 
 
 def _letter_for_letter(text: str) -> Imported | None:
@@ -280,7 +282,7 @@ def _letter_for_letter(text: str) -> Imported | None:
 
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
-    """Whether `job` renders to exactly this object."""
+    """Return whether `job` renders to exactly this object."""
     again = _rendered(job, target)
     if job.image is None:  # the image depends on the cluster's region, which is unknown here
         for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):
@@ -333,20 +335,24 @@ class _Reader:
         read_pod(pods, document, scheduling, kubernetes, self.left_out, self.notes, raw)
         launched = document.pop("launched_workers", None)
         if launched is not None and workers.isdecimal() and launched != int(workers):
-            self.left_out.append(f"spec.nprocPerNode: {workers} here; the command says {launched}, which counts")
+            self.left_out.append(
+                f"spec.nprocPerNode: is {workers}, but the command sets {launched}, which takes precedence"
+            )
         if launched is None and not workers.isdecimal():
             count = document.get("resources", {}).get("accelerators")
             document["workers_per_node"] = count or 1
-            self.left_out.append(f"workers_per_node: {count or 1} is taken, as nprocPerNode and the command name none")
+            self.left_out.append(
+                f"workers_per_node: is {count or 1} by default; neither nprocPerNode nor the command sets it"
+            )
         elif launched is not None:
             document["workers_per_node"] = launched
         nodes = document.pop("launched_nodes", None)
         if nodes is not None and nodes != str(document["nodes"]):
-            self.left_out.append(f"the launcher's --nnodes={nodes}: the replicas are {document['nodes']}, which count")
+            self.left_out.append(f"the launcher's --nnodes={nodes}: ignored; the file has {document['nodes']} replicas")
         least = document.pop("launched_least", None)
         if least is not None and "elastic" not in document:
             count = document["nodes"]
-            self.left_out.append(f"the launcher's --nnodes={least}:{nodes}: the spec renders to exactly {count} nodes")
+            self.left_out.append(f"the launcher's --nnodes={least}:{nodes}: the rendered job has exactly {count} nodes")
         kubernetes["network_policy"] = False  # the file has none
         if scheduling:
             document["scheduling"] = scheduling
@@ -432,13 +438,13 @@ class _Reader:
         if roles := spec.pop("pytorchReplicaSpecs", None):
             document["nodes"] = self._counted(sum(int(role.get("replicas", 1)) for role in _roles(roles)))
             unsaid = [str(name) for name, role in roles.items() if isinstance(role, dict) and "replicas" not in role]
-            self.notes += [f"{name}: names no replicas, so that it has 1" for name in unsaid]
+            self.notes += [f"{name}: has no replicas, so the default of 1 is used" for name in unsaid]
             if {role.get("restartPolicy") for role in _roles(roles)} == {"Never"}:
                 document.setdefault("relaunch", {}).setdefault("max_times", 0)  # so it is rendered
             return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
         if not groups:
-            self.left_out.append("spec: names no replicas; nodes is 1")
+            self.left_out.append("spec: has no replicas; nodes is 1")
         document["nodes"] = self._counted(sum(int(group.get("replicas", 0)) for group in groups)) if groups else 1
         if len(groups) == 0:
             return [{}]
@@ -451,7 +457,7 @@ class _Reader:
 
     def _counted(self, nodes: int) -> int:
         if nodes < 1:
-            self.left_out.append("spec: has no replicas, a job that is to start none; nodes is 1")
+            self.left_out.append("spec: has 0 replicas, so the job starts no pods; nodes is 1")
         return max(nodes, 1)
 
 

@@ -1,4 +1,4 @@
-"""Import of a pod as far as a spec can express it."""
+"""Import of a pod, as far as a spec can express the pod."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def read_pod(
 
 
 def is_machine(name: object) -> bool:
-    """Whether a node's type is an instance type of SageMaker."""
+    """Return whether a node's type is an instance type of SageMaker."""
     return re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", str(name)) is not None
 
 
@@ -111,7 +111,7 @@ def _is_our_file(pod: Mapping[str, Any]) -> bool:
 
 
 def is_own(rule: Any) -> bool:
-    """Whether an affinity is rendered from `scheduling.healthy_only` or `scheduling.spread`."""
+    """Return whether an affinity is rendered from `scheduling.healthy_only` or `scheduling.spread`."""
     return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
 
 
@@ -120,7 +120,7 @@ def _toleration(one: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     found.pop("tolerationSeconds", None)
     if "operator" not in found:
         found["operator"] = "Equal"
-        notes.append(f"toleration {one.get('key')}: names no operator, so that it is Equal")
+        notes.append(f"toleration {one.get('key')}: has no operator, so the default Equal is used")
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -137,12 +137,12 @@ def read_command(
         elsewhere: variables of the container whose values are not in the file.
 
     Raises:
-        ConfigError: there is none, or its number of workers is unknown.
+        ConfigError: there is no such launcher, or its number of workers is unknown.
     """
     command = container.pop("command", None) or []
     words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
     if not words:
-        raise _not_read("has no command: the image starts its own program, but a spec needs a script", "")
+        raise _not_read("has no command, so the image starts its own program, but a spec needs a script", "")
     nodes = str(document.get("nodes", 1))
     known = {"NNODES": nodes, "PET_NNODES": nodes, "WORLD_SIZE": nodes, **document.get("env", {})}
     if "working_dir" in document:
@@ -150,7 +150,7 @@ def read_command(
     started = read_words(words, known, elsewhere)
     found = started.launch
     if found is None and not command:
-        message = "names arguments and no command: the image's own program gets them, and a spec names what starts"
+        message = "has arguments but no command, so the image's own program gets them, but a spec needs a script"
         raise _not_read(message, shlex.join(words))
     if found is None:
         raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
@@ -175,15 +175,17 @@ def read_command(
     if found.before:
         left_out.append(f"the words before the launcher: {shlex.join(found.before)}")
     if found.python_options:
-        left_out.append(f"the launcher's interpreter has options {shlex.join(found.python_options)}: not so in a spec")
+        left_out.append(
+            f"the launcher's interpreter has options {shlex.join(found.python_options)}: a spec has no such field"
+        )
     if "/" in found.program and not found.is_module:
-        left_out.append(f"the launcher: {found.program} here; the rendered job uses the one in PATH")
+        left_out.append(f"the launcher: is {found.program}; the rendered job uses the launcher in PATH")
     if found.launcher not in ("torchrun", "hyperpodrun"):
         left_out.append(
-            f"the launcher: {found.launcher} here; the spec renders to torchrun, or the operator's hyperpodrun"
+            f"the launcher: is {found.launcher}; the rendered job uses torchrun, or the operator's hyperpodrun"
         )
     for name, value in found.other_options().items():
-        left_out.append(f"--{name}{'=' if value else ''}{value} of {found.launcher}: a spec has no field that says it")
+        left_out.append(f"--{name}{'=' if value else ''}{value} of {found.launcher}: a spec has no such field")
     if found.options.get("rdzv-backend") not in (None, "c10d"):
         left_out.append(f"--rdzv-backend={found.options['rdzv-backend']}: the rendered file has its own rendezvous")
     if found.nodes is not None:
@@ -192,11 +194,11 @@ def read_command(
         if least not in ("", most):
             document["launched_least"] = least
     if (workers := found.workers) is not None:
-        notes.append(f"the launcher: its own option says {workers} workers")
+        notes.append(f"the launcher: its own option sets {workers} workers")
         if workers.isdecimal() and int(workers) > 0:
             document["launched_workers"] = found.on_each_node(int(workers), document.get("nodes", 1))
         elif workers not in ("auto", "gpu"):
-            raise _not_read(f"the number of workers is {workers}, which is no number", shlex.join(words))
+            raise _not_read(f"the number of workers is {workers}, which is not a number", shlex.join(words))
     elif found.launcher == "python" and found.program:
         document["launched_workers"] = 1  # without a launcher, one process per container
     if "inprocess-restart" in found.options:
@@ -204,7 +206,7 @@ def read_command(
 
 
 def _not_read(message: str, command: str) -> ConfigError:
-    hint = f"the command: {command[:120]}" if command else "write a spec with the script that it starts"
+    hint = f"the command: {command[:120]}" if command else "write a spec with the script that the image starts"
     return ConfigError([Problem(message, path="command", hint=hint)])
 
 
@@ -215,7 +217,7 @@ def place_script(document: dict[str, Any], left_out: list[str], *, in_image: boo
     script = PurePosixPath(document["script"])
     if script.is_absolute() and "working_dir" not in document:
         document["working_dir"] = str(script.parent)
-        left_out.append(f"the folder that the job started in: it is {script.parent} now, that of the script")
+        left_out.append(f"the folder that the job started in: is now {script.parent}, the script's folder")
 
 
 def read_environment(
@@ -236,18 +238,20 @@ def read_environment(
         elif source:
             left_out.append(f"variable {name}: its value comes from {', '.join(source)}")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            left_out.append(f"variable {name}: a spec takes letters, digits and underscores in names of variables")
+            left_out.append(
+                f"variable {name}: a spec allows only letters, digits and underscores in names of variables"
+            )
         elif is_of_ranks(name) and name not in SETTINGS:
             left_out.append(f"variable {name}: the launcher sets it")
         else:
             if "value" not in entry:
-                notes.append(f"variable {name}: names no value, so that it is empty")
+                notes.append(f"variable {name}: has no value, so it is empty")
             text = str(entry.get("value", ""))
             value = expanded(text, known)
             if re.search(r"(?<!\$)\$\(\w+\)", value):
-                left_out.append(f"variable {name}: it refers to {value}, which has no value in the file")
+                left_out.append(f"variable {name}: refers to {value}, which has no value in the file")
             elif value != text.replace("$$", "$"):
-                left_out.append(f"variable {name}: {text} was replaced by {value}, which it comes to")
+                left_out.append(f"variable {name}: {text} was replaced by its value {value}")
             document.setdefault("env", {})[name] = known[name] = value
 
 
@@ -279,11 +283,11 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 _OF_COUNTS = ("", "m", "k")
-"""Units of CPUs and devices. `4Gi` is a mistake there."""
+"""Units of CPUs and devices. `4Gi` is a mistake for these."""
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a number of things, `500m` or `4`."""
+    """Parse a count, `500m` or `4`."""
     try:
         return size_of(text, _OF_COUNTS)
     except ValueError as error:
@@ -295,7 +299,7 @@ def mebibytes(text: str) -> int:
     try:
         return max(int(size_of(text) / 2**20), 1)
     except (ValueError, OverflowError) as error:
-        raise ConfigError([Problem(f"{text[:40]!r} is no amount of memory", path="resources")]) from error
+        raise ConfigError([Problem(f"{text[:40]!r} is not an amount of memory", path="resources")]) from error
 
 
 _OURS = (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME, labels.DISK_VOLUME)
@@ -310,7 +314,9 @@ def _volumes(
         source, path = sources.get(str(mount.get("name")), {}), str(mount.get("mountPath"))
         one = _volume(source, path, mount)
         if one is None:
-            left_out.append(f"volume {mount.get('name')} at {path}: the pod has none of this name that a spec can say")
+            left_out.append(
+                f"volume {mount.get('name')} at {path}: the pod has no volume of this name that a spec can express"
+            )
         elif path == "/dev/shm" and one["kind"] == "scratch" and one.get("in_memory"):
             if one.get("size_mib"):
                 document["shared_memory_mib"] = one["size_mib"]

@@ -30,12 +30,12 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     command = [str(word) for word in container.get("command") or []]
     if not command:
-        return None  # a spec cannot name the image's own program
+        return None  # a spec cannot start the image's own program
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}
     if any(match[1] in variables.keys() - known.keys() for word in words for match in REFERENCE.finditer(word)):
-        return None  # the cluster has the value
+        return None  # the value is only in the cluster
     words = [expanded(word, known) for word in words]
     shell = len(words) > 2 and words[0].rpartition("/")[2] in SHELLS and re.fullmatch("-[a-z]*c", words[1])
     if missing := list(dict.fromkeys(_placeholders(words[2:3] if shell else words, variables.keys(), bool(shell)))):
@@ -49,12 +49,12 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def starts_no_python(error: ConfigError) -> bool:
-    """Whether `error` only says that the command starts no Python file."""
+    """Return whether the only problem in `error` is that the command starts no Python file."""
     return [problem.message for problem in error.problems] == [STARTS_NO_PYTHON]
 
 
 def _placeholders(words: list[str], variables: Any, shell: bool) -> list[str]:
-    """Return variables without a value. In a shell, its own variables are not among them."""
+    """Return variables without a value, except a shell's own variables."""
     text = "\n".join(words)
     assigned = set(re.findall(r"\b(\w+)=|\bfor\s+(\w+)\s+in\b|\bread\s+(?:-\w+\s+)*(\w+)", text)) if shell else set()
     own = {name for names in assigned for name in names}

@@ -31,7 +31,7 @@ _FREE = {"labels", "annotations", "nodeSelector", "matchLabels"}
 
 
 class Shape:
-    """Normalises unambiguous values, and reports the others."""
+    """Normalises unambiguous values, and reports ambiguous ones."""
 
     def __init__(self, document: Document, *, placeholders: bool = True) -> None:
         self._document = document
@@ -134,10 +134,10 @@ def _text(value: Any) -> str:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Return `value`, or an empty mapping if it is none."""
+    """Return `value`, or an empty mapping if `value` is not a mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in the list `value`, or none if it is no list."""
+    """Return the mappings in the list `value`; none if `value` is not a list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

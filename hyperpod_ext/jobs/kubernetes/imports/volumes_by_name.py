@@ -1,7 +1,7 @@
 """Import of volumes by name, into `kubernetes.pod.volumes`. Pure.
 
-A spec's `volumes` has the usual ones in a shorter form. Others, and volumes that side containers mount, keep their
-names.
+A spec's `volumes` has the usual volumes in a shorter form. Other volumes, and volumes that side containers mount, keep
+their names.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
 
 
 def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
-    """Whether a spec's `volumes` can express the mounted volume."""
+    """Return whether a spec's `volumes` can express the mounted volume."""
     kinds = [kind for kind in volume if kind != "name"]
     if len(kinds) != 1 or kinds[0] not in _PLAIN or not mounts:
         return False

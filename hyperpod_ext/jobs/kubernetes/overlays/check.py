@@ -20,11 +20,11 @@ from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"
-_RESTARTED = ("the operator restarts what ends, from the job's budgets", "write `relaunch`")
+_RESTARTED = ("the operator restarts containers by the job's budgets", "write `relaunch`")
 REFUSED_OF_CONTAINER = {
     "name": ("the operator and the other commands find the container by its name", "remove it"),
-    "command": ("it starts what tells ranks who they are", "write `script` and `args`"),
-    "args": ("it starts what tells ranks who they are", "write `script` and `args`"),
+    "command": ("it starts the launcher, which identifies ranks", "write `script` and `args`"),
+    "args": ("it starts the launcher, which identifies ranks", "write `script` and `args`"),
     "image": (_SPEC_FIELD, "write `image`"),
     "workingDir": (_SPEC_FIELD, "write `working_dir`"),
     "restartPolicy": _RESTARTED,
@@ -32,34 +32,37 @@ REFUSED_OF_CONTAINER = {
 }
 """Field of the training container, why an overlay cannot set it, and what to do."""
 REFUSED_OF_POD = {
-    "ephemeralContainers": ("Kubernetes adds these to a pod that runs, not to a new one", "use `kubectl debug`"),
-    "restartPolicy": ("the operator sets it, from the job's budgets", "write `relaunch`"),
-    "hostname": ("ranks find each other by the names that the operator gives", "remove it"),
-    "hostnameOverride": ("ranks find each other by the names that the operator gives", "remove it"),
-    "subdomain": ("ranks find each other by the names that the operator gives", "remove it"),
+    "ephemeralContainers": ("Kubernetes adds these to running pods only, not to new pods", "use `kubectl debug`"),
+    "restartPolicy": ("the operator sets it from the job's budgets", "write `relaunch`"),
+    "hostname": ("ranks find each other by the names that the operator sets", "remove it"),
+    "hostnameOverride": ("ranks find each other by the names that the operator sets", "remove it"),
+    "subdomain": ("ranks find each other by the names that the operator sets", "remove it"),
     "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
     "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
 }
 """Field of the pod, why an overlay cannot set it, and what to do."""
 REFUSED_OF_JOB = {
-    "apiVersion": ("the object would be another", "remove it"),
-    "kind": ("the object would be another", "choose another --target"),
-    "metadata.name": ("the job is found by its name", "write `name`"),
+    "apiVersion": ("it would change the kind of the object", "remove it"),
+    "kind": ("it would change the kind of the object", "choose another --target"),
+    "metadata.name": ("hp-ext finds the job by its name", "write `name`"),
     "metadata.namespace": (_SPEC_FIELD, "write `kubernetes.namespace`"),
-    f"metadata.annotations.{ANNOTATION}": ("import and diff read the spec there", "remove it"),
-    f"metadata.labels.{labels.JOB}": ("the job is found by it", "remove it"),
-    f"metadata.labels.{labels.MANAGED_BY}": ("the job is found by it", "remove it"),
-    "spec.nprocPerNode": ("ranks are counted by it", "write `workers_per_node`"),
-    "spec.trainer": ("it is what starts ranks, and how many", "write `nodes`, `workers_per_node`, `resources`, `env`"),
-    "spec.runtimePatches": ("the job's own is there", "write overlay.kubernetes.pod"),
-    "spec.elasticPolicy.minReplicas": ("ranks are counted by it", "write `elastic.min_nodes`"),
-    "spec.elasticPolicy.maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
+    f"metadata.annotations.{ANNOTATION}": ("import and diff read the spec in it", "remove it"),
+    f"metadata.labels.{labels.JOB}": ("hp-ext finds the job by it", "remove it"),
+    f"metadata.labels.{labels.MANAGED_BY}": ("hp-ext finds the job by it", "remove it"),
+    "spec.nprocPerNode": ("it sets the number of ranks", "write `workers_per_node`"),
+    "spec.trainer": (
+        "it sets the command and the number of ranks",
+        "write `nodes`, `workers_per_node`, `resources`, `env`",
+    ),
+    "spec.runtimePatches": ("it contains the job's own pods", "write overlay.kubernetes.pod"),
+    "spec.elasticPolicy.minReplicas": ("it sets the number of ranks", "write `elastic.min_nodes`"),
+    "spec.elasticPolicy.maxReplicas": ("it sets the number of ranks", "write `elastic.max_nodes`"),
 }
 """Field of the job, why an overlay cannot set it, and what to do."""
 _REFUSED_OF_REPLICAS = {
-    "replicas": ("ranks are counted by it", "write `nodes`"),
-    "maxReplicas": ("ranks are counted by it", "write `elastic.max_nodes`"),
-    "spares": ("ranks are counted by it", "write `spares`"),
+    "replicas": ("it sets the number of ranks", "write `nodes`"),
+    "maxReplicas": ("it sets the number of ranks", "write `elastic.max_nodes`"),
+    "spares": ("it sets the number of ranks", "write `spares`"),
     "template": ("it is a pod", "write overlay.kubernetes.pod, and overlay.kubernetes.container"),
 }
 
@@ -103,8 +106,8 @@ def _refused(table: Mapping[str, tuple[str, str]], patch: Mapping[str, Any], pat
 def _complete(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
     for name in (DIRECTIVE, RETAIN):
         if name in patch:
-            message = "would remove what the job relies on"
-            yield Problem(message, path=f"{path}.{name}", hint="name the fields that change")
+            message = "would remove parts that the job needs"
+            yield Problem(message, path=f"{path}.{name}", hint="list only the fields to change")
 
 
 def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
@@ -112,13 +115,13 @@ def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str
     yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
     for field in ("env", "volumeMounts", "ports", "resources"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: the job relies on its content", path=f"{path}.{field}")
+            yield Problem("cannot be removed: the job needs its content", path=f"{path}.{field}")
     for index, one in _items(patch, "env"):
         name = str(one.get("name", ""))
         if one == {DIRECTIVE: "replace"}:
             yield Problem("would remove the job's own variables", path=f"{path}.env.{index}")
         elif is_of_ranks(name):
-            yield Problem(f"{name} is set by the launcher: ranks know by it who they are", path=f"{path}.env.{index}")
+            yield Problem(f"{name} is set by the launcher to identify ranks", path=f"{path}.env.{index}")
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
         if one == {DIRECTIVE: "replace"} or (has_secret and where and hides_secret(where)):
@@ -135,7 +138,7 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
     yield from _secret_unread(job, patch)
     for field in ("containers", "volumes"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: the job relies on its content", path=f"{path}.{field}")
+            yield Problem("cannot be removed: the job needs its content", path=f"{path}.{field}")
     for index, one in _items(patch, "containers"):
         if one.get("name") == container:
             yield from _promises_of_container(job.has_agent, one, f"{path}.containers.{index}", own=False)
@@ -171,7 +174,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
         parts = field.split(".", 2)
         if len(parts) == 3 and parts[1] in ("annotations", "labels"):
             if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
-                yield Problem("cannot be removed: the job is found by it", path=f"{path}.{parts[0]}.{parts[1]}")
+                yield Problem("cannot be removed: hp-ext finds the job by it", path=f"{path}.{parts[0]}.{parts[1]}")
         elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
             continue  # reported below for the whole section
         if _has(patch, parts):
@@ -179,7 +182,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
     for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):
         value = _below(patch, ["spec", section])
         if _has(patch, ["spec", section]) and value is None:
-            yield Problem("cannot be removed: ranks are counted by it", path=f"{path}.spec.{section}")
+            yield Problem("cannot be removed: it sets the number of ranks", path=f"{path}.spec.{section}")
         if section == "elasticPolicy" or value is None:
             continue
         pairs = (
@@ -191,7 +194,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
             if isinstance(group, Mapping) and DIRECTIVE not in group:
                 yield from _refused(_REFUSED_OF_REPLICAS, group, at)
             else:
-                yield Problem("cannot be removed: ranks are counted by it", path=at)
+                yield Problem("cannot be removed: it sets the number of ranks", path=at)
 
 
 def _items(patch: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
