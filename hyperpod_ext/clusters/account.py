@@ -1,4 +1,4 @@
-"""Reads facts of an AWS account for the checks of a cluster. Changes nothing."""
+"""Reads facts of an AWS account for the checks of a cluster. Does not change the account."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Group = InstanceGroup | RestrictedGroup
 
 
 def with_account(cluster: ClusterConfig) -> tuple[ClusterConfig, list[str]]:
-    """Fill `cluster.account` from AWS. Also returns one sentence for each part that could not be read.
+    """Fill `cluster.account` from AWS. Also return one sentence for each part that could not be read.
 
     Parts that could not be read keep the spec's values.
     """

@@ -1,4 +1,4 @@
-"""Values of a cluster that only its deployment has: subnets, roles, file systems. Pure.
+"""Values of a cluster that are known only in a deployment: subnets, roles, file systems. Pure.
 
 Such values may be tokens of CloudFormation, which match no pattern of ClusterConfig. They are therefore filled into
 unset fields without validation.
@@ -28,7 +28,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """Values of a deployment; None or empty if there is none."""
+    """Values of a deployment. None or empty if the deployment has no such value."""
 
     subnets: tuple[str, ...] = ()
     """Subnets of the machines."""

@@ -1,7 +1,7 @@
-"""Changes by an update: a ClusterConfig compared with the answer of DescribeCluster. Pure.
+"""Changes by an update: a ClusterConfig compared with the response of DescribeCluster. Pure.
 
-Only stated fields are compared: AWS has chosen the others. Some changes need a new cluster or group, because
-UpdateCluster cannot make them.
+Only fields that the spec sets are compared, because AWS chooses the other values. Some changes need a new cluster or
+group, because UpdateCluster cannot make them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Map
     """Return all differences between `cluster` and the described one.
 
     Args:
-        described: the answer of DescribeCluster.
+        described: the response of DescribeCluster.
         tags: the cluster's tags, from ListTags.
     """
     wanted, has = create_cluster_request(cluster), as_requested(described)
@@ -73,9 +73,9 @@ def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Map
 
 
 def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange]) -> Request | None:
-    """Return the UpdateCluster request that makes `changes`; None if there is none to make.
+    """Return the UpdateCluster request that makes `changes`; None if it would not change anything.
 
-    Changed groups are sent whole, because the service replaces their settings.
+    Changed groups are sent with all settings, because the service replaces them.
     """
     mine = [change for change in changes if change.effect in ("update", "add", "delete group")]
     if not mine:
@@ -149,7 +149,7 @@ def _group_as_requested(group: Mapping[str, Any]) -> Request:
 
 
 def _desired(members: Mapping[str, Any]) -> Request:
-    """Rename `DesiredLabels` to `Labels`, or `CurrentLabels` if there are none desired."""
+    """Rename `DesiredLabels` to `Labels`, or `CurrentLabels` if there are no desired labels."""
     found = {name.removeprefix("Current"): value for name, value in members.items() if name.startswith("Current")}
     rest = {name.removeprefix("Desired"): value for name, value in members.items() if not name.startswith("Current")}
     return found | rest
@@ -202,7 +202,7 @@ def _covers(has: Any, wanted: Any) -> bool:
         if not isinstance(has, list | tuple) or len(has) != len(wanted):
             return False
         if all(isinstance(one, str) for one in wanted):
-            return sorted(has) == sorted(wanted)  # subnets, checks: sets
+            return sorted(has) == sorted(wanted)  # subnets and checks are sets
         return all(any(_covers(one, item) for one in has) for item in wanted)
     if isinstance(has, datetime):
         return has.isoformat().startswith(str(wanted).removesuffix("Z"))

@@ -16,21 +16,25 @@ from hyperpod_ext.errors import Problem
 
 _AT = "infrastructure"
 _GOVERNANCE_NEEDS = (1, 30)
-"""Oldest Kubernetes that AWS's task governance runs on."""
+"""Oldest Kubernetes that AWS's task governance supports."""
 
 
 def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
-    """Yield every reason why `cluster` cannot be deployed with CloudFormation; paths are fields of the config."""
+    """Yield every reason why `cluster` cannot be deployed with CloudFormation. Paths are fields of the config."""
     yield from rules.problems(bound(cluster, EXAMPLE))
     yield from findings(cluster, "error", ignore)
     if not cluster.name[0].isalpha():
-        yield Problem("names of stacks begin with it, and with a letter", path="name", hint="put a letter first")
+        yield Problem(
+            "must begin with a letter, because names of stacks begin with it",
+            path="name",
+            hint="choose a name that begins with a letter",
+        )
     yield from _regions(cluster)
     yield from _only_in_the_api(cluster)
     made = cluster.infrastructure
     if made is None:
-        hint = "say what is to be made around the cluster; the least is network: {zones: [...]}"
-        yield Problem("is needed to deploy a cluster", path=_AT, hint=hint)
+        hint = "add the section with the resources to create; the minimum is network: {zones: [...]}"
+        yield Problem("is required to deploy a cluster", path=_AT, hint=hint)
         return
     yield from network_problems(cluster, made)
     yield from _buckets(cluster, made)
@@ -43,12 +47,14 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     if region not in known_regions():
         return  # the region's types are unknown
     if region not in regions_of("cluster"):
-        hint = f"regions that can: {', '.join(regions_of('cluster'))}"
-        yield Problem(f"CloudFormation cannot make HyperPod clusters in {region}", path="region", hint=hint)
+        hint = f"supported regions: {', '.join(regions_of('cluster'))}"
+        yield Problem(f"CloudFormation cannot create HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
         if not regions_with(name):  # HPX201 reports types of other regions
-            hint = "take another type, or create the cluster with `hp-ext create-cluster`"
-            yield Problem(f"CloudFormation has {name} in no region that is known here", path=path, hint=hint)
+            hint = "use another type, or create the cluster with `hp-ext create-cluster`"
+            yield Problem(
+                f"CloudFormation does not support {name} in any region that the catalog has", path=path, hint=hint
+            )
 
 
 def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
@@ -58,7 +64,7 @@ def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
 def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
     """Report members of CreateCluster that CloudFormation lacks; tests/cdk/test_drift.py lists all."""
     hint = "remove it, or create the cluster with `hp-ext create-cluster`"
-    message = "CloudFormation does not have this"
+    message = "CloudFormation does not support this"
     for index, group in _groups(cluster):
         patch, path = group.auto_patch, f"instance_groups.{index}.auto_patch"
         if patch is None:
@@ -76,7 +82,7 @@ def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
         for index, one in enumerate(getattr(cluster, field)):
             if "MultiNodeTrainingValidation" in one.deep_health_checks:
                 yield Problem(
-                    "CloudFormation does not have MultiNodeTrainingValidation",
+                    "CloudFormation does not support MultiNodeTrainingValidation",
                     path=f"{field}.{index}.deep_health_checks",
                     hint="remove it, or create the cluster with `hp-ext create-cluster`",
                 )
@@ -90,30 +96,34 @@ def _buckets(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
         where = f"{path}.existing" if bucket.existing else f"{path}.name"
         if bucket.kms_key and not bucket.existing:
             hint = "remove it: a new bucket is encrypted with the key of the cluster"
-            yield Problem("is for a bucket that exists already", path=f"{path}.kms_key", hint=hint)
+            yield Problem("is only valid for an existing bucket", path=f"{path}.kms_key", hint=hint)
         if bucket.name and bucket.existing:
-            yield Problem("names a new bucket and one that is there", path=path, hint="keep name or existing")
+            yield Problem("has both a new and an existing bucket", path=path, hint="remove either name or existing")
         if name is None:
             continue
         names[name] += 1
         if names[name] > 1:
-            yield Problem(f"`{name}` is another of the buckets too", path=where, hint="give each a bucket of its own")
+            yield Problem(
+                f"`{name}` is used for two buckets", path=where, hint="use a different bucket for each purpose"
+            )
         if field == "lifecycle" and not name.startswith("sagemaker-"):
             hint = f"write sagemaker-{name}"[:74]
-            yield Problem("HyperPod reads scripts only from buckets called sagemaker-...", path=where, hint=hint)
+            yield Problem(
+                "HyperPod reads scripts only from buckets with names that begin with sagemaker-", path=where, hint=hint
+            )
         if field != "lifecycle" and name.startswith("sagemaker-"):
-            message = "every HyperPod role of the account can read buckets called sagemaker-..."
+            message = "every HyperPod role of the account can read buckets with names that begin with sagemaker-"
             hint = f"write {name.removeprefix('sagemaker-')}"
             yield Problem(message, path=where, hint=hint)
     open_names = [f for f in ("checkpoints", "data", "logs") if not _named(getattr(made.buckets, f))]
     if cluster.name.lower().startswith("sagemaker-") and open_names:
-        message = "names of new buckets begin with it, and every HyperPod role of the account can read sagemaker-..."
+        message = "new buckets would have names with sagemaker-, which every HyperPod role of the account can read"
         hint = f"choose another name, or name the buckets {', '.join(open_names)}"
         yield Problem(message, path="name", hint=hint)
     wanted = made.buckets.checkpoints
     if cluster.checkpoint_bucket not in (None, wanted.existing or wanted.name):
-        hint = f"write it as {_AT}.buckets.checkpoints.existing as well, or remove it"
-        yield Problem("is not the bucket that infrastructure has for checkpoints", path="checkpoint_bucket", hint=hint)
+        hint = f"set {_AT}.buckets.checkpoints.existing to it, or remove it"
+        yield Problem("is not the bucket for checkpoints in infrastructure", path="checkpoint_bucket", hint=hint)
 
 
 def _named(bucket: object) -> bool:
@@ -124,7 +134,7 @@ def _file_system(made: Infrastructure) -> Iterator[Problem]:
     wanted = made.file_system
     if wanted is not None and wanted.size_gib != 1200 and wanted.size_gib % 2400:
         up = -(-wanted.size_gib // 2400) * 2400
-        yield Problem("is 1200 or a multiple of 2400", path=f"{_AT}.file_system.size_gib", hint=f"write {up}")
+        yield Problem("must be 1200 or a multiple of 2400", path=f"{_AT}.file_system.size_gib", hint=f"write {up}")
 
 
 def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
@@ -135,7 +145,7 @@ def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
         if not oldest <= version <= newest:
             span = f"1.{oldest[1]} to 1.{newest[1]}"
             hint = f"write {newest[0]}.{newest[1]}"
-            yield Problem(f"HyperPod runs on Kubernetes {span}", path=f"{_AT}.eks.version", hint=hint)
+            yield Problem(f"HyperPod supports only Kubernetes {span}", path=f"{_AT}.eks.version", hint=hint)
         elif governance is not None and version < _GOVERNANCE_NEEDS:
             yield Problem("task governance needs 1.30", path=f"{_AT}.eks.version", hint="write 1.30 or newer")
         if made.add_ons.training_operator and not made.add_ons.cert_manager:
@@ -145,23 +155,23 @@ def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
     for index, role in enumerate(made.job_roles):
         key = (role.namespace, role.service_account)
         if key in seen:
-            hint = "pods of one service account have one role"
-            yield Problem("a second role for this service account", path=f"{_AT}.job_roles.{index}", hint=hint)
+            hint = "a service account can have only one role"
+            yield Problem("is a second role for this service account", path=f"{_AT}.job_roles.{index}", hint=hint)
         seen.add(key)
     if governance is None:
         return
     types = {kind for _, kind in named_types(cluster)}
     for field, able in (("teams", regions_of("compute_quota")), ("priorities", regions_of("scheduler_config"))):
         if getattr(governance, field) and cluster.region in known_regions() and cluster.region not in able:
-            hint = "remove them, and make them in the console or with the AWS CLI"
-            yield Problem(f"CloudFormation cannot make these in {cluster.region}", path=f"{path}.{field}", hint=hint)
+            hint = "remove them, and create them in the console or with the AWS CLI"
+            yield Problem(f"CloudFormation cannot create these in {cluster.region}", path=f"{path}.{field}", hint=hint)
         names = Counter(one.name for one in getattr(governance, field))
         for name in (name for name, times in names.items() if times > 1):
-            yield Problem(f"`{name}` is there twice", path=f"{path}.{field}", hint="name each once")
+            yield Problem(f"`{name}` is listed twice", path=f"{path}.{field}", hint="list each name once")
     for index, team in enumerate(governance.teams):
         if team.instance_type not in types:
             hint = f"types of the cluster: {', '.join(sorted(types))}"
-            yield Problem("no group has such machines", path=f"{path}.teams.{index}.instance_type", hint=hint)
+            yield Problem("no group has machines of this type", path=f"{path}.teams.{index}.instance_type", hint=hint)
 
 
 def _on_slurm(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
@@ -173,4 +183,4 @@ def _on_slurm(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]
     ):
         if stated:
             hint = "remove it, or use orchestrator eks"
-            yield Problem("is for orchestrator eks", path=f"{_AT}.{field}", hint=hint)
+            yield Problem("is only valid for orchestrator eks", path=f"{_AT}.{field}", hint=hint)

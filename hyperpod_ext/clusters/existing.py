@@ -16,7 +16,7 @@ _BUSY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})
 
 
 def list_clusters(region: str | None) -> list[dict[str, Any]]:
-    """Every cluster of the region, by name: `name`, `status`, `created_at`, `arn`."""
+    """Return every cluster of the region, sorted by name, with `name`, `status`, `created_at` and `arn`."""
     found = _pages("ListClusters", "ClusterSummaries", region, {})
     rows = [
         {
@@ -31,7 +31,7 @@ def list_clusters(region: str | None) -> list[dict[str, Any]]:
 
 
 def describe(name: str, region: str | None) -> Mapping[str, Any]:
-    """Return the answer of DescribeCluster.
+    """Return the response of DescribeCluster.
 
     Raises:
         NotFoundError: the region has no such cluster.
@@ -42,7 +42,7 @@ def describe(name: str, region: str | None) -> Mapping[str, Any]:
 
 
 def summary(described: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a DescribeCluster answer its user asks for most: status, orchestrator, recovery, and each group."""
+    """Return the main parts of a DescribeCluster response: status, orchestrator, recovery, and each group."""
     orchestrator = described.get("Orchestrator") or {}
     groups = [
         {
@@ -70,7 +70,7 @@ def summary(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nodes(name: str, region: str | None, group: str | None = None) -> list[dict[str, Any]]:
-    """Every node of a cluster, by group and id; with `group`, those of that group alone.
+    """Return every node of a cluster, by group and id; with `group`, only nodes of this group.
 
     Each has `id`, `logical_id`, `group`, `instance_type`, `status`, `message`, `launched_at` and `host`.
     """
@@ -101,8 +101,8 @@ def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[st
     """
     status = str(describe(name, region)["ClusterStatus"])
     if status in _BUSY:
-        hint = f"wait: `hp-ext cluster describe {name}` shows when it is InService or Failed"
-        raise ConflictError(f"{name} is {status}, and cannot be deleted now", hint=hint)
+        hint = f"wait until `hp-ext cluster describe {name}` shows InService or Failed"
+        raise ConflictError(f"{name} has status {status}, and cannot be deleted now", hint=hint)
     return {"ClusterName": name}, nodes(name, region)
 
 
@@ -111,7 +111,7 @@ def delete(request: Request, region: str | None) -> str:
     service, name = client("sagemaker", region), str(request["ClusterName"])
 
     def existing() -> Mapping[str, Any]:
-        """Return the cluster if an attempt with a lost answer deletes it."""
+        """Return the cluster if it is being deleted by an attempt whose response was lost."""
         described = describe(name, region)
         if described["ClusterStatus"] != "Deleting":
             raise NotFoundError(f"no deletion of {name} is under way")
@@ -124,10 +124,10 @@ def delete(request: Request, region: str | None) -> str:
 def wait(
     name: str, region: str | None, timeout_s: float | None, hint: str, *, busy: Collection[str] | None = None
 ) -> Iterator[str]:
-    """Yield each new status of the cluster until it is none of `busy`. Default: until the cluster is deleted.
+    """Yield each new status of the cluster, until the status is not in `busy`. Default: until the cluster is deleted.
 
     Raises:
-        WaitTimeoutError: time is up; the error has `hint`.
+        WaitTimeoutError: the timeout has passed. The error has `hint`.
         HyperpodExtError: the cluster has failed.
         NotFoundError: the cluster does not exist, and `busy` is given.
     """
@@ -145,7 +145,7 @@ def wait(
             yield status
             shown = status
         if status == "Failed":
-            raise HyperpodExtError(f"{name}: {described.get('FailureMessage') or 'it does not say why'}")
+            raise HyperpodExtError(f"{name}: {described.get('FailureMessage') or 'AWS reports no reason'}")
         if busy is not None and status not in busy:
             return
         if deadline is not None and time.monotonic() > deadline:

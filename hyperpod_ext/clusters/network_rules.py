@@ -12,7 +12,8 @@ from hyperpod_ext.errors import Problem
 
 _AT = "infrastructure.network"
 _LARGEST, _SMALLEST = 16, 20
-"""Prefix lengths: a VPC is at most a /16; below a /20 a quarter is too small for machines with many interfaces."""
+"""Allowed prefix lengths. A VPC is at most a /16. Below a /20, a quarter is too small for machines with many
+interfaces."""
 
 
 def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
@@ -43,48 +44,52 @@ def _new(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
     zones, example = network.zones, zone_prefix(cluster.region)
     if cluster.vpc is not None:
         hint = "remove vpc, or write infrastructure.network.vpc_id"
-        yield Problem("names a network that is there, and infrastructure makes one", path="vpc", hint=hint)
+        yield Problem("is an existing network, but infrastructure creates a new one", path="vpc", hint=hint)
     if not zones:
-        hint = f"write the zone that has your capacity first: [{example}-az1, {example}-az2]"
-        yield Problem("a new network needs its zones", path=f"{_AT}.zones", hint=hint)
+        hint = f"write the zone of your capacity first: [{example}-az1, {example}-az2]"
+        yield Problem("is required for a new network", path=f"{_AT}.zones", hint=hint)
     elif len(zones) < 2 and makes_eks(cluster):
-        hint = f"add a zone: [{zones[0]}, ...]; machines stay in the first"
+        hint = f"add a zone: [{zones[0]}, ...]; machines stay in the first zone"
         yield Problem("EKS needs two zones", path=f"{_AT}.zones", hint=hint)
     if len(set(zones)) < len(zones):
-        yield Problem("names a zone twice", path=f"{_AT}.zones", hint="name each zone once")
+        yield Problem("has a zone twice", path=f"{_AT}.zones", hint="list each zone once")
     if len({"-az" in zone for zone in zones}) > 1:
-        yield Problem("mixes ids and names", path=f"{_AT}.zones", hint=f"write ids for all, {example}-az1")
+        yield Problem(
+            "mixes ids and names", path=f"{_AT}.zones", hint=f"write ids for all zones, such as {example}-az1"
+        )
     for index, zone in enumerate(zones):
         if not zone.startswith((f"{example}-az", cluster.region)):
-            hint = f"zones there begin with {example}-az or {cluster.region}"
+            hint = f"zones of this region begin with {example}-az or {cluster.region}"
             yield Problem(f"`{zone}` is not in {cluster.region}", path=f"{_AT}.zones.{index}", hint=hint)
     groups = {group.name: group for _, group in groups_of(cluster)}
     for name, zone in network.group_zones.items():
         path = f"{_AT}.group_zones.{name}"
         if name not in groups:
-            yield Problem("there is no such group", path=path, hint=f"groups: {', '.join(groups)}")
+            yield Problem("the cluster has no such group", path=path, hint=f"groups: {', '.join(groups)}")
         elif groups[name].vpc is not None:
-            yield Problem("the group names subnets of its own", path=path, hint="remove one of the two")
+            yield Problem(
+                "the group has its own subnets", path=path, hint="remove either the zone or the group's subnets"
+            )
         if zone not in zones:
             yield Problem(f"`{zone}` is not one of zones", path=path, hint=f"zones: {', '.join(zones) or 'none'}")
     if network.control_plane_subnets:
         hint = "remove it, or write vpc_id"
-        yield Problem("is for a network that is there", path=f"{_AT}.control_plane_subnets", hint=hint)
+        yield Problem("is only valid for an existing network", path=f"{_AT}.control_plane_subnets", hint=hint)
     if network.nat == "none" and not network.private_endpoints:
         hint = "write private_endpoints: true, or another nat"
-        yield Problem("machines would reach nothing of AWS", path=f"{_AT}.nat", hint=hint)
+        yield Problem("machines could not reach AWS's services", path=f"{_AT}.nat", hint=hint)
 
 
 def _existing(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
     if cluster.vpc is None:
-        hint = "write subnets and security groups of the machines in it"
-        yield Problem("is needed with infrastructure.network.vpc_id", path="vpc", hint=hint)
+        hint = "write the subnets and security groups of the machines in this network"
+        yield Problem("is required with infrastructure.network.vpc_id", path="vpc", hint=hint)
     for field in ("zones", "group_zones"):
         if getattr(network, field):
             hint = "remove it, or vpc_id"
-            yield Problem("is for a new network", path=f"{_AT}.{field}", hint=hint)
+            yield Problem("is only valid for a new network", path=f"{_AT}.{field}", hint=hint)
     if makes_eks(cluster) and len(network.control_plane_subnets) < 2:
-        hint = "write subnets in two zones or more, or eks_cluster_arn of a cluster that is there"
+        hint = "write subnets in two or more zones, or eks_cluster_arn of an existing cluster"
         yield Problem("EKS needs two zones", path=f"{_AT}.control_plane_subnets", hint=hint)
 
 
@@ -115,7 +120,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
                 continue  # two connected networks may overlap each other
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
-                yield Problem(message, path=other, hint="take a range that is free in both networks")
+                yield Problem(message, path=other, hint="choose a range that is free in both networks")
 
 
 def _cidr(text: str, path: str) -> Iterator[Problem]:

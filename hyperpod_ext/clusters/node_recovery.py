@@ -29,7 +29,7 @@ def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[d
     name in Slurm.
 
     Raises:
-        NotFoundError: no node has one of the names.
+        NotFoundError: there is no node of one of the names.
     """
     known: dict[str, dict[str, Any]] = {}
     for node in nodes(cluster, region):
@@ -51,7 +51,7 @@ def recovery_requests(cluster: str, found: Sequence[Mapping[str, Any]]) -> list[
 
 
 def recover(action: Action, requests: Sequence[Request], region: str | None) -> Iterator[dict[str, Any]]:
-    """Send the requests, and yield each node with `accepted`, and if it was refused `code` and `message`."""
+    """Send the requests. Yield each node with `accepted`, and for refused nodes `code` and `message`."""
     service, operation = client("sagemaker", region), _OPERATIONS[action]
     send = service.batch_reboot_cluster_nodes if action == "reboot" else service.batch_replace_cluster_nodes
     for request in requests:

@@ -1,4 +1,4 @@
-"""Makes CreateCluster requests, with every member of the API. Pure."""
+"""Builds CreateCluster requests, with every member of the API. Pure."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def create_cluster_request(cluster: ClusterConfig) -> Request:
 
 
 def given(**members: Any) -> Request:
-    """Return the members that are not None and not empty. False and 0 stay."""
+    """Return the members that are not None and not empty. False and 0 are kept."""
     return {name: value for name, value in members.items() if value not in (None, [], {}, ())}
 
 

@@ -1,4 +1,4 @@
-"""Checks across fields of a cluster that AWS would also make. Pure."""
+"""Checks across fields of a cluster that AWS also makes. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def problems(cluster: ClusterConfig) -> Iterator[Problem]:
     for problem in _problems(cluster):
         open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
         if open_to_deploy and problem.message.startswith("is needed"):
-            problem = replace(problem, hint="`hp-ext cluster deploy` makes it; without it, write the one that is there")
+            problem = replace(
+                problem, hint="`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
+            )
         yield problem
 
 
@@ -28,7 +30,7 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     yield from _shared(cluster)
     if not (cluster.instance_groups or cluster.restricted_groups):
         hint = "write instance_groups, or restricted_groups"
-        yield Problem("a cluster has at least one group of machines", path="instance_groups", hint=hint)
+        yield Problem("a cluster needs at least one group of machines", path="instance_groups", hint=hint)
     for index, group in enumerate(cluster.instance_groups):
         yield from _group(cluster, group, f"instance_groups.{index}")
     names = [one.name for one in cluster.instance_groups] + [one.name for one in cluster.restricted_groups]
@@ -37,28 +39,28 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         yield from _disks(restricted, path)
         yield from _rollouts(restricted, path)
         if names.count(restricted.name) > 1:
-            yield Problem(f"a second group is called `{restricted.name}`", path=f"{path}.name", hint=_RENAME)
+            yield Problem(f"another group has the name `{restricted.name}`, too", path=f"{path}.name", hint=_RENAME)
         if not (restricted.execution_role or cluster.execution_role):
             yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
 
 
-_RENAME = "give each group a name of its own"
+_RENAME = "give each group a different name"
 _ROLE = "write the ARN of the machines' role, here or once in execution_role of the cluster"
 
 
 def _on_eks(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.eks_cluster_arn is None:
         hint = "write the ARN of the EKS cluster that the machines join"
-        yield Problem("is needed with orchestrator eks", path="eks_cluster_arn", hint=hint)
+        yield Problem("is required with orchestrator eks", path="eks_cluster_arn", hint=hint)
     if cluster.slurm is not None:
-        yield Problem("is for orchestrator slurm", path="slurm", hint="remove it, or change orchestrator")
+        yield Problem("is only valid for orchestrator slurm", path="slurm", hint="remove it, or change orchestrator")
     if cluster.vpc is None:
         hint = "write subnets and security groups that reach the EKS cluster"
-        yield Problem("is needed with orchestrator eks", path="vpc", hint=hint)
+        yield Problem("is required with orchestrator eks", path="vpc", hint=hint)
     for index, group in enumerate(cluster.instance_groups):
         if group.slurm is not None:
             path = f"instance_groups.{index}.slurm"
-            yield Problem("is for orchestrator slurm", path=path, hint="remove it, or change orchestrator")
+            yield Problem("is only valid for orchestrator slurm", path=path, hint="remove it, or change orchestrator")
 
 
 def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -70,34 +72,36 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         ("restricted_groups", cluster.restricted_groups),
     ):
         if value:
-            yield Problem("is for orchestrator eks", path=path, hint=eks)
+            yield Problem("is only valid for orchestrator eks", path=path, hint=eks)
     for index, group in enumerate(cluster.instance_groups):
         for field in ("labels", "taints"):
             if getattr(group, field):
-                yield Problem("is for orchestrator eks", path=f"instance_groups.{index}.{field}", hint=eks)
+                yield Problem("is only valid for orchestrator eks", path=f"instance_groups.{index}.{field}", hint=eks)
     accounting = cluster.slurm is not None and cluster.slurm.accounting is not None
     if accounting and not cluster.continuous_provisioning:
-        yield Problem("is needed with slurm.accounting", path="continuous_provisioning", hint="write true")
+        yield Problem("is required with slurm.accounting", path="continuous_provisioning", hint="write true")
     parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
     if not any(parts):
         return  # lifecycle scripts assign the node types
     for index, part in enumerate(parts):
         if part is None:
-            hint = "write Controller, Login or Compute, as for the other groups"
-            yield Problem("is needed: other groups have one", path=f"instance_groups.{index}.slurm", hint=hint)
+            hint = "write node_type Controller, Login or Compute, as in the other groups"
+            yield Problem(
+                "is required, because other groups have one", path=f"instance_groups.{index}.slurm", hint=hint
+            )
     controllers = [index for index, part in enumerate(parts) if part == "Controller"]
     if len(controllers) != 1:
-        hint = "give exactly one group node_type: Controller"
+        hint = "set node_type: Controller in exactly one group"
         where = f"instance_groups.{controllers[1]}.slurm.node_type" if controllers else "instance_groups"
-        yield Problem(f"{len(controllers)} groups are Slurm's controller", path=where, hint=hint)
+        yield Problem(f"{len(controllers)} groups have node_type Controller", path=where, hint=hint)
     for index, group in enumerate(cluster.instance_groups):
         if group.slurm and group.slurm.node_type == "Controller" and group.count != 1:
             hint = "write 1"
-            yield Problem("a controller is one machine", path=f"instance_groups.{index}.count", hint=hint)
+            yield Problem("a controller has exactly one machine", path=f"instance_groups.{index}.count", hint=hint)
         if group.slurm and group.slurm.node_type != "Compute" and group.slurm.partition:
             hint = "remove it"
             path = f"instance_groups.{index}.slurm.partition"
-            yield Problem("partitions are of compute nodes", path=path, hint=hint)
+            yield Problem("only compute nodes have partitions", path=path, hint=hint)
 
 
 def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -105,17 +109,19 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
     if scaling is not None and scaling.enabled:
         if cluster.cluster_role is None:
             hint = "write the role with which HyperPod adds and removes machines"
-            yield Problem("is needed with auto_scaling", path="cluster_role", hint=hint)
+            yield Problem("is required with auto_scaling", path="cluster_role", hint=hint)
         if not cluster.continuous_provisioning:
             hint = "write true"
-            yield Problem("is needed with auto_scaling", path="continuous_provisioning", hint=hint)
+            yield Problem("is required with auto_scaling", path="continuous_provisioning", hint=hint)
     tiered = cluster.tiered_storage
     if tiered is not None and not tiered.enabled and tiered.memory_percent is not None:
         hint = "remove it, or enable the tier"
-        yield Problem("sets memory aside for a tier that is off", path="tiered_storage.memory_percent", hint=hint)
+        yield Problem("reserves memory for a disabled tier", path="tiered_storage.memory_percent", hint=hint)
     if cluster.restricted_environment is not None and not cluster.restricted_groups:
         hint = "remove it, or add restricted_groups"
-        yield Problem("is for restricted groups, and there are none", path="restricted_environment", hint=hint)
+        yield Problem(
+            "is only valid with restricted groups, and the cluster has none", path="restricted_environment", hint=hint
+        )
 
 
 def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
@@ -123,18 +129,24 @@ def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Proble
     for root, what in ((True, "root disk"), (False, "further disk")):
         if sum(one.kind == "ebs" and one.root == root for one in group.storage) > 1:
             hint = f"keep one with root: {str(root).lower()}"
-            yield Problem(f"a machine has one {what}", path=f"{path}.storage", hint=hint)
+            yield Problem(f"a machine has only one {what}", path=f"{path}.storage", hint=hint)
     for index, one in enumerate(group.storage):
         where = f"{path}.storage.{index}"
         if one.kind != "ebs":
             continue
         if one.root and one.size_gib is not None:
-            yield Problem("AWS chooses the size of the root disk", path=f"{where}.size_gib", hint="remove it")
+            yield Problem(
+                "the size of the root disk cannot be set; AWS chooses it", path=f"{where}.size_gib", hint="remove it"
+            )
         if one.root and one.kms_key is None:
-            hint = "write the key that encrypts the root disk, or remove this entry: AWS then uses a key of its own"
-            yield Problem("is needed for the root disk", path=f"{where}.kms_key", hint=hint)
+            hint = "write the key that encrypts the root disk, or remove this entry to use AWS's key"
+            yield Problem("is required for the root disk", path=f"{where}.kms_key", hint=hint)
         if not one.root and one.size_gib is None:
-            yield Problem("is needed for a further disk", path=f"{where}.size_gib", hint="write it, such as 500")
+            yield Problem(
+                "is required for an additional disk",
+                path=f"{where}.size_gib",
+                hint="write the size in GiB, such as 500",
+            )
 
 
 def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
@@ -146,14 +158,14 @@ def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterato
     for field in ("drain_timeout_s", "on_drain_timeout"):
         if getattr(patch, field) is not None and not drains:
             hint = "remove it, or write strategy: DrainFirst"
-            yield Problem("is for strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+            yield Problem("is only valid with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
     if drains and cluster.orchestrator != "eks":
         hint = "write WhenIdle or WhenAllIdle"
-        yield Problem("DrainFirst is for orchestrator eks", path=f"{path}.strategy", hint=hint)
+        yield Problem("DrainFirst is only valid for orchestrator eks", path=f"{path}.strategy", hint=hint)
     if drains and (patch.rollout is None or patch.rollout.batch is None):
         field = "rollout" if patch.rollout is None else "rollout.batch"
-        hint = "write how many nodes are drained at once: rollout: {batch: {nodes: 1}}"
-        yield Problem("is needed with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+        hint = "write the number of nodes to drain at once, such as rollout: {batch: {nodes: 1}}"
+        yield Problem("is required with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
 
 
 def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
@@ -162,8 +174,8 @@ def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Pro
     for field, owner in (("scheduled_update", update), ("auto_patch", patch)):
         rollout = owner.rollout if owner is not None else None
         if rollout is not None and rollout.rollback_batch is not None and rollout.batch is None:
-            hint = "write batch too"
-            yield Problem("is needed with rollback_batch", path=f"{path}.{field}.rollout.batch", hint=hint)
+            hint = "add batch"
+            yield Problem("is required with rollback_batch", path=f"{path}.{field}.rollout.batch", hint=hint)
 
 
 def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
@@ -176,18 +188,18 @@ def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[
             hint = "write continuous_provisioning: true, or remove it"
             yield Problem("needs continuous provisioning", path=f"{path}.min_count", hint=hint)
     if group.capacity == "spot" and group.training_plan:
-        hint = "remove one of the two"
+        hint = "remove one of these fields"
         yield Problem("machines of a training plan are not spot machines", path=f"{path}.capacity", hint=hint)
     if group.training_plan and group.other_types:
-        hint = "remove one of the two"
-        yield Problem("a training plan is for one type", path=f"{path}.other_types", hint=hint)
+        hint = "remove one of these fields"
+        yield Problem("a training plan is for one instance type", path=f"{path}.other_types", hint=hint)
     if len({group.instance_type, *group.other_types}) <= len(group.other_types):
-        yield Problem("names a type twice", path=f"{path}.other_types", hint="name each type once")
+        yield Problem("has a type twice", path=f"{path}.other_types", hint="list each type once")
     yield from _disks(group, path)
     yield from _patches(cluster, group, f"{path}.auto_patch")
     yield from _rollouts(group, path)
     if len(set(group.deep_health_checks)) < len(group.deep_health_checks):
-        yield Problem("names a check twice", path=f"{path}.deep_health_checks", hint="name each check once")
+        yield Problem("has a check twice", path=f"{path}.deep_health_checks", hint="list each check once")
     if group.lifecycle and not (group.lifecycle.on_create or group.lifecycle.on_init_complete):
-        hint = "name on_create or on_init_complete, or remove lifecycle"
-        yield Problem("names no script", path=f"{path}.lifecycle", hint=hint)
+        hint = "set on_create or on_init_complete, or remove lifecycle"
+        yield Problem("has no script", path=f"{path}.lifecycle", hint=hint)

@@ -46,8 +46,8 @@ def create(cluster: ClusterConfig, request: Request) -> str:
     """Send the request, and return the cluster's ARN.
 
     Raises:
-        ConflictError: there is a cluster of this name that no attempt of this call made.
-        UnknownOutcomeError: an answer was lost, and it is unknown whether the cluster exists.
+        ConflictError: a cluster of this name exists that this call did not create.
+        UnknownOutcomeError: a response was lost, and it is unknown whether the cluster exists.
     """
     service = client("sagemaker", cluster.region)
     doing = f"CreateCluster {cluster.name}"
@@ -63,11 +63,11 @@ def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
     """Return the described cluster if it equals the config. Members that DescribeCluster omits are not compared.
 
     Raises:
-        ConflictError: it differs.
+        ConflictError: the cluster differs.
     """
     described, found = changes(cluster)
     if (status := described["ClusterStatus"]) not in ("Creating", "InService"):
-        raise ConflictError(f"a cluster {cluster.name} exists and is {status}")
+        raise ConflictError(f"a cluster {cluster.name} exists, with status {status}")
     if other := [str(one) for one in found if one.before not in (None, {}, []) or one.effect in ("add", "tag")]:
         raise ConflictError(f"a cluster {cluster.name} exists and differs from the spec: {'; '.join(other)}")
     return described
@@ -89,7 +89,7 @@ def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChan
     """Return the described cluster, and the changes by the config."""
     service, described = client("sagemaker", cluster.region), existing.describe(cluster.name, cluster.region)
     arn, tags = described["ClusterArn"], {}
-    if cluster.tags:  # only stated tags are compared
+    if cluster.tags:  # only tags in the spec are compared
         answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
         tags = {tag["Key"]: tag["Value"] for tag in answer["Tags"]}
     return described, find_changes(cluster, described, tags)
@@ -110,8 +110,8 @@ def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
     """Yield each new status of the cluster until it is final.
 
     Raises:
-        WaitTimeoutError: its status is not final yet.
-        HyperpodExtError: it has failed.
+        WaitTimeoutError: the cluster's status is not final yet.
+        HyperpodExtError: the cluster has failed.
     """
-    hint = "the service continues; run the command again with --wait"
+    hint = "AWS continues; run the command again with --wait"
     return existing.wait(cluster.name, cluster.region, timeout_s, hint, busy=_MOVING)

@@ -198,7 +198,7 @@ def test_a_mistake_is_told_with_its_line_and_nothing_is_made(tmp_path: Path) -> 
     config.write_text(text)
     done = run_app(tmp_path / "out", config)
     line = text.splitlines().index('    version: "1.36"') + 1
-    told = "infrastructure.eks.version: HyperPod runs on Kubernetes 1.28 to 1.34 (write 1.34)"
+    told = "infrastructure.eks.version: HyperPod supports only Kubernetes 1.28 to 1.34 (write 1.34)"
     assert (done.returncode, done.stderr) == (3, f"{config}:{line}: {told}\n")
     assert list((tmp_path / "out").glob("*.template.json")) == []
 

@@ -257,7 +257,7 @@ def test_without_credentials_node_app_or_library_one_error_says_what_to_do(
     monkeypatch.setenv("PATH", str(here.folder / "empty"))
     (here.folder / "bin" / "node").unlink()
     none = here.run("synth", *FILE)
-    assert (none.code, "CDK needs node, and there is none" in none.stderr) == (1, True)
+    assert (none.code, "Node.js, which CDK needs, is not installed" in none.stderr) == (1, True)
 
 
 def test_a_file_that_cannot_be_deployed_is_told_with_its_line(here: Workplace) -> None:
@@ -308,7 +308,7 @@ def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) 
     assert ("s3://mine/y" in own.stdout, "of-the-cluster" in own.stdout) == (True, False)
     place.write_text(json.dumps(kept | {"name": "other"}))
     wrong = call_hp_ext(*render, cwd=here.folder)
-    assert (wrong.code, "holds the outputs of cluster other" in wrong.stderr) == (3, True)
+    assert (wrong.code, "contains the outputs of cluster other" in wrong.stderr) == (3, True)
     place.write_text("{")
     broken = call_hp_ext(*render, cwd=here.folder)
     assert (broken.code, "holds no outputs of a cluster" in broken.stderr) == (3, True)

@@ -96,7 +96,7 @@ def test_mistakes_are_told_with_their_lines_before_aws_is_asked(tmp_path: Path, 
     )
     told = hp_ext(tmp_path, "create-cluster", *FILE)
     assert (told.code, aws.calls) == (3, [])
-    assert "cluster.yaml:5: tiered_storage: is for orchestrator eks" in told.stderr
+    assert "cluster.yaml:5: tiered_storage: is only valid for orchestrator eks" in told.stderr
     assert "cluster.yaml:10: instance_groups.0.labels" in told.stderr
 
 

@@ -36,7 +36,7 @@ class Assembly:
     stacks: tuple[Stack, ...]
     """Each stack after its dependencies."""
     needs_bootstrap: bool = False
-    """The account must have been prepared for CDK."""
+    """Whether the account must have been prepared for CDK."""
 
     def templates(self) -> dict[str, Template]:
         """Return the templates by stack."""
@@ -60,19 +60,19 @@ def read_assembly(folder: Path) -> Assembly:
     """Read `cdk.out`.
 
     Raises:
-        NotFoundError: the folder holds no assembly.
+        NotFoundError: the folder does not contain an assembly.
         HyperpodExtError: the app needs a look-up in AWS, which is not supported.
         ConfigError: a file cannot be read.
     """
     file = folder / "manifest.json"
     if not file.is_file():
-        hint = "name a folder that `hp-ext cluster synth --out` or `cdk synth` has written"
-        raise NotFoundError(f"{folder} holds no manifest.json of CDK", hint=hint)
+        hint = "name an output folder of `hp-ext cluster synth --out` or `cdk synth`"
+        raise NotFoundError(f"{folder} has no manifest.json of CDK", hint=hint)
     manifest = _json(file)
     if missing := manifest.get("missing"):
         asked = ", ".join(sorted(str(one.get("key")) for one in missing))
-        hint = "name zones, subnets and images in the cluster's file: nothing is looked up in an account"
-        raise HyperpodExtError(f"the app asks AWS for {asked}", hint=hint)
+        hint = "set zones, subnets and images in the cluster's file, because look-ups in an account are not supported"
+        raise HyperpodExtError(f"the app needs {asked} from AWS", hint=hint)
     artifacts = {name: one for name, one in manifest.get("artifacts", {}).items() if one.get("type") == _STACK}
     stacks = {}
     for name, artifact in artifacts.items():
@@ -86,12 +86,12 @@ def read_assembly(folder: Path) -> Assembly:
 
 
 def in_order(needs: Mapping[str, list[str]]) -> list[str]:
-    """Return the names, each after its dependencies, and otherwise in the given order."""
+    """Return the names, each after its dependencies. Otherwise the order does not change."""
     done: list[str] = []
 
     def take(name: str, above: tuple[str, ...]) -> None:
         if name in above:
-            raise HyperpodExtError(f"stacks need each other: {' -> '.join((*above, name))}")
+            raise HyperpodExtError(f"stacks depend on each other: {' -> '.join((*above, name))}")
         if name in done:
             return
         for one in needs[name]:
@@ -107,7 +107,7 @@ def _json(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise NotFoundError(f"there is no file {file}", hint="synthesise the app again") from None
+        raise NotFoundError(f"there is no file {file}", hint="run `hp-ext cluster synth` again") from None
     except ValueError as error:
         raise ConfigError([Problem(f"is not JSON: {error}", source=str(file))]) from None
     if not isinstance(found, dict):

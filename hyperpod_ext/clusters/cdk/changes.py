@@ -1,7 +1,7 @@
 """Changes that new templates make to existing stacks, and replaced resources. Pure.
 
 CloudFormation replaces a resource if a create-only property changes. Such a property also changes if it refers to a
-replaced resource; these references are followed across stacks.
+replaced resource. These references are followed across stacks.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class ResourceChange:
 def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[ResourceChange]:
     """Return all changes from the existing stacks `there` to `wanted`; both by stack name.
 
-    A stack only in `there` counts as renamed if `wanted` has a new stack with the same ending. Otherwise it is ignored,
-    as CDK does.
+    A stack that is only in `there` counts as renamed if `wanted` has a new stack with the same ending. Otherwise the
+    stack is ignored, as in CDK.
     """
     before_of = _pair(there, wanted)
     found = {}
@@ -135,7 +135,7 @@ def _of_group(path: tuple[str, ...], before: Any, after: Any) -> FieldEffect:
 
 
 def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield each difference, as deep as both sides have the same shape."""
+    """Yield each difference, at the greatest depth at which both sides have the same shape."""
     if before == after:
         return
     if _is_plain(before) and _is_plain(after):
@@ -145,7 +145,7 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
     old, new = _by_name(before), _by_name(after)
     if old is not None and new is not None and (old or new):
         if old == new:
-            return  # equal, in another order
+            return  # equal items in another order
         for name in dict.fromkeys((*old, *new)):
             yield from _leaves((*path, name), old.get(name), new.get(name))
         return

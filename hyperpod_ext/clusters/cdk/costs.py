@@ -1,4 +1,4 @@
-"""Cost of a cluster for an hour, as deployed and with all machines of its file. Pure."""
+"""Cost of a cluster per hour, as deployed and with all machines of its file. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ENDPOINT = "AWS::EC2::VPCEndpoint"
 
 @dataclass(frozen=True, slots=True)
 class CostItem:
-    """One thing that costs by the hour."""
+    """A resource with a price per hour."""
 
     what: str
     price: Price | None
-    """Price of one item for an hour; None: unknown."""
+    """Price of one item per hour; None if unknown."""
     now: int
     """Number of items in the assembly."""
     scaled: int
@@ -41,7 +41,7 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Costs by the hour, and resources that are paid by use."""
+    """Costs per hour, and resources that are paid by use."""
 
     region: str
     items: tuple[CostItem, ...]
@@ -50,12 +50,12 @@ class Estimate:
 
     @property
     def now(self) -> float:
-        """US dollars an hour of all items with a price."""
+        """US dollars per hour of all items with a price."""
         return sum(line.price.usd * line.now for line in self.items if line.price)
 
     @property
     def scaled(self) -> float:
-        """US dollars an hour with `--scale`."""
+        """US dollars per hour with `--scale`."""
         return sum(line.price.usd * line.scaled for line in self.items if line.price)
 
     @property
@@ -85,7 +85,7 @@ class Estimate:
 
 
 def estimate(cluster: ClusterConfig, assembly: Assembly) -> Estimate:
-    """Return the cost of `cluster` for an hour, with all resources of `assembly`."""
+    """Return the cost of `cluster` per hour, with all resources of `assembly`."""
     region = cluster.region
     counts = _counts(assembly)
     lines = [*_machines(cluster, counts), *_around(assembly, region)]
@@ -110,17 +110,17 @@ def _machines(cluster: ClusterConfig, counts: dict[str, int]) -> Iterator[CostIt
         what, now = f"{group.instance_type}, group {group.name}", counts.get(group.name, 0)
         price, note = machine_price(group.instance_type, cluster.region), ""
         if price is None:
-            note = f"no price of {group.instance_type} in {cluster.region} is known here"
+            note = f"the price of {group.instance_type} in {cluster.region} is unknown"
         if group.training_plan:
             price, note = None, "paid with its training plan"
         elif isinstance(group, InstanceGroup) and group.capacity == "spot":
-            price, note = None, "the price of spot machines moves"
+            price, note = None, "the price of spot machines varies"
         elif isinstance(group, InstanceGroup) and group.other_types and price:
             note = f"or {', '.join(group.other_types)}, at another price"
         yield CostItem(what, price, now, group.count, note)
         gib = sum(disk.size_gib or 0 for disk in group.storage if disk.kind == "ebs")
         if gib:
-            yield CostItem(f"{gib} GiB of EBS, group {group.name}", None, now, group.count, "no price is known here")
+            yield CostItem(f"{gib} GiB of EBS, group {group.name}", None, now, group.count, "its price is unknown")
 
 
 def _around(assembly: Assembly, region: str) -> Iterator[CostItem]:
@@ -139,7 +139,7 @@ def _around(assembly: Assembly, region: str) -> Iterator[CostItem]:
                 found[kind] = found.get(kind, 0) + 1
     for kind, count in sorted(found.items()):
         price = resource_price(kind, region)
-        note = "" if price else f"no price in {region} is known here"
+        note = "" if price else f"its price in {region} is unknown"
         yield CostItem(_WORDS.get(kind, kind), price, count, count, note or _LEFT_OUT.get(kind, ""))
 
 
@@ -148,7 +148,7 @@ def _lustre(properties: Any, region: str) -> CostItem:
     asked = properties.get("LustreConfiguration", {})
     throughput, deployment = asked.get("PerUnitStorageThroughput"), asked.get("DeploymentType")
     price = lustre_price(gib, int(throughput), region) if throughput and deployment == "PERSISTENT_2" else None
-    note = "backups are paid by use" if price else f"no price in {region} is known here"
+    note = "backups are paid by use" if price else f"its price in {region} is unknown"
     return CostItem(f"FSx for Lustre, {gib} GiB at {throughput} MB/s/TiB", price, 1, 1, note)
 
 
@@ -160,8 +160,8 @@ _WORDS = {
     "AWS::KMS::Key": "KMS keys",
 }
 _LEFT_OUT = {
-    "AWS::EC2::NatGateway": "and what passes through, by the GB",
-    "AWS::EC2::VPCEndpoint": "and what passes through, by the GB",
+    "AWS::EC2::NatGateway": "plus the traffic, per GB",
+    "AWS::EC2::VPCEndpoint": "plus the traffic, per GB",
     "AWS::EKS::Cluster": "standard support; extended support costs six times as much",
     "AWS::KMS::Key": "and requests",
 }

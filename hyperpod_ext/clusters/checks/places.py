@@ -14,9 +14,10 @@ from hyperpod_ext.errors import Problem
 
 _POD_ADDRESSES = 49
 """Secondary addresses of a machine's primary interface on EKS, for pods. AWS's public repository
-agent-plugins counts 81 for ml.p5.48xlarge: 32 interfaces and these (2026-11). For p4d it counts two fewer."""
+agent-plugins counts 81 for ml.p5.48xlarge: 32 interfaces and these (2026-11). For p4d, agent-plugins counts two
+fewer."""
 _RESERVED = 5
-"""Addresses of every subnet that AWS reserves."""
+"""Number of addresses that AWS reserves in every subnet."""
 
 
 def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
@@ -33,9 +34,9 @@ def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
     "HPX211",
     "error",
     "a subnet with too few addresses",
-    "Each EFA interface of a machine takes an address, and on EKS its pods take 49 more; machines for which none is "
-    "left are started, and given up. Subnets cannot grow.",
-    "Take a larger subnet, several, network_interface: efa-only, or fewer machines.",
+    "Each EFA interface of a machine needs an address, and on EKS its pods need 49 more. AWS starts machines "
+    "without an address, and gives up on them. Subnets cannot grow.",
+    "Use a larger subnet, several subnets, network_interface: efa-only, or fewer machines.",
 )
 def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
     together: dict[tuple[str, ...], list[tuple[str, Group]]] = {}
@@ -49,35 +50,35 @@ def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
             continue
         largest, path, group = max(needs, key=lambda one: one[0])
         fits = max(free - (total - largest), 0) // machine_addresses(cluster, group)
-        hint = f"at most {fits} fit" if fits else "take a larger range of addresses"
-        message = f"the machines take {total} addresses, and {' and '.join(places)} has {free}"
-        yield Problem(message, path=f"{path}.count", hint=f"{hint}; or take a larger subnet, or efa-only interfaces")
+        hint = f"at most {fits} machines fit" if fits else "use a larger range of addresses"
+        message = f"the machines need {total} addresses, but {' and '.join(places)} has {free}"
+        yield Problem(message, path=f"{path}.count", hint=f"{hint}; or use a larger subnet, or efa-only interfaces")
 
 
 @check(
     "HPX212",
     "error",
-    "a zone that does not have the machines",
-    "EC2 offers the type in other zones of the region, and not in this one: the group would wait for capacity, and "
-    "fail. By EC2's own answers; `catalog/zones.json` says of which day.",
-    "Put the group in a zone that has the type. If AWS has added it since: --ignore HPX212.",
+    "a zone without machines of the type",
+    "EC2 offers the type in other zones of the region, but not in this one. The group would wait for capacity, and "
+    "fail. Source: EC2's API, on the day in `catalog/zones.json`.",
+    "Put the group into a zone that has the type. If AWS has added the type since: --ignore HPX212.",
 )
 def zones_have_the_machines(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, group in groups_of(cluster):
         there, zones = zones_with(group.instance_type, cluster.region), group_zones(cluster, group)
         if not there or not zones or not all("-az" in zone for zone in zones) or set(there) & set(zones):
             continue
-        message = f"{group.instance_type} is not offered in {' or '.join(zones)}, by what was known on {zones_dated()}"
-        yield Problem(message, path=f"{path}.instance_type", hint=f"zones that have it: {', '.join(there)}")
+        message = f"{group.instance_type} was not offered in {' or '.join(zones)} on {zones_dated()}"
+        yield Problem(message, path=f"{path}.instance_type", hint=f"zones with this type: {', '.join(there)}")
 
 
 @check(
     "HPX213",
     "error",
     "a group with EFA over several zones",
-    "EFA does not reach from zone to zone: machines that land in another one train over plain TCP or not at all, and "
-    "traffic between zones is billed.",
-    "Give the group subnets of one zone, and each zone a group of its own.",
+    "EFA does not work between zones. Machines in another zone train over plain TCP or not at all, and traffic "
+    "between zones costs money.",
+    "Give the group subnets of one zone, and make a separate group for each zone.",
 )
 def efa_stays_in_a_zone(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, group in groups_of(cluster):
@@ -85,18 +86,18 @@ def efa_stays_in_a_zone(cluster: ClusterConfig) -> Iterator[Problem]:
         if len(zones) > 1 and _has_efa(group) and group.count > 1:
             where = f"{path}.vpc.subnets" if group.vpc else "vpc.subnets"
             message = (
-                f"machines of group {group.name} may be in {' and '.join(zones)}, and EFA reaches none of the others"
+                f"machines of group {group.name} may be in {' and '.join(zones)}, but EFA works only within a zone"
             )
-            yield Problem(message, path=where, hint="name subnets of one zone")
+            yield Problem(message, path=where, hint="use only subnets of one zone")
 
 
 @check(
     "HPX214",
     "error",
-    "a training plan with other machines, or elsewhere",
-    "A plan holds machines of one type, so many, in one zone; a group that wants others gets none of them, and the "
-    "plan is paid all the same.",
-    "Take the plan's type, zone and number of machines.",
+    "a training plan with other machines, or in another zone",
+    "A plan has a number of machines of one type in one zone. A group with another type or zone gets none of them, "
+    "and the plan costs money anyway.",
+    "Use the plan's type, zone and number of machines.",
 )
 def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
     used: dict[str, int] = {}
@@ -107,22 +108,22 @@ def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
         zones = group_zones(cluster, group)
         used[group.training_plan] = used.get(group.training_plan, 0) + group.count
         if plan.instance_type != group.instance_type:
-            message = f"the plan holds {plan.instance_type}, and the group is of {group.instance_type}"
+            message = f"the plan has {plan.instance_type}, but the group has {group.instance_type}"
             yield Problem(message, path=f"{path}.training_plan", hint=f"write instance_type: {plan.instance_type}")
         elif plan.zone is not None and zones and plan.zone not in zones:
-            message = f"the plan's machines are in {plan.zone}, and the group in {' and '.join(zones)}"
-            yield Problem(message, path=f"{path}.training_plan", hint=f"name a subnet in {plan.zone}")
+            message = f"the plan's machines are in {plan.zone}, but the group is in {' and '.join(zones)}"
+            yield Problem(message, path=f"{path}.training_plan", hint=f"use a subnet in {plan.zone}")
         elif plan.count is not None and used[group.training_plan] > plan.count:
-            message = f"the plan holds {plan.count} machines, and groups want {used[group.training_plan]} of it"
-            yield Problem(message, path=f"{path}.count", hint=f"write at most {plan.count} together")
+            message = f"the plan has {plan.count} machines, but groups need {used[group.training_plan]} of it"
+            yield Problem(message, path=f"{path}.count", hint=f"write at most {plan.count} in total")
 
 
 @check(
     "HPX215",
     "error",
     "a file system in another zone than the machines",
-    "Every byte that is read or written crosses zones: slower, and billed both ways.",
-    "Put machines and file system in one zone; if it is meant: --ignore HPX215.",
+    "All data crosses zones. This is slower, and costs money in both directions.",
+    "Put machines and file system into one zone. If you intend this: --ignore HPX215.",
 )
 def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
     made = cluster.infrastructure
@@ -134,10 +135,10 @@ def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
         for index, storage in enumerate(group.storage):
             zone = None if storage.kind == "ebs" else _facts(cluster).file_systems.get(storage.dns_name.split(".")[0])
             if zone is not None and zone not in zones:
-                hint = f"take a file system in {zones[0]}, or subnets in {zone}"
+                hint = f"use a file system in {zones[0]}, or subnets in {zone}"
                 where = f"{path}.storage.{index}.dns_name"
-                yield Problem(f"the file system is in {zone}, and {near}", path=where, hint=hint)
-        # on EKS a job chooses whether it mounts the file system that is made; nodes of Slurm all do
+                yield Problem(f"the file system is in {zone}, but {near}", path=where, hint=hint)
+        # on EKS a job chooses whether it mounts the new file system; all nodes of Slurm do
         own = (
             cluster.orchestrator == "slurm"
             and made is not None
@@ -146,16 +147,19 @@ def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
         )
         if own and made is not None and made.network.zones and made.network.zones[0] not in zones:
             where = f"infrastructure.network.group_zones.{group.name}"
-            message = f"the file system is made in {made.network.zones[0]}, and {near}"
-            yield Problem(message, path=where, hint="put that zone first in zones, or leave the group in the first")
+            message = f"the file system is created in {made.network.zones[0]}, but {near}"
+            yield Problem(
+                message, path=where, hint="put the group's zone first in zones, or remove it from group_zones"
+            )
 
 
 @check(
     "HPX216",
     "warning",
     "more machines than the quota",
-    "SageMaker refuses machines beyond the account's quota for clusters; an increase takes days.",
-    "Ask for an increase by the quota's code, `aws service-quotas request-service-quota-increase`, before the cluster.",
+    "SageMaker refuses machines beyond the account's quota for clusters. An increase takes days.",
+    "Request an increase with the quota's code (`aws service-quotas request-service-quota-increase`) before you "
+    "create the cluster.",
 )
 def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
     wanted: dict[str, int] = {}
@@ -165,8 +169,8 @@ def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
         if quota is not None and wanted[group.instance_type] > quota.machines:
             code = f" ({quota.code})" if quota.code else ""
             name = f"`{group.instance_type} for cluster usage`{code}"
-            message = f"the cluster wants {wanted[group.instance_type]}, and quota {name} is {quota.machines}"
-            yield Problem(message, path=f"{path}.count", hint="ask for an increase first")
+            message = f"the cluster needs {wanted[group.instance_type]}, but quota {name} is {quota.machines}"
+            yield Problem(message, path=f"{path}.count", hint="request an increase first")
 
 
 def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
@@ -190,7 +194,7 @@ def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | None:
-    """Return the number of free addresses of these subnets together; None if unknown."""
+    """Return the total number of free addresses of these subnets; None if unknown."""
     made, facts = cluster.infrastructure, _facts(cluster)
     if made is not None and places and set(places) <= set(made.network.zones):
         try:

@@ -18,50 +18,50 @@ _PARTITIONS = {"us-gov-": "AWS GovCloud (US)", "cn-": "AWS China", "us-iso": "AW
     "HPX222",
     "error",
     "a partition of AWS without HyperPod",
-    "Neither CloudFormation's schemas nor AWS's price lists have HyperPod clusters in any region of it; "
-    "`catalog/cluster_regions.json` says of which day.",
-    "Take another region. If AWS has added it since: --ignore HPX222.",
+    "CloudFormation's schemas and AWS's price lists have no HyperPod clusters in any region of this partition, on "
+    "the day in `catalog/cluster_regions.json`.",
+    "Choose another region. If AWS has added this region since: --ignore HPX222.",
 )
 def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
     known = known_regions() | {*regions_of("cluster")}
     for start, name in _PARTITIONS.items():
         if cluster.region.startswith(start) and cluster.region not in known:
-            hint = f"regions that have them: {', '.join(regions_of('cluster'))}"
+            hint = f"regions with HyperPod clusters: {', '.join(regions_of('cluster'))}"
             yield Problem(f"{name} has no HyperPod clusters", path="region", hint=hint)
 
 
 @check(
     "HPX201",
     "error",
-    "machines that the region does not have",
-    "No zone of the region has machines of this type: the cluster would wait for capacity, and fail. By AWS's price "
-    "lists; `catalog/cluster_regions.json` says of which day.",
-    "Take another type or another region. If AWS has added it since: --ignore HPX201.",
+    "machines that are not available in the region",
+    "No zone of the region has machines of this type. The cluster would wait for capacity, and fail. Source: AWS's "
+    "price lists, on the day in `catalog/cluster_regions.json`.",
+    "Choose another type or another region. If AWS has added the type since: --ignore HPX201.",
 )
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
         return  # the region's types are unknown
     for path, name in named_types(cluster):
-        elsewhere = ", ".join(regions_with(name))  # without any, the lists do not know the type
+        elsewhere = ", ".join(regions_with(name))  # no region: the lists do not have the type
         if elsewhere and name not in offered(cluster.region):
             message = f"{name} is not offered in {cluster.region}"
-            yield Problem(message, path=path, hint=f"regions that have it: {elsewhere}")
+            yield Problem(message, path=path, hint=f"regions with this type: {elsewhere}")
 
 
 @check(
     "HPX202",
     "error",
-    "something of another region",
-    "A cluster uses keys, file systems, plans, secrets and EKS clusters of its own region only; machines that cannot "
-    "read the key or mount the file system are started, paid, and given up.",
-    "Name the one in the cluster's region, or change region.",
+    "a resource of another region",
+    "A cluster can only use keys, file systems, plans, secrets and EKS clusters of its own region. AWS starts "
+    "machines that cannot read the key or mount the file system, charges for them, and gives up on them.",
+    "Use a resource in the cluster's region, or change region.",
 )
 def all_is_in_one_region(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, what, text in _named(cluster):
         region = _region_of(text)
         if region not in ("", cluster.region):
-            message = f"{what} is in {region}, and the cluster in {cluster.region}"
-            yield Problem(message, path=path, hint=f"name one of {cluster.region}")
+            message = f"{what} is in {region}, but the cluster is in {cluster.region}"
+            yield Problem(message, path=path, hint=f"use one in {cluster.region}")
 
 
 def _named(cluster: ClusterConfig) -> Iterator[tuple[str, str, str]]:

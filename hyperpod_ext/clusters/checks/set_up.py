@@ -18,10 +18,10 @@ _LONGEST_ROLE = 64
 @check(
     "HPX205",
     "error",
-    "nothing makes machines part of Slurm",
-    "Without node types HyperPod's set-up does not know which group is the controller, and without lifecycle scripts "
-    "nobody else says so: the machines run, and Slurm is not there.",
-    "Give each group slurm.node_type, or lifecycle scripts.",
+    "machines that do not join Slurm",
+    "Without node types, HyperPod's set-up does not know which group is the controller. Without lifecycle scripts, "
+    "nothing else installs Slurm. The machines would run without Slurm.",
+    "Set slurm.node_type in each group, or use lifecycle scripts.",
 )
 def slurm_is_set_up(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.orchestrator != "slurm" or any(group.slurm for group in cluster.instance_groups):
@@ -29,17 +29,17 @@ def slurm_is_set_up(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
         if group.lifecycle is None:
             hint = "write lifecycle: {source: s3://...}, or slurm: {node_type: ...} for each group"
-            message = "the group has neither lifecycle scripts nor a part in Slurm"
+            message = "the group has neither lifecycle scripts nor slurm.node_type"
             yield Problem(message, path=f"instance_groups.{index}", hint=hint)
 
 
 @check(
     "HPX206",
     "error",
-    "a role whose name is too long",
-    "Names of IAM roles have at most 64 characters, so that there can be no such role: machines that cannot assume it "
-    "never join.",
-    "Correct the ARN; what follows the last / is the name.",
+    "the name of a role is too long",
+    "Names of IAM roles have at most 64 characters, so this role cannot exist. Machines that cannot assume their "
+    "role never join.",
+    "Correct the ARN. The role's name is the part after the last slash.",
 )
 def role_names_fit(cluster: ClusterConfig) -> Iterator[Problem]:
     made = cluster.infrastructure
@@ -50,15 +50,16 @@ def role_names_fit(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, role in roles:
         name = (role or "").rpartition("/")[2]
         if len(name) > _LONGEST_ROLE:
-            message = f"the role's name has {len(name)} characters, and IAM allows {_LONGEST_ROLE}"
+            message = f"the role's name has {len(name)} characters, but IAM allows at most {_LONGEST_ROLE}"
             yield Problem(message, path=path, hint=f"shorten `{name}`")
 
 
 @check(
     "HPX208",
     "error",
-    "a lifecycle script that is not in its folder",
-    "Every new machine runs the script before it takes work; without it each one is started, fails, and is given up.",
+    "a missing lifecycle script",
+    "Every new machine runs the script before it accepts jobs. Without the script, AWS starts each machine, and "
+    "gives up on it after the failure.",
     "Upload the script, or correct its name or its folder.",
 )
 def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -72,16 +73,16 @@ def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
             if name is not None and file not in there:
                 where = f"instance_groups.{index}.lifecycle"
                 path = f"{where}.{field}" if field in (group.lifecycle or group).model_fields_set else f"{where}.source"
-                yield Problem(f"there is no {file}", path=path, hint="upload it, or correct the name")
+                yield Problem(f"there is no {file}", path=path, hint="upload the script, or correct its name")
 
 
 @check(
     "HPX209",
     "error",
-    "a version of Kubernetes that HyperPod or its add-ons do not take",
-    "HyperPod refuses an EKS cluster whose Kubernetes is too old or too new, and its task governance needs 1.30. EKS "
-    "itself is made, or upgraded, and paid before that shows.",
-    "Upgrade the EKS cluster, or take one with a version that fits.",
+    "a version of Kubernetes that HyperPod or its add-ons do not support",
+    "HyperPod refuses an EKS cluster with a too old or too new Kubernetes, and its task governance needs 1.30. The "
+    "EKS cluster is created or upgraded, and costs money, before HyperPod refuses it.",
+    "Upgrade the EKS cluster, or use one with a supported version.",
 )
 def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
     stated = cluster.account.eks_version if cluster.account else None
@@ -91,22 +92,22 @@ def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
     (_, oldest), (_, newest) = kubernetes_versions()
     made = cluster.infrastructure
     if not oldest <= minor <= newest:
-        message = f"the EKS cluster runs Kubernetes {stated}, and HyperPod takes 1.{oldest} to 1.{newest}"
-        yield Problem(message, path="eks_cluster_arn", hint=f"take one with 1.{newest}")
+        message = f"the EKS cluster runs Kubernetes {stated}, but HyperPod supports 1.{oldest} to 1.{newest}"
+        yield Problem(message, path="eks_cluster_arn", hint=f"use one with 1.{newest}")
     elif made is not None and made.add_ons.task_governance is not None and minor < _GOVERNANCE_NEEDS:
-        message = f"task governance needs Kubernetes 1.{_GOVERNANCE_NEEDS}, and the EKS cluster runs {stated}"
+        message = f"task governance needs Kubernetes 1.{_GOVERNANCE_NEEDS}, but the EKS cluster runs {stated}"
         yield Problem(message, path="infrastructure.add_ons.task_governance", hint="upgrade the EKS cluster")
 
 
 @check(
     "HPX207",
     "error",
-    "a memory tier that leaves nothing to jobs",
-    "The share is set aside on every node whether it is used or not; with all of it no pod can be placed.",
-    "Leave most of the memory to jobs; AWS's own default is 20.",
+    "a memory tier that leaves no memory for jobs",
+    "The share is reserved on every node, even if it is unused. If it is the whole memory, no pod can be scheduled.",
+    "Leave most of the memory to jobs. AWS's default is 20.",
 )
 def the_tier_leaves_memory(cluster: ClusterConfig) -> Iterator[Problem]:
     tiered = cluster.tiered_storage
     if tiered is not None and tiered.enabled and (tiered.memory_percent or 0) >= 95:
-        message = f"{tiered.memory_percent} % of every node's memory leave nothing to pods"
+        message = f"{tiered.memory_percent} % of every node's memory leave no memory for pods"
         yield Problem(message, path="tiered_storage.memory_percent", hint="write 20")

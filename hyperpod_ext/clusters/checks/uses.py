@@ -1,4 +1,4 @@
-"""Checks of settings that machines do not support, and of machines that no job would use."""
+"""Checks for settings that machines do not support, and for machines that no job would use."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hyperpod_ext.errors import Problem
 @check(
     "HPX217",
     "error",
-    "EFA on machines that have none",
-    "network_interface says how EFA interfaces are used. Machines without one cannot be started so, or are not the "
-    "machines that were meant: jobs of several nodes on them are slow.",
-    "Remove network_interface, or take a type with EFA (`hp-ext instances`).",
+    "EFA on machines without EFA interfaces",
+    "network_interface sets the use of EFA interfaces. Machines without EFA cannot start with it, and jobs of "
+    "several nodes on them are slow.",
+    "Remove network_interface, or use a type with EFA (see `hp-ext instances`).",
 )
 def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
@@ -29,27 +29,27 @@ def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
 @check(
     "HPX230",
     "warning",
-    "facts of an instance type are unknown",
-    "AWS's public sources do not say how many EFA interfaces, which network or which local disks machines of this type "
-    "have. Addresses of subnets, EFA and disks are then not checked.",
-    "Look at `aws ec2 describe-instance-types`, and leave room in the subnets: each EFA interface takes an address.",
+    "unknown facts of an instance type",
+    "AWS's public sources lack the EFA interfaces, network or local disks of this type. Addresses of subnets, EFA "
+    "and disks are then not checked.",
+    "See `aws ec2 describe-instance-types`, and leave room in the subnets: each EFA interface needs an address.",
 )
 def facts_are_known(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
         machine = instance(group.instance_type)
         if machine is not None and machine.unknown:
-            message = f"{group.instance_type}: the catalog has no {', '.join(machine.unknown)}"
-            hint = "look at `aws ec2 describe-instance-types`"
+            message = f"{group.instance_type}: the catalog lacks {', '.join(machine.unknown)}"
+            hint = "see `aws ec2 describe-instance-types`"
             yield Problem(message, path=f"instance_groups.{index}.instance_type", hint=hint)
 
 
 @check(
     "HPX218",
     "error",
-    "two file systems at one place",
-    "Each machine mounts them when it starts. The second mount fails, or hides the first, and jobs write where nobody "
-    "looks for it.",
-    "Give each file system a path of its own.",
+    "two file systems with the same path",
+    "Each machine mounts its file systems when it starts. The second mount fails, or hides the first, and jobs "
+    "write to the wrong file system.",
+    "Give each file system a different path.",
 )
 def file_systems_have_places(cluster: ClusterConfig) -> Iterator[Problem]:
     for where, group in groups_of(cluster):
@@ -57,27 +57,27 @@ def file_systems_have_places(cluster: ClusterConfig) -> Iterator[Problem]:
         for index, storage in enumerate(group.storage):
             if storage.kind == "ebs":
                 continue
-            default = "/fsx" if storage.kind == "fsx-lustre" else "HyperPod's own path"
+            default = "/fsx" if storage.kind == "fsx-lustre" else "HyperPod's default path"
             place = storage.path.rstrip("/") if storage.path else default
             first = present.setdefault(place, index)
             if first != index:
                 field = "path" if storage.path else "kind"
-                message = f"storage.{first} of the group is mounted at {place}, too"
-                yield Problem(message, path=f"{where}.storage.{index}.{field}", hint="write a path of its own")
+                message = f"storage.{first} of the group has the same path, {place}"
+                yield Problem(message, path=f"{where}.storage.{index}.{field}", hint="choose another path")
 
 
 @check(
     "HPX219",
     "error",
-    "spares and no machines that work",
-    "Spares get no ranks until another machine fails. Where all machines are spares, no job of this cluster can start.",
+    "spares without other machines",
+    "Spares get no ranks until another machine fails. If all machines are spares, no job of this cluster can start.",
     "Lower spares, or raise count.",
 )
 def some_machines_work(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.working_nodes == 0 and not cluster.restricted_groups:
         for index, group in enumerate(cluster.instance_groups):
             if group.spares:
-                message = f"all {group.count} machines are spares, and no group has others"
+                message = f"all {group.count} machines are spares, and no other group has machines"
                 yield Problem(message, path=f"instance_groups.{index}.spares", hint=f"write at most {group.count - 1}")
                 return
 
@@ -85,9 +85,9 @@ def some_machines_work(cluster: ClusterConfig) -> Iterator[Problem]:
 @check(
     "HPX223",
     "warning",
-    "a wait for idle nodes that never happens",
-    "idle_s is read with the strategies WhenIdle and WhenAllIdle only; DrainFirst does not wait for idle nodes.",
-    "Remove idle_s, or take another strategy.",
+    "a wait for idle nodes without effect",
+    "Only the strategies WhenIdle and WhenAllIdle use idle_s. DrainFirst does not wait for idle nodes.",
+    "Remove idle_s, or use another strategy.",
 )
 def idle_time_is_used(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
@@ -100,26 +100,26 @@ def idle_time_is_used(cluster: ClusterConfig) -> Iterator[Problem]:
 @check(
     "HPX220",
     "warning",
-    "accelerators that run no jobs",
-    "Slurm places no job on the group of the controller or of logins: its accelerators are paid for and idle.",
-    "Give that group a type without accelerators, such as ml.m5.4xlarge.",
+    "accelerators on nodes without jobs",
+    "Slurm runs no jobs on nodes of the controller or of logins. Their accelerators are idle and cost money.",
+    "Use a type without accelerators for this group, such as ml.m5.4xlarge.",
 )
 def accelerators_compute(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
         machine = instance(group.instance_type)
         if group.slurm and group.slurm.node_type != "Compute" and machine is not None and machine.accelerators:
-            message = f"{group.instance_type} has {machine.accelerators} accelerators, and the group is no Compute"
-            hint = "take a type without accelerators"
+            message = f"{group.instance_type} has {machine.accelerators} accelerators, but the group runs no jobs"
+            hint = "use a type without accelerators"
             yield Problem(message, path=f"instance_groups.{index}.instance_type", hint=hint)
 
 
 @check(
     "HPX221",
     "warning",
-    "other types that are no substitute",
-    "A job has one number of workers for all its nodes. Machines with another number of accelerators, which HyperPod "
-    "may start in place of the first type, take no part in it, or stand idle in part.",
-    "Name other types with as many accelerators of the same kind, or make a group for each.",
+    "other types that cannot replace the first type",
+    "A job has one number of workers for all its nodes. HyperPod may start machines with another number of "
+    "accelerators. Jobs cannot use these machines, or leave some of their accelerators idle.",
+    "Use other types with equally many accelerators of the same kind, or make a group for each type.",
 )
 def other_types_are_as_large(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
@@ -128,5 +128,9 @@ def other_types_are_as_large(cluster: ClusterConfig) -> Iterator[Problem]:
             other = instance(name)
             if first is None or other is None or first.accelerators == other.accelerators:
                 continue
-            message = f"{name} has {other.accelerators} accelerators, and {group.instance_type} {first.accelerators}"
-            yield Problem(message, path=f"instance_groups.{index}.other_types.{at}", hint="make a group of its own")
+            message = (
+                f"{name} has {other.accelerators} accelerators, but {group.instance_type} has {first.accelerators}"
+            )
+            yield Problem(
+                message, path=f"instance_groups.{index}.other_types.{at}", hint="make a separate group for it"
+            )
