@@ -1,4 +1,4 @@
-"""Entry point of the CDK CLI: the stacks of the cluster that a ClusterConfig asks for.
+"""Entry point of the CDK CLI: builds the stacks of the cluster that a ClusterConfig describes.
 
     cdk synth -c cluster=../cluster.yaml            no machines yet
     cdk synth -c cluster=../cluster.yaml -c scale=true
@@ -21,10 +21,10 @@ from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem, Unsuppor
 
 
 def load_cluster(path: str) -> ClusterConfig:
-    """The config in the file `path`, if it can be deployed.
+    """Return the config in the file `path`, if it can be deployed.
 
     Raises:
-        ConfigError: every mistake in it, with its line.
+        ConfigError: the file has mistakes. The error has every mistake with its line.
         NotFoundError: there is no such file.
     """
     loaded = read(ClusterConfig, path)
@@ -34,10 +34,10 @@ def load_cluster(path: str) -> ClusterConfig:
 
 
 def context() -> dict[str, Any]:
-    """Return the context that the CDK's command line passes: in a variable, or in a file if it is too long for one.
+    """Return the context that the CDK CLI passes in a variable, or in a file if the context is too long for a variable.
 
     Raises:
-        ConfigError: the variable or the file holds no JSON object.
+        ConfigError: the variable or the file does not contain a JSON object.
     """
     variable, overflow = "CDK_CONTEXT_JSON", "CONTEXT_OVERFLOW_LOCATION_ENV"
     try:
@@ -45,8 +45,8 @@ def context() -> dict[str, Any]:
         variable = overflow
         return found | (dict(json.loads(Path(file).read_text())) if (file := os.environ.get(overflow)) else {})
     except (OSError, ValueError, TypeError) as error:
-        hint = "start the app by `hp-ext cluster` or `cdk`, which set it"
-        raise ConfigError([Problem(f"holds no JSON object: {error}", path=variable, hint=hint)]) from error
+        hint = "start the app with `hp-ext cluster` or `cdk`, which set it"
+        raise ConfigError([Problem(f"does not contain a JSON object: {error}", path=variable, hint=hint)]) from error
 
 
 def main() -> int:
@@ -55,9 +55,9 @@ def main() -> int:
         path = given.get("cluster") or os.environ.get("HPX_CLUSTER") or "cluster.yaml"
         config = load_cluster(str(path))
     except HyperpodExtError as error:
-        print(error, file=sys.stderr)  # noqa: T201, the CLI shows it
+        print(error, file=sys.stderr)  # noqa: T201, the CDK CLI shows this output
         return error.exit_code
-    import aws_cdk as cdk  # not above: it starts node, which takes two seconds, and a mistake needs none
+    import aws_cdk as cdk  # imported late: the import starts node for two seconds, which a spec with mistakes does not need
     from hyperpod_cdk import build
 
     app = cdk.App()

@@ -1,4 +1,4 @@
-"""Acknowledgements of validator findings, each with its reason and next to the resource that causes it."""
+"""Acknowledgements of validators' findings. Each has a reason, and is next to the resource that causes the finding."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def accept_nag(scope: IConstruct, finding: str, because: str) -> None:
 
 
 def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
-    """Add a statement to `role`. One with wildcards needs a reason, which stands for each of them."""
+    """Add a statement to `role`. A statement with wildcards needs a reason, which applies to each wildcard."""
     made = iam.PolicyStatement(**statement)
     role.add_to_policy(made)
     for wildcard in _wildcards(role, statement):
-        assert because, f"{statement.get('sid')}: say why {wildcard} is needed"
+        assert because, f"{statement.get('sid')}: the reason for {wildcard} is missing"
         accept_nag(role, f"IAM5[{wildcard}]", because)
 
 
@@ -37,7 +37,7 @@ def accept_managed_policy(scope: IConstruct, arn: str, because: str) -> None:
 
 
 def as_text(value: Any) -> str:
-    """A value with references, as cdk-nag writes it: `arn:<AWS::Partition>:s3:::name`."""
+    """Return a value with references in the format of cdk-nag: `arn:<AWS::Partition>:s3:::name`."""
     match value:
         case str():
             return value

@@ -1,4 +1,4 @@
-"""EKS add-ons. Their pods need nodes: without any, an add-on waits 20 minutes and fails."""
+"""EKS add-ons. Their pods need nodes: without nodes, an add-on waits 20 minutes and fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
 
 
 def has_addons(config: ClusterConfig) -> bool:
-    """Return whether any add-on is installed: a stack cannot be empty."""
+    """Return whether any add-on is installed. Otherwise the stack would be empty, which CloudFormation refuses."""
     assert config.infrastructure is not None
     wanted = config.infrastructure.add_ons
     switches = (wanted.cert_manager, wanted.training_operator, wanted.task_governance)
@@ -31,7 +31,7 @@ class AddonsStack(StackBase):
     """Add-ons with typed switches, and the quotas of teams."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, cluster_arn: str) -> None:
-        super().__init__(scope, config, "addons", "what runs in EKS beside jobs")
+        super().__init__(scope, config, "addons", "add-ons in EKS")
         self._eks = cluster
         wanted = self.made.add_ons
         if config.eks_cluster_arn is None:
@@ -51,7 +51,7 @@ class AddonsStack(StackBase):
         return made
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
-        """Make the role outside of the add-on, which refuses an association of its own."""
+        """Create the role outside of the add-on, because the add-on refuses its own association."""
         arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,
@@ -59,7 +59,7 @@ class AddonsStack(StackBase):
             assumed_by=iam.ServicePrincipal("pods.eks.amazonaws.com").with_session_tags(),
             managed_policies=[iam.ManagedPolicy.from_managed_policy_arn(self, "OperatorPolicy", arn)],
         )
-        accept_managed_policy(role, arn, "AWS's operator asks for this policy, which follows its releases")
+        accept_managed_policy(role, arn, "AWS's operator requires this policy, which AWS updates with its releases")
         return eks.CfnPodIdentityAssociation(
             self,
             "OperatorIdentity",
@@ -98,10 +98,14 @@ class AddonsStack(StackBase):
                 },
                 ComputeQuotaTarget={"TeamName": team.name, "FairShareWeight": team.weight},
             )
-            accept(quota, "CloudFormation-Validate::F3006", "newer than the validator's list; cfn-lint knows the type")
+            accept(
+                quota,
+                "CloudFormation-Validate::F3006",
+                "the type is newer than the validator's list; cfn-lint knows it",
+            )
 
     def _resource(self, name: str, kind: str, after: cdk.CfnResource, **properties: object) -> cdk.CfnResource:
-        """Make a resource of a type that some CDK releases have no construct for."""
+        """Create a resource of a type for which some CDK releases have no construct."""
         made = cdk.CfnResource(self, name, type=kind, properties=properties)
         made.add_resource_dependency(after)
         return made

@@ -19,11 +19,11 @@ def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[s
 
     Args:
         config: a cluster in which `deployment.problems` finds nothing.
-        scale: give groups their configured machines. Otherwise they have none, and the stacks whose pods need nodes
-            (`addons`, `observability`) are left out.
+        scale: give groups their configured machines. Otherwise they have no machines, and the stacks whose pods need
+            nodes (`addons`, `observability`) are left out.
     """
     made = config.infrastructure
-    assert made is not None, "deployment.problems refuses this"
+    assert made is not None, "deployment.problems refuses such a cluster"
     stacks: dict[str, StackBase] = {}
     if made.network.vpc_id is None:
         stacks["network"] = network = NetworkStack(app, config)

@@ -1,4 +1,4 @@
-"""The HyperPod cluster. Its properties are the very request that `hp-ext create-cluster` would send."""
+"""The HyperPod cluster. Its properties are equal to the request that `hp-ext create-cluster` would send."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIFECYCLE_SCRIPT = "on_init_complete.sh"
 
 
 class ClusterStack(StackBase):
-    """Roles and the cluster; for EKS also what gives pods their roles."""
+    """Roles and the cluster; for EKS also the agent that gives pods their roles."""
 
     def __init__(
         self,
@@ -52,25 +52,32 @@ class ClusterStack(StackBase):
         self._accept_what_is_newer()
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
-                self.cluster.add_resource_dependency(child)  # no property of the cluster mentions it
+                self.cluster.add_resource_dependency(child)  # no property of the cluster refers to this dependency
         arn = self.cluster.get_att("ClusterArn")
-        # always exported: without machines another stack may still use it, and CloudFormation refuses to drop it
+        # always exported: another stack may use it even without machines, and CloudFormation then refuses to remove it
         self.arn = str(self.export_value(arn)) if eks is not None else arn.to_string()
         self._pods(stored, eks)
         self.output("ClusterName", config.name, "The HyperPod cluster")
         self.output("ClusterArn", arn.to_string(), "Its ARN")
-        self.output("ExecutionRoleArn", role, "Role of its machines")
-        self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of its machines")
-        self.output("SecurityGroupIds", ",".join(request["VpcConfig"]["SecurityGroupIds"]), "Their security groups")
-        self.output("EksClusterName", eks and eks.name, "The EKS cluster that it is part of")
+        self.output("ExecutionRoleArn", role, "Role of the cluster's machines")
+        self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of the cluster's machines")
+        self.output(
+            "SecurityGroupIds",
+            ",".join(request["VpcConfig"]["SecurityGroupIds"]),
+            "Security groups of the cluster's machines",
+        )
+        self.output("EksClusterName", eks and eks.name, "The EKS cluster that the machines join")
 
     def _accept_what_is_newer(self) -> None:
-        """Acknowledge properties that AWS's schemas have and the CDK's validator lacks. cfn-lint checks them."""
+        """Acknowledge properties that AWS's schemas have, but the CDK's validator lacks. cfn-lint checks these
+        properties."""
         groups = self.config.instance_groups
         if any(group.image_release for group in groups):
-            accept(self.cluster, "CloudFormation-Validate::F3002", "its schema has no ImageReleaseVersion yet")
+            accept(
+                self.cluster, "CloudFormation-Validate::F3002", "the validator's schema has no ImageReleaseVersion yet"
+            )
         if any(group.image == "default" for group in groups):
-            accept(self.cluster, "CloudFormation-Validate::E1152", "ImageId of HyperPod takes the word default")
+            accept(self.cluster, "CloudFormation-Validate::E1152", "ImageId of HyperPod accepts the word default")
 
     def _pods(self, stored: Stored, eks: Eks | None) -> None:
         if eks is None:
@@ -81,11 +88,19 @@ class ClusterStack(StackBase):
         ]
         self.output("JobRoleArn", roles[0].role_arn if roles else None, "Role of pods of the first service account")
         if len(roles) > 1:
-            self.output("JobRoleArns", ",".join(role.role_arn for role in roles), "Roles of pods, as the spec has them")
+            self.output(
+                "JobRoleArns", ",".join(role.role_arn for role in roles), "Roles of pods, in the order of the spec"
+            )
         governance = self.made.add_ons.task_governance
         teams = [f"hyperpod-ns-{team.name}" for team in (governance.teams if governance else ())]
         namespace = next((one.namespace for one in self.made.job_roles), next(iter(teams), None))
-        self.output("Namespace", namespace, "Namespace of jobs that name none")
-        self.output("ServiceAccount", self.made.job_roles[0].service_account if roles else None, "And service account")
+        self.output("Namespace", namespace, "Default namespace of jobs")
+        self.output(
+            "ServiceAccount",
+            self.made.job_roles[0].service_account if roles else None,
+            "Default service account of jobs",
+        )
         queue = f"{namespace}-localqueue" if namespace in teams else None
-        self.output("QueueName", queue, "Queue of that namespace, as AWS's task governance calls it")
+        self.output(
+            "QueueName", queue, "Queue of the default namespace, with the name that AWS's task governance gives it"
+        )

@@ -18,32 +18,32 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _BEFORE_NODES = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
-"""They run once on each node: without nodes there is nothing to wait for."""
+"""Add-ons that run once on each node. Without nodes, a deployment need not wait for them."""
 
 
 @dataclass(frozen=True)
 class Eks:
-    """An EKS cluster, made here or there already."""
+    """An EKS cluster, new or existing."""
 
     name: str
     arn: str
 
 
 def existing_eks(config: ClusterConfig) -> Eks:
-    """The cluster that the config names."""
+    """Return the existing cluster that the config names."""
     arn = str(config.eks_cluster_arn)
     return Eks(name=arn.rpartition("/")[2], arn=arn)
 
 
 class EksStack(StackBase):
-    """Control plane with secrets under our key, private unless the config says from where it may be reached."""
+    """Control plane with secrets encrypted by the cluster's key. It is private unless the config allows addresses."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
-        super().__init__(scope, config, "eks", "its EKS control plane")
+        super().__init__(scope, config, "eks", "EKS control plane")
         wanted = self.made.eks
         log_group = logs.CfnLogGroup(
             self, "Logs", log_group_name=f"/aws/eks/{config.name}/cluster", retention_in_days=wanted.log_days
-        )  # before EKS makes it, and keeps it for ever
+        )  # created first: otherwise EKS creates the log group, which then keeps logs for ever
         role = iam.CfnRole(
             self,
             "Role",
@@ -52,7 +52,7 @@ class EksStack(StackBase):
             policies=[iam.CfnRole.PolicyProperty(policy_name="secrets", policy_document=_uses(key.key_arn))],
         )
         accept_managed_policy(
-            role, managed_policy("AmazonEKSClusterPolicy"), "EKS wants this policy, and keeps it current"
+            role, managed_policy("AmazonEKSClusterPolicy"), "EKS requires this policy, and AWS keeps it current"
         )
         cluster = eks.CfnCluster(
             self,
@@ -61,7 +61,7 @@ class EksStack(StackBase):
             version=wanted.version,
             role_arn=role.attr_arn,
             access_config=eks.CfnCluster.AccessConfigProperty(
-                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod makes an access entry for itself
+                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod creates its own access entry
                 bootstrap_cluster_creator_admin_permissions=True,
             ),
             bootstrap_self_managed_addons=False,
@@ -85,11 +85,11 @@ class EksStack(StackBase):
                 endpoint_public_access=bool(wanted.public_access),
                 public_access_cidrs=list(wanted.public_access) or None,
             ),
-            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator asks for it
+            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator requires it
         )
         cluster.add_resource_dependency(log_group)
         if wanted.public_access:
-            reached = f"reached over the internet only from {', '.join(wanted.public_access)}, as its owner asked"
+            reached = f"reachable over the internet only from {', '.join(wanted.public_access)}, which the cluster's spec sets"
             accept_nag(cluster, "EKS1", reached)
         for name in _BEFORE_NODES:
             eks.CfnAddon(

@@ -1,7 +1,7 @@
 """IAM roles of machines, of HyperPod itself, and of the pods of jobs.
 
-A pod of a job reads data and writes below the folders of its own job. Machines of EKS clusters touch no checkpoint;
-those of Slurm do, as jobs there run with the role of their machine.
+A pod of a job reads data, and writes below the folders of its own job. Machines of EKS clusters cannot access
+checkpoints. Machines of Slurm clusters can, because jobs on Slurm run with the role of their machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hyperpod_ext.config.clusters.infrastructure import JobRole
 _OBJECT_ACTIONS = [
     *("s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"),
 ]
-_UNRESTRICTED = "AWS does not restrict describing networks, and logging in to ECR, to resources"
+_UNRESTRICTED = "AWS cannot restrict descriptions of networks, and logins to ECR, to single resources"
 _GRANTS = [
     *("CreateGrant", "Decrypt", "DescribeKey", "GenerateDataKeyWithoutPlaintext"),
     *("ReEncryptTo", "ReEncryptFrom", "RetireGrant"),
@@ -29,7 +29,7 @@ _GRANTS = [
 
 
 def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, cluster: Eks | None) -> iam.Role:
-    """Make the role of the cluster's machines."""
+    """Create the role of the cluster's machines."""
     policy = managed_policy("AmazonSageMakerClusterInstanceRolePolicy")
     role = iam.Role(
         stack,
@@ -38,7 +38,7 @@ def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, clus
         assumed_by=iam.ServicePrincipal("sagemaker.amazonaws.com"),
         managed_policies=[iam.ManagedPolicy.from_managed_policy_arn(stack, "MachinePolicy", policy)],
     )
-    accept_managed_policy(role, policy, "HyperPod asks for this policy, and keeps it current")
+    accept_managed_policy(role, policy, "HyperPod requires this policy, and AWS keeps it current")
     _use_interfaces(role, stack, places)
     _pull_images(role, stack)
     _use_key(role, "Key", KeyGrant(stored.key.key_arn))
@@ -57,7 +57,7 @@ def machine_role(stack: StackBase, places: SubnetPlacement, stored: Stored, clus
 
 
 def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
-    """Make the role with which HyperPod adds and removes machines for Karpenter."""
+    """Create the role with which HyperPod adds and removes machines for Karpenter."""
     role = iam.Role(
         stack,
         "HyperPodRole",
@@ -66,7 +66,7 @@ def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
     )
     allow(
         role,
-        "a cluster's ARN has an id that is not known before it is there",
+        "a cluster's ARN has an id that is unknown before the cluster exists",
         sid="Machines",
         actions=["sagemaker:BatchAddClusterNodes", "sagemaker:BatchDeleteClusterNodes"],
         resources=[stack.arn_of("sagemaker", "cluster/*")],
@@ -89,7 +89,7 @@ def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
 
 
 def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
-    """Make the role of one service account's pods, and its association."""
+    """Create the role of one service account's pods, and its association."""
     trusted = iam.ServicePrincipal(
         "pods.eks.amazonaws.com",
         conditions={
@@ -116,7 +116,7 @@ def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, clust
         )
     tier = stack.config.tiered_storage
     if tier is not None and tier.enabled:
-        why = "CloudWatch does not restrict metrics to resources"
+        why = "CloudWatch cannot restrict metrics to single resources"
         allow(role, why, sid="TierMetrics", actions=["cloudwatch:PutMetricData"], resources=["*"])
     eks.CfnPodIdentityAssociation(
         stack,
@@ -133,7 +133,7 @@ def _use_checkpoints(role: iam.Role, stored: Stored, jobs: str) -> None:
     folders = [f"{folder}/{jobs}" for folder in (JOBS, EPHEMERAL, MILESTONES)]
     allow(
         role,
-        "all objects below the folders of its own jobs",
+        "all objects below the folders of the role's own jobs",
         sid="OwnCheckpoints",
         actions=_OBJECT_ACTIONS,
         resources=[stored.checkpoints.below(f"{folder}/*") for folder in folders],
@@ -148,7 +148,7 @@ def _use_checkpoints(role: iam.Role, stored: Stored, jobs: str) -> None:
 
 
 def _read_data(role: iam.Role, stored: Stored) -> None:
-    why = "all data in the one bucket"
+    why = "all data in this bucket"
     allow(role, why, sid="ReadData", actions=["s3:GetObject"], resources=[stored.data.below("*")])
     allow(role, sid="ListData", actions=["s3:ListBucket"], resources=[stored.data.arn])
 
@@ -167,7 +167,8 @@ def _use_key(role: iam.Role, sid: str, key: KeyGrant) -> None:
 
 
 def _read_scripts(role: iam.Role, stack: StackBase) -> None:
-    """Allow reading the groups' lifecycle scripts. AWS's own policy covers buckets called sagemaker-... only."""
+    """Allow reading the groups' lifecycle scripts. AWS's policy only covers buckets with names that begin with
+    sagemaker-."""
     sources = {group.lifecycle.source for group in own_groups(stack.config) if group.lifecycle is not None}
     for place, source in enumerate(sorted(sources), 1):
         bucket, _, prefix = source.removeprefix("s3://").partition("/")
@@ -183,7 +184,7 @@ def _pull_images(role: iam.Role, stack: StackBase) -> None:
     allow(role, _UNRESTRICTED, sid="EcrLogin", actions=["ecr:GetAuthorizationToken"], resources=["*"])
     allow(
         role,
-        "AWS's own training images are in other accounts and regions; the repository's policy decides",
+        "AWS's training images are in other accounts and regions; the repository's policy decides",
         sid="EcrPull",
         actions=["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"],
         resources=[stack.arn_of("ecr", "repository/*", anywhere=True)],
@@ -191,8 +192,9 @@ def _pull_images(role: iam.Role, stack: StackBase) -> None:
 
 
 def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -> None:
-    """Allow machines and the VPC CNI to manage network interfaces, in our subnets and security groups only."""
-    new = "interfaces of machines that are not there yet"
+    """Allow machines and the VPC CNI to manage network interfaces, only in the cluster's subnets and security
+    groups."""
+    new = "interfaces of machines that do not exist yet"
     groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.all_security_groups]
     interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")
     ours = {"ArnEquals": {"ec2:Vpc": stack.arn_of("ec2", f"vpc/{places.vpc_id}")}}

@@ -1,4 +1,4 @@
-"""Keys of KMS that the config names, as policies of roles name them."""
+"""KMS keys that the config names, in the form that policies of roles need."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ class KeyGrant:
 
     resource: str
     conditions: dict[str, Any] = field(default_factory=dict)
-    """Which of the keys that `resource` covers."""
+    """Condition that selects keys among those that `resource` covers."""
     why: str = ""
-    """The reason for a wildcard in it."""
+    """Reason for a wildcard in `resource`."""
 
 
 def own_groups(config: ClusterConfig) -> Iterator[InstanceGroup]:
-    """Groups whose machines have the role that is made here, not one of their own."""
+    """Return the groups whose machines have the role of this stack, not their own role."""
     return (group for group in config.instance_groups if group.execution_role is None)
 
 
 def disk_keys(stack: StackBase, config: ClusterConfig) -> list[KeyGrant]:
-    """Keys that encrypt disks of groups with the role that is made here."""
+    """Return the keys that encrypt disks of groups with the role of this stack."""
     restricted: Iterator[RestrictedGroup] = (one for one in config.restricted_groups if one.execution_role is None)
     disks = [disk for group in (*own_groups(config), *restricted) for disk in group.storage if disk.kind == "ebs"]
     return [_grant(stack, name) for name in sorted({disk.kms_key for disk in disks if disk.kms_key})]
 
 
 def bucket_keys(stack: StackBase, *buckets: str) -> list[KeyGrant]:
-    """Keys of existing buckets, by their names in `infrastructure.buckets`."""
+    """Return the keys of existing buckets, by the buckets' names in `infrastructure.buckets`."""
     keys = {getattr(stack.made.buckets, name).kms_key for name in buckets}
     return [_grant(stack, name) for name in sorted(key for key in keys if key)]
 
 
 def machine_keys(stack: StackBase) -> list[KeyGrant]:
-    """Keys that machines use: for their disks and scripts, and on Slurm for the data of jobs."""
+    """Return the keys that machines use: for their disks and scripts, and on Slurm for the data of jobs."""
     of_jobs = ("checkpoints", "data") if stack.config.orchestrator == "slurm" else ()
     found = (*disk_keys(stack, stack.config), *bucket_keys(stack, "lifecycle", *of_jobs))
     return list({(one.resource, str(one.conditions)): one for one in found}.values())
 
 
 def _grant(stack: StackBase, name: str) -> KeyGrant:
-    """The key with this ARN, id or alias. IAM knows aliases only as a condition on keys."""
+    """Return the key with this ARN, id or alias. IAM supports aliases only as a condition on keys."""
     alias = name.partition("alias/")[2]
     if not alias:
         return KeyGrant(name if name.startswith("arn:") else stack.arn_of("kms", f"key/{name}"))
     place = name.partition(":alias/")[0] if name.startswith("arn:") else ""
     resource = f"{place}:key/*" if place else stack.arn_of("kms", "key/*")
     conditions = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": f"alias/{alias}"}}
-    return KeyGrant(resource, conditions, "IAM knows an alias only as a condition on keys")
+    return KeyGrant(resource, conditions, "IAM supports aliases only as a condition on keys")

@@ -1,4 +1,4 @@
-"""The network: a VPC whose machines reach S3 and AWS without the internet, and one another over EFA."""
+"""The network: a VPC whose machines reach S3 and AWS without the internet, and each other over EFA."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENDPOINTS = (
     *("ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ec2", "ssm", "ssmmessages", "ec2messages"),
     "sagemaker.api",
 )
-"""Services that machines speak to; S3 has a gateway of its own."""
+"""Services that machines use. S3 has its own gateway."""
 _ONLY_EKS = ("eks-auth",)
 
 
@@ -31,7 +31,8 @@ class SubnetPlacement:
 
     vpc_id: str
     machine_subnets: tuple[str, ...]
-    """Subnets of the cluster, in the first zone. VpcConfig cannot be updated, so other zones are set per group."""
+    """Subnets of the cluster, in the first zone. VpcConfig cannot be updated, so subnets in other zones are set per
+    group."""
     control_subnets: tuple[str, ...]
     """Subnets of the EKS control plane, in two zones or more."""
     security_groups: tuple[str, ...]
@@ -39,24 +40,24 @@ class SubnetPlacement:
     group_subnets: Mapping[str, str] = field(default_factory=dict)
     """Subnet of each group in another zone, by the group's name."""
     named: tuple[Vpc, ...] = ()
-    """Networks that groups name for themselves."""
+    """Networks of groups that have their own network."""
 
     @property
     def all_machine_subnets(self) -> tuple[str, ...]:
-        """Every subnet that a machine may be in."""
+        """Return every subnet that can have machines."""
         of_groups = (*self.group_subnets.values(), *(subnet for vpc in self.named for subnet in vpc.subnets))
         return tuple(dict.fromkeys((*self.machine_subnets, *of_groups)))
 
     @property
     def all_security_groups(self) -> tuple[str, ...]:
-        """Every group that a machine may be in."""
+        """Return every security group that can have machines."""
         return tuple(
             dict.fromkeys((*self.security_groups, *(one for vpc in self.named for one in vpc.security_groups)))
         )
 
 
 def existing_places(config: ClusterConfig) -> SubnetPlacement:
-    """Return the placement in an existing network, which the config names."""
+    """Return the placement in the existing network of the config."""
     assert config.infrastructure is not None
     assert config.vpc is not None
     network = config.infrastructure.network
@@ -134,7 +135,7 @@ class NetworkStack(StackBase):
         return found
 
     def _subnet(self, name: str, zone: str, cidr: str, nat: str | None) -> str:
-        """A private subnet with routes of its own, to the internet by way of `nat`."""
+        """Create a private subnet with its own routes, to the internet over `nat`."""
         subnet = self._plain_subnet(name, zone, cidr)
         table = ec2.CfnRouteTable(self, f"{name}Routes", vpc_id=self._vpc.ref)
         ec2.CfnSubnetRouteTableAssociation(self, f"{name}Association", route_table_id=table.ref, subnet_id=subnet)
@@ -154,11 +155,12 @@ class NetworkStack(StackBase):
         tags = [cdk.CfnTag(key="Name", value=f"{self.config.name}-{name}")]
         subnet = ec2.CfnSubnet(self, name, vpc_id=self._vpc.ref, cidr_block=cidr, tags=tags, **where)
         if "availability_zone" in where:
-            accept(subnet, "CloudFormation-Validate::W3010", "capacity is in one zone, which its owner names")
+            accept(subnet, "CloudFormation-Validate::W3010", "capacity is in one zone, which the cluster's spec sets")
         return subnet.ref
 
     def _machine_group(self) -> str:
-        """Make the security group of machines. EFA traffic matches only rules that name the group itself, both ways.
+        """Create the security group of machines. EFA traffic only matches rules that name the group itself, in both
+        directions.
 
         The rules are separate resources because a group's own definition cannot refer to it. AWS's default egress rule
         does not match EFA traffic.
@@ -187,7 +189,7 @@ class NetworkStack(StackBase):
             vpc_id=self._vpc.ref,
             vpc_endpoint_type="Gateway",
             service_name=f"com.amazonaws.{region}.s3",
-            route_table_ids=self._tables,  # subnets of a missing table would send checkpoints through the NAT gateway
+            route_table_ids=self._tables,  # subnets without this route table would send checkpoints through the NAT gateway
         )
         if not self.made.network.private_endpoints:
             return
@@ -211,7 +213,7 @@ class NetworkStack(StackBase):
                 vpc_endpoint_type="Interface",
                 service_name=f"com.amazonaws.{region}.{service}",
                 private_dns_enabled=True,
-                subnet_ids=[self._control[zone] for zone in busy],  # each costs by the hour and zone
+                subnet_ids=[self._control[zone] for zone in busy],  # each endpoint costs money per hour and zone
                 security_group_ids=[group.attr_group_id],
             )
 

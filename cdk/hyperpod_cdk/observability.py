@@ -19,7 +19,7 @@ _MEASURED = ("trainingMetrics", "nodeMetrics", "acceleratedComputeMetrics")
 
 
 class ObservabilityStack(StackBase):
-    """The add-on writes metrics to one workspace and logs to CloudWatch, and nothing else."""
+    """The add-on's role may only write metrics to one workspace, and logs to CloudWatch."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, wanted: Observability) -> None:
         super().__init__(scope, config, "observability", "its metrics")
@@ -34,7 +34,7 @@ class ObservabilityStack(StackBase):
         allow(role, sid="Metrics", actions=["aps:RemoteWrite"], resources=[arn])
         allow(
             role,
-            "the add-on makes log groups below this one",
+            "the add-on creates log groups below this one",
             sid="Logs",
             actions=[
                 *("logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents"),

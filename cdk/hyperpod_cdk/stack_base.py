@@ -10,10 +10,10 @@ from hyperpod_ext.config.clusters.infrastructure import Infrastructure
 
 
 class StackBase(cdk.Stack):
-    """One stack of a cluster, `NAME-part`. Asks AWS nothing while it is synthesised."""
+    """One stack of a cluster, `NAME-part`. Its synthesis sends no requests to AWS."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, part: str, about: str, *, kept: bool = False) -> None:
-        assert config.infrastructure is not None, "deployment.problems refuses this"
+        assert config.infrastructure is not None, "deployment.problems refuses such a cluster"
         self.config: ClusterConfig = config
         self.made: Infrastructure = config.infrastructure
         super().__init__(
@@ -32,11 +32,11 @@ class StackBase(cdk.Stack):
             cdk.CfnOutput(self, name, value=value, description=about)
 
     def arn_of(self, service: str, resource: str, *, anywhere: bool = False) -> str:
-        """ARN in this account and region, or in any."""
+        """Return an ARN in this account and region, or in any."""
         region, account = ("*", "*") if anywhere else (self.region, self.account)
         return f"arn:{cdk.Aws.PARTITION}:{service}:{region}:{account}:{resource}"
 
 
 def managed_policy(name: str) -> str:
-    """ARN of a policy that AWS keeps."""
+    """Return the ARN of a policy that AWS manages."""
     return f"arn:{cdk.Aws.PARTITION}:iam::aws:policy/{name}"

@@ -1,4 +1,4 @@
-"""Key, buckets and file system, which outlive the cluster. Deleting the stack leaves the buckets."""
+"""Key, buckets and file system, which outlive the cluster. If the stack is deleted, the buckets are kept."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket, as policies of other stacks name it."""
+    """A bucket, in the form that policies of other stacks need."""
 
     arn: str
 
     def below(self, path: str) -> str:
-        """ARN of objects: `jobs/*`."""
+        """Return the ARN of objects, such as `jobs/*`."""
         return f"{self.arn}/{path}"
 
 
@@ -48,10 +48,10 @@ class Stored:
 
 
 class StorageStack(StackBase):
-    """KMS key, buckets and file system; cannot be deleted by accident."""
+    """Stack with KMS key, buckets and file system. It is protected against accidental deletion."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement) -> None:
-        super().__init__(scope, config, "storage", "its key, buckets and file system", kept=True)
+        super().__init__(scope, config, "storage", "key, buckets and file system", kept=True)
         buckets = self.made.buckets
         self._key = kms.Key(
             self,
@@ -87,8 +87,8 @@ class StorageStack(StackBase):
         lifecycle = self._bucket("Lifecycle", self._named_lifecycle(), kept, logs) if scripts else None
         mount = self._file_system(places, data) if self.made.file_system is not None else None
         self.stored = Stored(self._key, self._place(checkpoints), self._place(data), lifecycle, mount)
-        self.output("CheckpointBucket", checkpoints.bucket_name, "Bucket that jobs write checkpoints to")
-        self.output("CheckpointPrefix", JOBS, "Folder in it; each job has one of its own below")
+        self.output("CheckpointBucket", checkpoints.bucket_name, "Bucket for checkpoints of jobs")
+        self.output("CheckpointPrefix", JOBS, "Folder in the checkpoint bucket; each job has its own folder below it")
         self.output("DataBucket", data.bucket_name, "Bucket that jobs read data from")
         self.output("LifecycleBucket", lifecycle and lifecycle.bucket_name, "Bucket of the scripts for new machines")
         self.output("KmsKeyArn", self._key.key_arn, "Key of buckets and file system")
@@ -96,7 +96,7 @@ class StorageStack(StackBase):
         self.output("FileSystemMount", mount and mount.mount_name, "Mount name of the file system")
 
     def _place(self, bucket: s3.IBucket) -> BucketLocation:
-        """Return a bucket's ARN, exported now: wildcards of policies are acknowledged by ARN."""
+        """Return a bucket's ARN, and export it now, because wildcards of policies are acknowledged by ARN."""
         made_here = bucket.node.find_all()[1:]
         return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
@@ -124,7 +124,7 @@ class StorageStack(StackBase):
     def _bucket(self, name: str, wanted: Bucket, rules: list[s3.LifecycleRule], logs: s3.IBucket | None) -> s3.IBucket:
         if wanted.existing is not None:
             return s3.Bucket.from_bucket_name(self, name, wanted.existing)
-        plain = logs is None  # the log bucket itself: S3 cannot deliver access logs to a bucket with a KMS key
+        plain = logs is None  # S3 cannot deliver access logs to a bucket with a KMS key, such as the log bucket itself
         bucket = s3.Bucket(
             self,
             name,
@@ -147,7 +147,8 @@ class StorageStack(StackBase):
         return bucket
 
     def _only_our_key(self, bucket: s3.Bucket) -> None:
-        """Refuse writes that ask for another key or encryption. Writes that name none are encrypted with our key."""
+        """Refuse writes that request another key or encryption. Writes without a request are encrypted with the
+        cluster's key."""
         how = "s3:x-amz-server-side-encryption"
         for sid, header, wanted in (
             ("OnlyKms", how, "aws:kms"),
@@ -160,7 +161,7 @@ class StorageStack(StackBase):
                     principals=[iam.AnyPrincipal()],
                     actions=["s3:PutObject"],
                     resources=[bucket.arn_for_objects("*")],
-                    # StringNotEquals also matches a missing header; Null exempts writes without one
+                    # StringNotEquals also matches a missing header; Null exempts writes without the header
                     conditions={"StringNotEquals": {header: wanted}, "Null": {how: "false"}},
                 )
             )
@@ -174,7 +175,9 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            subnet_ids=[places.machine_subnets[0]],  # in the machines' zone: traffic between zones costs money
+            subnet_ids=[
+                places.machine_subnets[0]
+            ],  # the file system is in the machines' zone, because traffic between zones costs money
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
@@ -192,7 +195,7 @@ class StorageStack(StackBase):
         return Mount(system.attr_dns_name, system.attr_lustre_mount_name, wanted.path)
 
     def _lustre_group(self, places: SubnetPlacement) -> str:
-        """Make the file system's security group, which lets in machines and file servers on Lustre's ports only."""
+        """Create the file system's security group, which allows machines and file servers only on Lustre's ports."""
         group = ec2.CfnSecurityGroup(
             self,
             "FileSystemGroup",
@@ -229,7 +232,7 @@ class StorageStack(StackBase):
                 auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(events=events)
             ),
         )
-        self._key.add_to_resource_policy(  # FSx reads the bucket with a role of its own for each file system
+        self._key.add_to_resource_policy(  # FSx reads the bucket with a separate role for each file system
             iam.PolicyStatement(
                 sid="FileSystemReadsData",
                 principals=[iam.AccountRootPrincipal()],

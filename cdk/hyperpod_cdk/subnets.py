@@ -13,11 +13,11 @@ class ZonePlan:
 
     zone: str
     machines: str
-    """A quarter of all addresses: a machine with many interfaces takes dozens."""
+    """Subnet of machines: a quarter of all addresses, because a machine with many interfaces needs dozens."""
     control: str
-    """Interfaces of the EKS control plane, and of endpoints."""
+    """Subnet of the EKS control plane's interfaces, and of endpoints."""
     public: str
-    """The gateway to the internet, nothing else."""
+    """Subnet of the gateway to the internet, and of nothing else."""
 
 
 def plan_subnets(cidr: str, zones: Sequence[str]) -> list[ZonePlan]:

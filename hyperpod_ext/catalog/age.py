@@ -20,11 +20,11 @@ class Age:
     """One file of facts."""
 
     file: str
-    """`zones.json`."""
+    """Name of the file, `zones.json`."""
     dated: str
-    """Day of its oldest facts, 2026-11-24."""
+    """Day of the file's oldest facts, 2026-11-24."""
     days: int
-    """Days between then and today."""
+    """Days from `dated` until today."""
 
 
 def ages(today: date) -> Iterator[Age]:

@@ -15,7 +15,7 @@ COMPAT_PAGE = "docs/compat-aws.md"
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One class, function or environment variable of AWS's."""
+    """One class, function or environment variable of AWS."""
 
     name: str
     """As AWS spells it."""
@@ -24,7 +24,7 @@ class Term:
     tier: int
     """1 to 4: the tier of AWS's launch article that it belongs to."""
     means: str
-    """Its purpose at AWS."""
+    """Purpose of the term at AWS."""
     ours: str
     """The counterpart in this project."""
     fields: tuple[str, ...]

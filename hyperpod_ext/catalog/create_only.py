@@ -12,9 +12,9 @@ class CreateOnly:
     """Paths of properties, dotted; `*` is any item of a list."""
 
     always: tuple[str, ...]
-    """Another value replaces the resource."""
+    """Paths of properties of which another value replaces the resource."""
     sometimes: tuple[str, ...]
-    """Some values replace it; the schema does not say which."""
+    """Paths of properties of which some values replace the resource. The schema does not say which."""
 
 
 def create_only(kind: str) -> CreateOnly | None:

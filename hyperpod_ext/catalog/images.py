@@ -51,9 +51,9 @@ def is_short_name(image: str) -> bool:
 
 
 def with_registry(image: str, region: str) -> str | None:
-    """Return `image` with AWS's registry in `region` if it is a short name, unchanged if it is not.
+    """Return `image` with AWS's registry in `region` if `image` is a short name. Other names are returned unchanged.
 
-    None: AWS names no registry for that image in `region`.
+    Return None if AWS has no registry for the image in `region`.
     """
     for known in _checkpointless_images():
         if image == _short_name(known):

@@ -14,30 +14,30 @@ class Instance:
     """One instance type."""
 
     name: str
-    """`ml.p5.48xlarge`."""
+    """Name of the type, `ml.p5.48xlarge`."""
     vcpus: int
     memory_gib: int
     arch: str
-    """x86_64 or arm64."""
+    """Architecture of the CPU, x86_64 or arm64."""
     accelerator: str | None
-    """`H100`; None: no accelerator."""
+    """Accelerator, `H100`. None if the machine has no accelerator."""
     accelerators: int
-    """Accelerators of one machine."""
+    """Number of accelerators of one machine."""
     accelerator_memory_mib: int
     """Memory of each accelerator."""
     accelerator_resource: str | None
     """Kubernetes' resource name, `nvidia.com/gpu`."""
     neuron_cores: int
     efa: int | None
-    """EFA interfaces of one machine; None: not known for sure."""
+    """EFA interfaces of one machine; None if unknown."""
     network: str | None
-    """EC2's description of the network, `3200 Gigabit`; None: unknown."""
+    """EC2's description of the network, `3200 Gigabit`; None if unknown."""
     nvme_gb: int | None
-    """Local disks, in GB together; None: unknown."""
+    """Total size of the local disks in GB; None if unknown."""
 
     @property
     def unknown(self) -> list[str]:
-        """Names of facts that no source has."""
+        """Names of facts that are unknown."""
         facts = {"EFA interfaces": self.efa, "network": self.network, "local disks": self.nvme_gb}
         return [name for name, value in facts.items() if value is None]
 

@@ -1,13 +1,14 @@
-"""Labels, annotations, names and ports that HyperPod, Kueue, Kubernetes and our objects use."""
+"""Labels, annotations, names and ports of HyperPod, Kueue, Kubernetes and this project."""
 
 from __future__ import annotations
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-"""Label of a node, on HyperPod `ml.p5.48xlarge`."""
+"""Label of a node with its instance type, on HyperPod `ml.p5.48xlarge`."""
 NODE_HEALTH = "sagemaker.amazonaws.com/node-health-status"
-"""Schedulable, Unschedulable, UnschedulablePendingReplacement or UnschedulablePendingReboot."""
+"""Label of a node with its health: Schedulable, Unschedulable, UnschedulablePendingReplacement or
+UnschedulablePendingReboot."""
 DEEP_HEALTH = "sagemaker.amazonaws.com/deep-health-check-status"
-"""InProgress, Passed or Failed; missing on nodes without a check."""
+"""Label of a node with the result of its deep health check: InProgress, Passed or Failed. Missing without a check."""
 COMPUTE_TYPE = "sagemaker.amazonaws.com/compute-type"
 """Label of a node, `hyperpod`."""
 
@@ -35,7 +36,7 @@ KUBEFLOW_RANK = "training.kubeflow.org/replica-index"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = "hyperpod-ext/job"
-"""Our label on all objects of a job, with the job's name."""
+"""This project's label on all objects of a job, with the job's name."""
 DISK_VOLUME = "hyperpod-ext-disk"
 """Prefix of volume names for disk tiers, before a number."""
 SECRET_VOLUME = "hyperpod-ext-secret"
@@ -45,7 +46,7 @@ SECRET_DIR = "/var/run/hyperpod-ext"
 ADDRESSES_VOLUME = "hyperpod-ext-addresses"
 """Volume of a pod in which hyperpodrun stores addresses from the operator."""
 ADDRESSES_DIR = "/opt/ml/input/config"
-"""Mount path of ADDRESSES_VOLUME. In most images only root could make this folder."""
+"""Mount path of ADDRESSES_VOLUME. In most images, only root could create this folder."""
 AGENT_PORT = 8080
 """Port of hyperpodrun for its operator, without authentication."""
 

@@ -1,4 +1,4 @@
-"""On-demand prices of machines and resources for an hour, each with day and source.
+"""On-demand prices of machines and resources per hour, each with day and source.
 
 An unknown price is None, not 0, so that sums can list the missing items.
 """
@@ -20,7 +20,7 @@ class Price:
     """One price."""
 
     usd: float
-    """US dollars for one hour of one item."""
+    """US dollars per hour of one item."""
     source: str
     """Key of the source in `sources()`."""
     dated: str

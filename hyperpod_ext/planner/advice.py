@@ -1,7 +1,8 @@
 """Advice from a job's measurements: each rule is a function from a job's report to advice, or None.
 
-A rule applies if its finding cost more than `MATTERS` of the job's time. It estimates the seconds that the change would
-have saved, as an upper bound if the text says "at most". `advice_faults` has the rules about faults. Pure.
+A rule applies if its finding cost more than the share `MATTERS` of the job's time. The rule estimates the seconds that
+the change would have saved, as an upper bound if the text says "at most". `advice_faults` has the rules about faults.
+Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def advise(report: JobReport) -> list[Advice]:
 
 
 def data_wait(report: JobReport) -> Advice | None:
-    """Waiting for samples: 5 % or more."""
+    """Return advice if ranks waited for samples for 5 % of the time or more."""
     waited, wall = seconds_of(report, "data"), wall_of(report)
     if not wall or waited < 0.05 * wall:
         return None
@@ -37,25 +38,26 @@ def data_wait(report: JobReport) -> Advice | None:
 
 
 def checkpoint_wait(report: JobReport) -> Advice | None:
-    """Waiting for snapshots: 1 % or more."""
+    """Return advice if ranks waited for snapshots for 1 % of the time or more."""
     waited, wall = seconds_of(report, "checkpoint"), wall_of(report)
     if not wall or waited < 0.01 * wall:
         return None
-    how = "let them overlap with the next step, or make them less often"
+    how = "let snapshots overlap with the next step, or take them less often"
     return Advice("checkpoint-wait", f"Each rank waited {_share(waited, wall)} for snapshots: {how}.", waited)
 
 
 def startup(report: JobReport) -> Advice | None:
-    """Waiting for the first step: 20 % or more."""
+    """Return advice if ranks waited for the first step for 20 % of the time or more."""
     waited, wall = seconds_of(report, "startup"), wall_of(report)
     if not wall or waited < 0.2 * wall:
         return None
-    how = "before the first step: nothing to change in a long job; `preload` helps a short one"
+    how = "before the first step: a long job needs no change; in a short job, use `preload`"
     return Advice("startup", f"Each rank waited {_share(waited, wall)} {how}.")
 
 
 def snapshot_interval(report: JobReport) -> Advice | None:
-    """Snapshots more or less often than the exact optimum for their measured cost and fault rate."""
+    """Return advice if snapshots are more or less frequent than the exact optimum for their measured cost and fault
+    rate."""
     snapshots, wall = report.get("snapshots") or {}, wall_of(report)
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     fell_back = [each for each in report["recoveries"] if each["source"] in {"memory", "peer", *DURABLE}]
@@ -71,12 +73,12 @@ def snapshot_interval(report: JobReport) -> Advice | None:
         return None
     which = "too seldom" if every > best else "too often"
     measured = f"a fault every {mtbf_s:.1f} s and {1000 * cost_s:.2f} ms of waiting for each"
-    text = f"Snapshots were made {which}, {_every(every)}: with {measured}, {_every(best)} is best."
+    text = f"Snapshots were taken {which}, {_every(every)}: with {measured}, {_every(best)} is best."
     return Advice("snapshot-interval", text, gain)
 
 
 def failed_copies(report: JobReport) -> Advice | None:
-    """Copies to another tier that failed."""
+    """Return advice if copies to another tier failed."""
     failed = [tier for tier in report.get("tiers") or [] if tier["failed"]]
     if not failed:
         return None
@@ -87,13 +89,13 @@ def failed_copies(report: JobReport) -> Advice | None:
 
 
 def copies_left_out(report: JobReport) -> Advice | None:
-    """Copies that were skipped because the one before was unfinished: 5 or more."""
+    """Return advice if 5 or more copies were skipped because the previous copy was unfinished."""
     left_out = {str(tier["tier"]): int(tier["skipped"]) for tier in report.get("tiers") or [] if tier["skipped"]}
     if not left_out or max(left_out.values()) < 5:
         return None
     tier = max(left_out, key=lambda name: left_out[name])
-    text = f"{left_out[tier]} copies to {tier} were left out, as those before were still on their way: it gets one as "
-    return Advice("copies-left-out", text + "often as it can take them; a larger `every_steps` says when.")
+    text = f"{left_out[tier]} copies to {tier} were skipped, because the previous copies were unfinished. A larger "
+    return Advice("copies-left-out", text + "`every_steps` for this tier chooses which steps it gets.")
 
 
 def _share(seconds: float, wall: float) -> str:

@@ -11,33 +11,33 @@ from hyperpod_ext.planner.costs import Speeds
 from hyperpod_ext.planner.rates import fit
 
 _SLOW_PHASE = {
-    "fault_seen": "a lower `restart.hang.floor_s`, if hangs were among the faults, finds them sooner",
-    "survivors_freed": "find what keeps ranks from leaving: `hp-ext logs` shows the killed ones",
-    "new_member": "put what the script imports into `preload`, or keep a spare node",
-    "groups_back": "groups are opened again one by one: use fewer of them",
-    "state_back": "a nearer tier: memory on every step, or a `peer` tier for the loss of nodes",
-    "first_new_step": "look at what the training function does before its first step, such as compiling",
+    "fault_seen": "if faults were hangs, lower `restart.hang.floor_s` to detect them sooner",
+    "survivors_freed": "find out why ranks do not leave their step: `hp-ext logs` shows the killed ranks",
+    "new_member": "put the script's imports into `preload`, or use a spare node",
+    "groups_back": "process groups are created again one by one: use fewer groups",
+    "state_back": "use a nearer tier: `memory` on every step, or a `peer` tier for the loss of nodes",
+    "first_new_step": "check the work of the training function before its first step, such as compiling",
 }
 HANGS = frozenset({"hang", "heartbeat", "stalled"})
 """Kinds of faults that are hangs."""
 _JOB_RESTART_S = 600.0
-"""Assumed cost of a lost node in a job that cannot replace it."""
+"""Assumed seconds that a lost node costs in a job that cannot replace the node."""
 _CHANCE = 0.01
-"""A node is reported if random faults would hit it so often with a lower probability than this."""
+"""A node is reported if the probability that random faults hit it so often is lower than this."""
 
 
 def lost_steps(report: JobReport) -> Advice | None:
-    """Steps that had to be made again."""
+    """Return advice if steps had to be repeated."""
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
     if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
         return None  # with a snapshot of every step already, there is no advice
-    text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): let the first tier have every step."
+    text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): save every step to the first tier."
     return Advice("lost-steps", text, seconds)
 
 
 def slowest_phase(report: JobReport) -> Advice | None:
-    """The longest phase of recoveries."""
+    """Return advice about the longest phase of recoveries."""
     recoveries = report["recoveries"]
     sums: dict[str, float] = {}
     for recovery in recoveries:
@@ -47,17 +47,17 @@ def slowest_phase(report: JobReport) -> Advice | None:
     if not total or total < MATTERS * wall_of(report):
         return None
     worst = max(sums, key=lambda phase: sums[phase])
-    how = f"{total / len(recoveries):.3f} s a recovery, {100 * sums[worst] / total:.0f} % of it in "
+    how = f"{total / len(recoveries):.3f} s per recovery, {100 * sums[worst] / total:.0f} % of it in "
     how += f"`{worst.replace('_', ' ')}`"
     slowest = max(recoveries, key=lambda recovery: float(recovery["seconds"]))
     if len(recoveries) > 1 and slowest["seconds"] > total / 2:
         fault = slowest["fault"]
         how += f"; {slowest['seconds']:.2f} s in one of them, rank {fault['rank']} in step {fault['step']}"
-    return Advice("slowest-phase", f"{how}: {_SLOW_PHASE.get(worst, 'look at the timelines')}.", sums[worst])
+    return Advice("slowest-phase", f"{how}: {_SLOW_PHASE.get(worst, 'see the timelines')}.", sums[worst])
 
 
 def hangs(report: JobReport) -> Advice | None:
-    """Hangs whose detection took longer than their recovery."""
+    """Return advice if the detection of hangs took longer than the recovery."""
     hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]
@@ -66,12 +66,16 @@ def hangs(report: JobReport) -> Advice | None:
     if not waited or unseen < MATTERS * wall_of(report) or unseen <= sum(float(each["seconds"]) for each in hung):
         return None
     mean = unseen / len(waited)
-    text = f"{len(waited)} hangs were found {mean:.1f} s after the step should have ended, at steps of {step_s:.2f} s: "
-    return Advice("hangs", text + "a lower `restart.hang.floor_s` finds them sooner; at most that is saved.", unseen)
+    text = (
+        f"{len(waited)} hangs were detected {mean:.1f} s after the step should have ended (steps take {step_s:.2f} s): "
+    )
+    return Advice(
+        "hangs", text + "a lower `restart.hang.floor_s` detects them sooner; this saves at most this time.", unseen
+    )
 
 
 def nearer_tier(report: JobReport) -> Advice | None:
-    """State restored from storage that a peer tier would have had."""
+    """Return advice if state was restored from storage that a peer tier would have had."""
     slow = [each for each in report["recoveries"] if each["source"] in DURABLE]
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if not slow or nodes < 2:
@@ -86,28 +90,26 @@ def nearer_tier(report: JobReport) -> Advice | None:
         return None
     what = f"{len(slow)} recoveries read their state from storage, {took:.2f} s, and lost {lost:.2f} s of steps"
     if any(tier["tier"] == "peer" for tier in report.get("tiers") or []):
-        how = (
-            "copies on peers were not there: `replicas: 2`, smaller groups where it is by `parity`, or nodes in other "
-        )
-        how += "failure domains, survive more at once"
+        how = "copies on peers were lost, too: survive more failures at once with `replicas: 2`, smaller groups of "
+        how += "`parity`, or nodes in other failure domains"
     else:
         how = "a `peer` tier keeps copies in other nodes' memory"
-    return Advice("nearer-tier", f"{what}: {how}. At most that is saved.", gain)
+    return Advice("nearer-tier", f"{what}: {how}. This saves at most this time.", gain)
 
 
 def spare_needed(report: JobReport) -> Advice | None:
-    """Nodes missing for longer than a spare would have been idle."""
+    """Return advice if nodes were missing for longer than a spare would have been idle."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     missing, nodes = float(capacity.get("missing_node_s") or 0.0), int(capacity.get("nodes") or 0)
     gain = (missing - wall) / nodes if nodes else 0.0
     if gain <= MATTERS * wall or capacity.get("spares"):
         return None
     text = f"Lost nodes were missing for {missing:.0f} node-seconds of the job's {wall:.0f} s: one node in `spares` "
-    return Advice("spare-needed", text + "would have cost less than it brought.", gain)
+    return Advice("spare-needed", text + "would have cost less than it saved.", gain)
 
 
 def spare_idle(report: JobReport) -> Advice | None:
-    """Spares that cost more than lost nodes would, even at the highest plausible rate."""
+    """Return advice if spares cost more than lost nodes would, even at the highest plausible rate."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
     lost = len(report.get("nodes_lost") or [])
@@ -126,7 +128,7 @@ def spare_idle(report: JobReport) -> Advice | None:
 
 
 def bad_node(report: JobReport) -> Advice | None:
-    """A node with more faults than chance explains."""
+    """Return advice if a node had more faults than chance explains."""
     faults = report.get("faults") or []
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if nodes < 2 or len(faults) < FEW:
@@ -135,8 +137,8 @@ def bad_node(report: JobReport) -> Advice | None:
     if its < FEW or nodes * _at_least(its, len(faults), 1 / nodes) > _CHANCE:
         return None
     cost = sum(float(each["seconds"]) for each in report["recoveries"] if int(each["fault"]["node"]) == node)
-    text = f"Node {node} had {its} of {len(faults)} faults, more than chance gives one of {nodes}: have it checked "
-    return Advice("bad-node", text + "(`health`), or take it out.", cost)
+    text = f"Node {node} had {its} of {len(faults)} faults, more than chance explains for one of {nodes}: check it "
+    return Advice("bad-node", text + "(`health`), or remove it.", cost)
 
 
 def _at_least(count: int, tries: int, chance: float) -> float:

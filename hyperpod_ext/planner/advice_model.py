@@ -1,4 +1,4 @@
-"""The model of advice, and readers of reports. Pure."""
+"""The model of advice, and functions that read reports. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 MATTERS = 0.001
-"""Share of a job's time below which there is no advice."""
+"""Share of a job's time below which a finding gives no advice."""
 FEW = 3
-"""Fewest faults that make a rate."""
+"""Minimum number of faults for a rate."""
 
 JobReport = Mapping[str, Any]
 """A report of `runtime.events.report.make_report`."""
@@ -17,10 +17,10 @@ JobReport = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One thing to change."""
+    """One recommended change."""
 
     rule: str
-    """Name of the rule, for scripts."""
+    """Name of the rule, which scripts can match."""
     text: str
     """The measurement, and the change."""
     gain_s: float = 0.0

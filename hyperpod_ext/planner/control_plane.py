@@ -25,7 +25,7 @@ MEASURED = (
 )
 """`make bench-control-plane` (docs/benchmarks/control-plane.json); a test compares the two."""
 MOST = MEASURED[-1].nodes
-"""Nodes up to which it was measured."""
+"""Largest measured number of nodes."""
 
 
 def at(nodes: int) -> Row:

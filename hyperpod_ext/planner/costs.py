@@ -25,23 +25,23 @@ class Speeds:
     """Bytes per second, of one node unless stated otherwise."""
 
     copy: float = 10e9
-    """One worker's copy from live tensors into shared memory."""
+    """Copy of one worker from live tensors into shared memory."""
     peer: float = 2 * _FLOW_BYTES_S
-    """One node to another's memory, all connections together."""
+    """From one node to another node's memory, over all connections."""
     durable: float = 1e9
-    """One node to S3 or a shared directory."""
+    """From one node to S3 or a shared directory."""
     disk: float = 2e9
-    """One node to its own disk."""
+    """From one node to its own disk."""
     durable_total: float = 100e9
-    """All nodes together, to and from S3 or a shared directory."""
+    """All nodes in total, to and from S3 or a shared directory."""
     slowdown: float = _SLOWDOWN
     """Relative slowdown of steps while a copy is sent or written."""
-    source: str = "assumed; give measured ones with --copy-gbs, --peer-gbs and --durable-gbs"
+    source: str = "assumed; set measured values with --copy-gbs, --peer-gbs and --durable-gbs"
 
     def __post_init__(self) -> None:
         for name in ("copy", "peer", "durable", "disk", "durable_total"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: {getattr(self, name)} bytes per second; it must be above 0")
+                raise ValueError(f"{name}: {getattr(self, name)} bytes per second must be above 0")
 
 
 def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
@@ -72,19 +72,21 @@ class Spread:
 
     def __post_init__(self) -> None:
         if not 0 < self.trained <= 1:
-            raise ValueError(f"a share of {self.trained} of the state is trained; it must be above 0, and 1 at most")
+            raise ValueError(
+                f"a share of {self.trained} of the state is trained, but the share must be above 0 and at most 1"
+            )
         world = self.nodes * self.workers_per_node
         if not 1 <= self.ranks_per_copy <= world or world % self.ranks_per_copy:
-            raise ValueError(f"one copy on {self.ranks_per_copy} ranks does not fit a world of {world} evenly")
+            raise ValueError(f"one copy on {self.ranks_per_copy} ranks does not divide a world of {world} evenly")
 
     @property
     def redundant(self) -> bool:
-        """Whether another node has the same live state."""
+        """Return whether another node has the same live state."""
         return self.nodes > 1 and 2 * self.ranks_per_copy <= self.nodes * self.workers_per_node
 
     @property
     def node_bytes(self) -> float:
-        """Bytes of state on one node."""
+        """Return the bytes of state on one node."""
         return self.state_bytes / self.ranks_per_copy * self.workers_per_node
 
     @property
@@ -100,9 +102,9 @@ class TierCost:
     blocked_s: float
     """Training time that the save takes."""
     latency_s: float
-    """From the snapshot until the copy can be restored."""
+    """Seconds from the snapshot until the copy can be restored."""
     read_s: float
-    """To restore one node."""
+    """Seconds to restore one node."""
 
 
 def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
@@ -115,11 +117,13 @@ def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
 def peer_cost(
     spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float, parity: int | None = None
 ) -> TierCost:
-    """Return the cost of copies or parity in other nodes' memory; nothing is sent if the state is redundant."""
+    """Return the cost of copies or parity in other nodes' memory. Nothing is sent if the state is redundant."""
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     each = spread.node_bytes / speeds.peer
-    if parity is not None:  # sent once, in parts; a rebuild reads as much from each other node of the group
+    if (
+        parity is not None
+    ):  # a node sends its snapshot once, in parts; a rebuild reads as much from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
     send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)

@@ -15,11 +15,11 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class TierEstimate:
-    """One tier of an estimate. Seconds; rates per second of the whole job."""
+    """One tier of an estimate. Times are in seconds; rates are per second of the whole job."""
 
     kind: Kind
     every_steps: int | None
-    """None: nothing is saved there, because the state is live or there is no such tier."""
+    """None if nothing is saved, because the state is live or there is no such tier."""
     level: Level
     interval_s: float
     by_class: Mapping[str, float]
@@ -41,7 +41,7 @@ class TierEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GoodputEstimate:
-    """Expected goodput of one way to save."""
+    """Expected goodput with one choice of intervals."""
 
     tiers: tuple[TierEstimate, ...]
     goodput: float
@@ -75,7 +75,7 @@ class GoodputEstimate:
 
 
 def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> GoodputEstimate:
-    """Estimate goodput with these steps between saves. Default: the best ones.
+    """Estimate goodput with these steps between saves. Default: the best intervals.
 
     Raises:
         ValueError: a step takes no time, or an interval is below one step.
@@ -108,7 +108,7 @@ def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> Go
 
 
 def _arriving(interval: float, level: Level) -> float:
-    """Return the interval at which copies arrive. A copy starts after the one before is done."""
+    """Return the interval at which copies arrive. A copy starts after the previous copy is done."""
     period = interval + level.cost
     return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
 

@@ -13,7 +13,7 @@ from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import Rates, published
 
 _STEADY = 1.15
-"""Intervals that differ by less than this factor differ in goodput by less than a hundredth of what saves cost."""
+"""Intervals that differ by less than this factor differ in goodput by less than 1 % of the cost of saves."""
 _MOST = 2.0
 
 
@@ -24,9 +24,9 @@ class Measured:
     elapsed: float
     """Seconds since the job began."""
     failures: int
-    """Failures that this tier recovered since then."""
+    """Failures that this tier recovered since the job began."""
     blocked: float
-    """Mean time that a save takes from training."""
+    """Mean time that a save blocks training."""
     latency: float
     """Mean time from a snapshot until its copy has arrived."""
 
@@ -37,18 +37,18 @@ def prior_rates(nodes: int) -> Rates:
 
 
 def believed_rate(failures: int, elapsed: float, prior: float) -> float:
-    """Return failures per second: the counted ones, plus one in the time in which the prior expects one.
+    """Return failures per second: the counted failures, plus one failure in the time in which the prior expects one.
 
     Raises:
         ValueError: a prior that is not above 0, or a negative count or time.
     """
     if not prior > 0 or failures < 0 or elapsed < 0:
-        raise ValueError(f"prior {prior}, {failures} failures in {elapsed} s: a rate cannot follow from these")
+        raise ValueError(f"prior {prior}, {failures} failures in {elapsed} s are not valid for a rate")
     return (failures + 1) / (elapsed + 1 / prior)
 
 
 def tune(interval: float, measured: Measured, prior: float) -> float:
-    """Return the next interval in seconds; `interval` itself if another one would gain next to nothing.
+    """Return the next interval in seconds; `interval` itself if another interval would gain almost nothing.
 
     Args:
         interval: the current interval.
@@ -58,7 +58,7 @@ def tune(interval: float, measured: Measured, prior: float) -> float:
         ValueError: an interval that is not above 0.
     """
     if not (interval > 0 and math.isfinite(interval)):
-        raise ValueError(f"an interval of {interval} s cannot be improved on")
+        raise ValueError(f"an interval of {interval} s cannot be tuned; it must be above 0")
     mtbf = 1 / believed_rate(measured.failures, measured.elapsed, prior)
     best = best_interval(measured.blocked, mtbf, measured.latency)
     if best <= 0:

@@ -1,10 +1,9 @@
 """Best save intervals for given costs of saves and failures: exact solutions.
 
-Seconds everywhere. `interval` is work between two saves, `cost` the training time of a save, `mtbf` the mean time
-between failures; failures come independently of one another (exponential times). A failure takes `restart` seconds,
-and all work since the newest save that had arrived; a save arrives `latency` after it was taken.
-
-With that, the share of time kept is exactly
+All times are in seconds. `interval` is the work between two saves, `cost` the training time of a save, and `mtbf` the
+mean time between failures. Failures are independent (exponential times). A failure costs `restart` seconds, and all
+work since the newest save that had arrived. A save arrives `latency` after it was taken. The share of time kept is then
+exactly
 
     goodput = (interval / mtbf) * exp(-(latency + restart) / mtbf) / (exp((interval + cost) / mtbf) - 1)
 
@@ -20,7 +19,7 @@ import math
 def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
     """Return the work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
 
-    At least as long as one save needs to arrive. Infinite without failures.
+    The result is at least the time until a save arrives. It is infinite without failures.
     """
     if math.isinf(mtbf):
         return math.inf
@@ -28,8 +27,8 @@ def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
 
 
 def _one_plus_w0(ratio: float) -> float:
-    """1 + W0(-exp(-(1 + ratio))): the y in (0, 1) with y + log(1 - y) + ratio = 0. Near 0 both terms of W's own form
-    cancel, so it is solved for y."""
+    """Return 1 + W0(-exp(-(1 + ratio))): the y in (0, 1) with y + log(1 - y) + ratio = 0. Near 0 the terms of the form
+    with W cancel, so the equation is solved for y."""
     if ratio <= 0:
         return 0.0
     if ratio > 30:
@@ -37,7 +36,7 @@ def _one_plus_w0(ratio: float) -> float:
     y = min(math.sqrt(2 * ratio), 1 - math.exp(-1 - ratio) / 2)
     for _ in range(100):
         error = ratio - _minus_log_rest(y)
-        after = y + error * (1 - y) / y  # Newton's: the derivative is -y / (1 - y)
+        after = y + error * (1 - y) / y  # Newton's method: the derivative is -y / (1 - y)
         after = min(max(after, y / 4), 1 - (1 - y) / 4)
         if abs(after - y) <= 1e-15 * y:
             return after
@@ -46,7 +45,7 @@ def _one_plus_w0(ratio: float) -> float:
 
 
 def _minus_log_rest(y: float) -> float:
-    """-(y + log(1 - y)), without cancellation."""
+    """Return -(y + log(1 - y)) without cancellation."""
     if y > 0.05:
         return -(y + math.log1p(-y))
     total, power, n = 0.0, y * y, 2
@@ -70,13 +69,13 @@ def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, 
     if math.isinf(mtbf):
         return 1.0 if math.isinf(interval) else interval / (interval + cost)
     period = (interval + cost) / mtbf
-    if period > 700:  # every period has a failure
+    if period > 700:  # every interval has a failure
         return 0.0
     return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
 
 
 def lost_per_failure(interval: float, cost: float, mtbf: float, *, latency: float = 0.0) -> float:
-    """Return the mean seconds of work that one failure loses: the work since the newest save."""
+    """Return the mean seconds of work that one failure loses, which is the work since the newest save."""
     if math.isinf(mtbf) or math.isinf(interval):
         return math.inf if math.isinf(interval) and not math.isinf(mtbf) else 0.0
     done = mtbf * interval / (interval + cost)  # between two failures

@@ -1,8 +1,9 @@
-"""Several tiers at once: each failure falls back to the nearest tier that survived it.
+"""Intervals of several tiers: each failure falls back to the nearest tier that survived it.
 
 Each tier has its own rate of failures, cost and interval. Goodput is the product of the goodputs of single tiers
-(`intervals.goodput`): exact for one tier, and to first order for several. So each tier's interval has its own exact
-optimum. The best whole steps, with each interval a multiple of the one before, are found by search.
+(`intervals.goodput`). This is exact for one tier, and correct to first order for several. Each tier's interval
+therefore has its own exact optimum. The best whole steps, with each interval a multiple of the one before, are found by
+search.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ class Level:
     cost: float
     """Training time that a save takes."""
     rate: float
-    """Failures that no nearer tier survives."""
+    """Failures per second that no nearer tier survives."""
     latency: float = 0.0
-    """From a save until it can be restored."""
+    """Seconds from a save until it can be restored."""
     restart: float = 0.0
-    """From a failure until training resumes, without lost work."""
+    """Seconds from a failure until training resumes, without lost work."""
 
     @property
     def mtbf(self) -> float:
-        """Mean time between its failures; infinite without any."""
+        """Mean time between the tier's failures; infinite without failures."""
         return 1 / self.rate if self.rate > 0 else math.inf
 
     def best(self) -> float:
-        """Return its best work between saves, regardless of other tiers."""
+        """Return the tier's best work between saves, regardless of other tiers."""
         return best_interval(self.cost, self.mtbf, self.latency)
 
     def goodput(self, interval: float) -> float:
@@ -44,7 +45,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps between the saves of each tier, nearest first; each a multiple of the one before."""
+    """Steps between the saves of each tier, nearest first. Each is a multiple of the previous one."""
 
     every: tuple[int, ...]
     goodput: float
@@ -59,13 +60,15 @@ def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Sc
     """Return the nested schedule with the greatest goodput, in whole steps of `step_s` seconds, up to `most_steps`.
 
     A branch is cut if even the best values of its other tiers would recover less than one part in 5,000 of the loss.
-    After 50,000 schedules the best so far is returned.
+    After 50,000 schedules, the best schedule so far is returned.
 
     Raises:
         ValueError: no tier, or a step that takes no time.
     """
     if not levels or not step_s > 0 or most_steps < 1:
-        raise ValueError(f"{len(levels)} tiers, steps of {step_s} s, at most {most_steps}: nothing to schedule")
+        raise ValueError(
+            f"{len(levels)} tiers, steps of {step_s} s, at most {most_steps} steps: there is nothing to schedule"
+        )
     merged, carried = _merge_idle(levels)
     found = _Search(merged, step_s, most_steps).run()
     every = tuple(steps for steps, count in zip(found, carried, strict=True) for _ in range(count))
@@ -88,14 +91,14 @@ def _merge_idle(levels: Sequence[Level]) -> tuple[list[Level], list[int]]:
 
 
 _GAIN = 2e-4
-"""Least gain of a better schedule, as a share of the loss."""
+"""Minimum gain of a better schedule, as a share of the loss."""
 
 _MOST = 50_000
-"""Most schedules to try: cheap tiers have very many similar ones."""
+"""Maximum number of schedules to evaluate. Cheap tiers have very many similar schedules."""
 
 
 class _Search:
-    """Branch and bound over nested schedules; the nearest tier is chosen first."""
+    """Branch and bound over nested schedules. The nearest tier is chosen first."""
 
     def __init__(self, levels: Sequence[Level], step_s: float, most_steps: int) -> None:
         self._levels, self._step_s, self._most = levels, step_s, most_steps
@@ -113,7 +116,7 @@ class _Search:
     def _log(self, index: int, steps: float) -> float:
         level = self._levels[index]
         if steps * self._step_s + level.cost < level.latency * (1 - 1e-9):
-            return -math.inf  # the save before has not arrived when the next is due
+            return -math.inf  # the previous save has not arrived when the next save is due
         kept = level.goodput(steps * self._step_s)
         return math.log(kept) if kept > 0 else -math.inf
 

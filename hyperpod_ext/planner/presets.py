@@ -85,15 +85,15 @@ PRESETS: Mapping[str, Decoder] = MappingProxyType(
         ),
     }
 )
-"""Models without layers of pretraining alone, such as DeepSeek-V3's multi-token prediction."""
+"""Models by name, without layers that only pretraining uses, such as DeepSeek-V3's multi-token prediction."""
 
 
 def preset(name: str) -> Decoder:
     """Return the model of this name.
 
     Raises:
-        NotFoundError: it is not one of them.
+        NotFoundError: there is no model of this name.
     """
     if name not in PRESETS:
-        raise NotFoundError(f"there is no model {name!r} here", hint=suggest(name, PRESETS))
+        raise NotFoundError(f"there is no preset of a model {name!r}", hint=suggest(name, PRESETS))
     return PRESETS[name]

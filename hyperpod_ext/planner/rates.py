@@ -1,7 +1,7 @@
-"""Failure rates: given, counted in a job's history, or from a published run.
+"""Failure rates: set by the user, counted in a job's history, or from a published run.
 
-Three classes: loss of a process (its node's memory stays), of a node with its memory, and of several nodes at once
-(a rack or a switch, with all copies on them).
+There are three classes: loss of a process (its node's memory stays), loss of a node with its memory, and loss of
+several nodes at once (a rack or a switch, with all copies on these nodes).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Rates:
         for name in ("process", "node", "correlated"):
             rate = getattr(self, name)
             if not (rate >= 0 and math.isfinite(rate)):
-                raise ValueError(f"{name}: {rate} failures a second; it must be a number, 0 or more")
+                raise ValueError(f"{name}: {rate} failures per second must be a number, 0 or more")
 
     def of_job(self, nodes: int) -> Rates:
-        """Of so many nodes together."""
+        """Return the rates of this many nodes in total."""
         return self.times(nodes)
 
     def times(self, factor: float) -> Rates:
@@ -84,21 +84,21 @@ def published(name: str) -> Rates:
     """Return the rates of a published run.
 
     Raises:
-        NotFoundError: it is not known here.
+        NotFoundError: the run is unknown.
     """
     if name not in PUBLISHED:
-        raise NotFoundError(f"there are no published rates {name!r} here", hint=suggest(name, PUBLISHED))
+        raise NotFoundError(f"there are no published rates {name!r}", hint=suggest(name, PUBLISHED))
     return PUBLISHED[name].rates()
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A rate from a count: events that come independently of one another, in `exposure` seconds."""
+    """A rate from a count of independent events in `exposure` seconds."""
 
     events: int
     exposure: float
     rate: float
-    """Events per second. No event counts as half of one (Jeffreys' prior)."""
+    """Events per second. If there was no event, half an event is counted (Jeffreys' prior)."""
     low: float
     high: float
     """95 % confidence interval of the rate (Garwood's exact one)."""
@@ -111,7 +111,7 @@ def fit(events: int, exposure: float) -> Fit:
         ValueError: a negative count, or no exposure.
     """
     if events < 0 or not (exposure > 0 and math.isfinite(exposure)):
-        raise ValueError(f"{events} events in {exposure} s: a rate needs time to be seen in, and a count of 0 or more")
+        raise ValueError(f"{events} events in {exposure} s: a rate needs a positive time, and a count of 0 or more")
     low = 0.0 if events == 0 else _mean_with(events - 1, 0.975)
     high = _mean_with(events, 0.025)
     return Fit(events, exposure, (events or 0.5) / exposure, low / exposure, high / exposure)

@@ -25,8 +25,8 @@ from hyperpod_ext.planner.waits import Waits, waits_for_nodes
 Kind = Literal["live", "memory", "disk", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
 _LEAST_TOGETHER = 0.03
-"""Least share of rack failures that take a node and its copy (`hp-ext simulate`: 0.03 to 0.04 on 4,096 and 16,384
-nodes). Replacements of a lost rack are often one rack again, and hold each other's copies."""
+"""Minimum share of rack failures that take a node and its copy (`hp-ext simulate`: 0.03 to 0.04 on 4,096 and 16,384
+nodes). Replacements of a lost rack are often in one rack, too, and hold each other's copies."""
 NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "disk", "peer", "durable", "nothing")
 
 
@@ -35,7 +35,7 @@ class Recovery:
     """Seconds from a failure until training resumes, without reading state and without repeated work."""
 
     process: float = 5.0
-    """A process is replaced, the others stay."""
+    """A process is replaced; other processes stay."""
     node: float = 30.0
     """A spare takes a lost node's ranks."""
     job: float = 600.0
@@ -57,30 +57,31 @@ class Scenario:
     rates: Rates
     """Failures per second of the whole job."""
     tiers: frozenset[str]
-    """Some of `memory`, `disk`, `peer`, `durable`."""
+    """The job's tiers, out of `memory`, `disk`, `peer` and `durable`."""
     speeds: Speeds = field(default_factory=Speeds)
     recovery: Recovery = field(default_factory=Recovery)
     overlap: bool = True
     replicas: int = 1
     parity: int | None = None
-    """Nodes of a parity group; None: copies."""
+    """Nodes of a parity group; None if copies are used."""
     max_slowdown: float = 0.05
     in_process: bool = True
-    """Whether survivors stay. Otherwise every failure restarts the job."""
+    """Whether surviving processes stay. Otherwise every failure restarts the job."""
     domains: bool = False
     """Whether copies are stored in another failure domain."""
     rack_nodes: int = 4
-    """Nodes that a correlated failure takes."""
+    """Number of nodes that a correlated failure takes."""
     run_s: float = 30 * 86400.0
-    """Length of the run, which is lost if nothing is saved."""
+    """Length of the run in seconds. All of it is lost if nothing is saved."""
     spares: int | None = None
-    """Waiting nodes. None: always enough, as for an elastic job, which continues with fewer nodes."""
+    """Number of spare nodes. None if there are always enough, as in an elastic job, which continues with fewer
+    nodes."""
     repair_s: float = 1800.0
     """Mean time until a lost node is repaired or replaced."""
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.run_s > 0:
-            raise ValueError(f"steps of {self.step_s} s, a run of {self.run_s} s: both must be above 0")
+            raise ValueError(f"steps of {self.step_s} s, a run of {self.run_s} s must both be above 0")
 
 
 def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
@@ -88,11 +89,11 @@ def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
     live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
         "process": ("live", "memory", "disk", "peer", "durable"),
-        # with redundant state, other nodes' disks have it
+        # with redundant state, other nodes' disks have the state
         "node": ("live", *(("disk",) if scenario.spread.redundant else ()), "peer", "durable"),
         "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
-    # a restarted job begins with empty memory
+    # a restarted job has empty memory
     there = {*scenario.tiers, *(["live"] if live else [])}
     there = there if scenario.in_process else there & {"disk", "durable"}
     if scenario.spread.nodes == 1:
@@ -108,14 +109,14 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
     for failure in classes:
         found.setdefault(tier_of(failure, scenario), {})[failure] = getattr(scenario.rates, failure)
     near, sure = tier_of("node", scenario), tier_of("correlated", scenario)
-    if sure != near:  # most racks do not have a node with all of its copies
+    if sure != near:  # most racks do not contain a node with all of its copies
         rate, together = scenario.rates.correlated, chance_together(scenario)
         found.setdefault(near, {})["correlated"] = rate * (1 - together)
         found[sure]["correlated"] = rate * together
     if near in ("live", "peer"):
         farther: Kind = "durable" if "durable" in scenario.tiers else "nothing"
         copies = scenario.replicas if near == "peer" else 1
-        # each copy needs one more node to fail, parity any other node of the group
+        # with copies, one more node per copy must fail; with parity, any other node of the group
         others = group_size(scenario.spread.nodes, scenario.parity) - 1 if near == "peer" and scenario.parity else 1
         window = scenario.recovery.node + (
             costs_of(scenario)["peer"].latency_s if near == "peer" else costs_of(scenario)["live"].read_s
@@ -128,8 +129,8 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
 def chance_together(scenario: Scenario) -> float:
     """Return the probability that a rack has a node and all its copies, if racks are unknown.
 
-    It is that of random placement (`runtime/membership/placement.py` has the formula); for copies on peers at least
-    the simulated share.
+    It is the probability for random placement (formula in `runtime/membership/placement.py`), and for copies on peers
+    at least the simulated share.
     """
     nodes, rack = scenario.spread.nodes, min(scenario.rack_nodes, scenario.spread.nodes)
     if scenario.parity and not scenario.spread.redundant:  # any two of a group
@@ -146,7 +147,7 @@ def chance_together(scenario: Scenario) -> float:
 
 
 def costs_of(scenario: Scenario) -> dict[str, TierCost]:
-    """What one save to each tier takes."""
+    """Return the cost of one save to each tier."""
     spread, speeds = scenario.spread, scenario.speeds
     return {
         "live": TierCost(0.0, 0.0, spread.node_bytes / speeds.peer),
@@ -159,7 +160,7 @@ def costs_of(scenario: Scenario) -> dict[str, TierCost]:
 
 
 def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
-    """A level for each tier that there is, and for failures that none survives. Nearest first."""
+    """Return a level for each tier of the job, nearest first, and for failures that no tier survives."""
     costs, rates = costs_of(scenario), rates_by_tier(scenario)
     levels: dict[Kind, Level] = {}
     for kind in NEAREST_FIRST:
@@ -167,17 +168,17 @@ def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
         if kind not in scenario.tiers and not sum(by_class.values()):
             continue
         if kind == "peer" and (scenario.spread.nodes == 1 or scenario.spread.redundant):
-            continue  # nothing is sent
+            continue  # no copies are sent
         blocked = cost.blocked_s
         if kind in scenario.tiers - {"memory"} and not levels.keys() & scenario.tiers:
-            blocked += costs["memory"].blocked_s  # the snapshot itself, which a nearer tier would have taken
+            blocked += costs["memory"].blocked_s  # add the snapshot itself, which a nearer tier would have taken
         restart = _restart(scenario, by_class) + cost.read_s
         levels[kind] = Level(kind, blocked, sum(by_class.values()), cost.latency_s, restart)
     return levels
 
 
 def waits_of(scenario: Scenario) -> Waits:
-    """Mean waits for a node beyond the spares."""
+    """Return the mean waits for a node if no spare is left."""
     if scenario.spares is None:
         return Waits()
     rack = min(scenario.rack_nodes, scenario.spread.nodes)
@@ -185,7 +186,7 @@ def waits_of(scenario: Scenario) -> Waits:
 
 
 def _restart(scenario: Scenario, by_class: Mapping[str, float]) -> float:
-    """Mean time until training continues, over the classes of failures that come here."""
+    """Return the mean time until training continues, over the classes of failures that this tier recovers."""
     total, recovery, waits = sum(by_class.values()), scenario.recovery, waits_of(scenario)
     if not total:
         return recovery.node if scenario.in_process else recovery.job

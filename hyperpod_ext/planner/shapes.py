@@ -13,7 +13,7 @@ Named = Iterator[tuple[str, Shape]]
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """DeepSeek's attention: queries and keys go through narrow layers with a norm of their own."""
+    """DeepSeek's attention: queries and keys go through narrow layers with their own norm."""
 
     query_rank: int
     key_value_rank: int
@@ -25,17 +25,17 @@ class LatentAttention:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts in place of the feed-forward layer."""
+    """A mixture of experts instead of the feed-forward layer."""
 
     count: int
     ffn: int
-    """Inner width of each."""
+    """Inner width of each expert."""
     shared: int = 0
-    """Experts that every token goes through."""
+    """Number of experts that every token goes through."""
     dense_layers: int = 0
-    """First layers that have an ordinary feed-forward layer."""
+    """Number of first layers with an ordinary feed-forward layer."""
     correction_bias: bool = False
-    """Whether the router keeps a number for each expert that no gradient changes."""
+    """Whether the router has a number for each expert that gradients do not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,24 +48,24 @@ class Decoder:
     ffn: int
     vocab: int
     kv_heads: int | None = None
-    """Default: as many as `heads`."""
+    """Number of heads of keys and values. Default: `heads`."""
     head_dim: int | None = None
-    """Default: hidden / heads."""
+    """Dimensions of a head. Default: hidden / heads."""
     gated: bool = True
     """Whether the feed-forward layer has a gate: three matrices instead of two."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     fused: Literal["none", "qkv", "qkv+gate"] = "none"
-    """Matrices that are stored as one: fewer tensors, equal size."""
+    """Which matrices are stored as one tensor, which gives fewer tensors of equal total size."""
     norm: Literal["rms", "layer", "none"] = "rms"
-    """`rms`: one number a channel; `layer`: two; `none`: it has no parameters."""
+    """Kind of norm: `rms` has one number per channel, `layer` two, `none` no parameters."""
     norms: int = 2
-    """Norms in each layer."""
+    """Number of norms in each layer."""
     head_norm: bool = False
-    """Norms over the heads of queries and keys."""
+    """Whether there are norms over the heads of queries and keys."""
     positions: int = 0
-    """Learned positions; 0: they are rotated or added without parameters."""
+    """Number of learned positions. 0 if positions are rotated or added without parameters."""
     tied: bool = False
     """Whether the output layer is the embedding itself."""
     head_bias: bool = False
@@ -73,7 +73,7 @@ class Decoder:
     experts: Experts | None = None
 
     def parameters(self) -> Named:
-        """Yield name and shape of every trained tensor; tied ones once."""
+        """Yield name and shape of every trained tensor. Tied tensors are yielded once."""
         yield "embedding", (self.vocab, self.hidden)
         if self.positions:
             yield "positions", (self.positions, self.hidden)
@@ -93,7 +93,7 @@ class Decoder:
                 yield f"layers.{layer}.router.correction", (self.experts.count,)
 
     def count(self) -> int:
-        """Parameters."""
+        """Number of parameters."""
         return sum(prod(shape) for _, shape in self.parameters())
 
     def _attention(self) -> Named:

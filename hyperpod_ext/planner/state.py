@@ -20,13 +20,13 @@ class StateFormat:
 
     weights: str = "bf16"
     master: str | None = None
-    """A second copy of the weights, that the optimizer works on."""
+    """Type of a second copy of the weights, which the optimizer updates."""
     moments: tuple[str, ...] = ("fp32", "fp32")
-    """Moments of the optimizer: two for Adam, one for momentum, none for plain SGD."""
+    """Types of the optimizer's moments: two for Adam, one for momentum, none for plain SGD."""
     ema: str | None = None
-    """A running mean of the weights."""
+    """Type of a running mean of the weights."""
     step_counters: bool = True
-    """torch's Adam counts steps for each tensor, in fp32."""
+    """Whether the optimizer counts steps for each tensor, in fp32, as torch's Adam does."""
 
     def __post_init__(self) -> None:
         for name in (self.weights, self.master, self.ema, *self.moments):
@@ -35,7 +35,7 @@ class StateFormat:
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Bytes of all state with one number for each parameter."""
+        """Bytes of all state that has one number for each parameter."""
         return sum(BYTES[name] for name in (self.weights, self.master, self.ema, *self.moments) if name)
 
 
@@ -48,14 +48,15 @@ FORMATS: Mapping[str, StateFormat] = {
     "mixed": StateFormat("bf16", master="fp32"),
     "mixed+ema": StateFormat("bf16", master="fp32", ema="fp32"),
 }
-"""Usual ways to train: 2, 6, 8, 10, 12, 14 and 18 bytes a parameter. AWS counts 8 for its 521 GB of a 70B model."""
+"""Common formats of the state, with 2, 6, 8, 10, 12, 14 and 18 bytes per parameter. AWS counts 8 for its 521 GB of a
+70B model."""
 
 
 def state_format(name: str) -> StateFormat:
     """Return the format of this name.
 
     Raises:
-        ConfigError: it is not one of them.
+        ConfigError: there is no format of this name.
     """
     if name not in FORMATS:
         raise ConfigError([Problem(f"there is no format {name!r}", hint=suggest(name, FORMATS))])
@@ -82,5 +83,5 @@ def size_of(model: Decoder, format: StateFormat) -> StateSize:
 
 
 def size_of_count(parameters: int, format: StateFormat) -> StateSize:
-    """Return the size of a state by its number of parameters alone."""
+    """Return the size of a state from its number of parameters."""
     return StateSize(parameters, parameters * format.bytes_per_parameter)

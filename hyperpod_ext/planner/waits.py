@@ -9,31 +9,31 @@ _LARGE = 1e200
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Mean seconds that one failure waits for a repaired node."""
+    """Mean seconds that the job waits for a repaired node after one failure."""
 
     node: float = 0.0
     rack: float = 0.0
 
 
 def waits_for_nodes(node_rate: float, rack_rate: float, rack_nodes: int, spares: int, repair_s: float) -> Waits:
-    """Return the mean wait of a node's failure, and of a rack's.
+    """Return the mean wait after a node's failure, and after a rack's failure.
 
-    Nodes in repair form a Markov chain: each failure of a node takes one spare, that of a rack several, and each node
-    comes back after `repair_s` on average. A failure that finds too few spares stops the job until enough nodes are
-    back, so at most `spares` nodes are in repair while the job trains.
+    Nodes in repair form a Markov chain: each failure of a node takes one spare, each failure of a rack several, and
+    each node is repaired after `repair_s` on average. A failure with too few spares stops the job until enough nodes
+    are repaired, so at most `spares` nodes are in repair while the job trains.
 
     Args:
         node_rate, rack_rate: failures per second of the whole job.
         rack_nodes: nodes that a rack's failure takes.
-        repair_s: mean time until a failed node, or another in its place, is back.
+        repair_s: mean time until a failed node is repaired or replaced.
     """
-    weights = [1.0]  # of `index` nodes in repair; repairs from there balance failures that lead there
+    weights = [1.0]  # probability of `index` nodes in repair: repairs from this state balance failures that lead to it
     for down in range(1, spares + 1):
         from_below = node_rate * weights[-1] + rack_rate * sum(weights[max(0, down - rack_nodes) :])
         weights.append(from_below * repair_s / down)
         if weights[-1] > _LARGE:
             weights = [weight / _LARGE for weight in weights]
-    # of n nodes in repair the first is back after repair_s / n: until[n] is the wait from n down to `spares`
+    # the first of n nodes in repair is ready after repair_s / n; until[n] is the wait from n down to `spares`
     until = [0.0] * (spares + 1)
     for down in range(spares + 1, spares + rack_nodes + 1):
         until.append(until[-1] + repair_s / down)

@@ -33,7 +33,7 @@ CLUSTERS = {name: deployment(case) for name, case in CASES.items()} | {
 MADE_OF_CODE = ("AWS::Lambda::", "Custom::", "AWS::CloudFormation::CustomResource", "AWS::CloudFormation::Stack")
 KNOWN_WARNINGS = {
     "W6001",  # what only another stack knows is an output of the cluster's stack too: people read one place
-    "W3010",  # capacity is in one zone, which its owner names
+    "W3010",  # capacity is in one zone, which the cluster's spec sets
 }
 
 

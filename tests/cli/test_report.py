@@ -121,7 +121,7 @@ def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> N
     page = tmp_path / "page.html"
     done = hp_ext("report", log, "-o", "json", "--page", page, "--usd-per-hour", "7200")
     slow, waited = done.json["advice"][:1], [each for each in done.json["advice"] if each["rule"] == "checkpoint-wait"]
-    assert slow[0]["text"].startswith("3.500 s a recovery, 43 % of it in `first new step`")
+    assert slow[0]["text"].startswith("3.500 s per recovery, 43 % of it in `first new step`")
     assert (slow[0]["gain_s"], slow[0]["gain_usd"]) == (1.5, 3.0)
     assert waited[0]["text"].startswith("Each rank waited 0.25 s (2 %) for snapshots")
     shown = page.read_text()

@@ -206,5 +206,5 @@ def test_numbers_that_mean_nothing_are_refused() -> None:
         replace(scenario(), step_s=0.0)
     with pytest.raises(ValueError, match="durable: 0"):
         Speeds(durable=0.0)
-    with pytest.raises(ValueError, match="does not fit a world of 512"):
+    with pytest.raises(ValueError, match="does not divide a world of 512"):
         spread(64, per_copy=100)
