@@ -57,7 +57,7 @@ def main() -> int:
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CDK CLI shows this output
         return error.exit_code
-    import aws_cdk as cdk  # imported late: the import starts node for two seconds, which a spec with mistakes does not need
+    import aws_cdk as cdk  # imported late, because the import starts node, which takes two seconds
     from hyperpod_cdk import build
 
     app = cdk.App()

@@ -89,7 +89,7 @@ class EksStack(StackBase):
         )
         cluster.add_resource_dependency(log_group)
         if wanted.public_access:
-            reached = f"reachable over the internet only from {', '.join(wanted.public_access)}, which the cluster's spec sets"
+            reached = f"reachable over the internet only from {', '.join(wanted.public_access)}, as the spec says"
             accept_nag(cluster, "EKS1", reached)
         for name in _BEFORE_NODES:
             eks.CfnAddon(

@@ -189,7 +189,7 @@ class NetworkStack(StackBase):
             vpc_id=self._vpc.ref,
             vpc_endpoint_type="Gateway",
             service_name=f"com.amazonaws.{region}.s3",
-            route_table_ids=self._tables,  # subnets without this route table would send checkpoints through the NAT gateway
+            route_table_ids=self._tables,  # other subnets would send checkpoints through the NAT gateway
         )
         if not self.made.network.private_endpoints:
             return
