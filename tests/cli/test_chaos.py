@@ -26,10 +26,10 @@ SMALL = ["--width", "16", "--layers", "1"]
         (["tiny-gpt", "--rank", "1"], 2, "Name one fault"),
         (["tiny-gpt", "--sigkill"], 2, "either --rank or --node"),
         (["tiny-gpt", "--sigkill", "--rank", "1", "--node", "1"], 2, "either --rank or --node"),
-        (["tiny-gpt", "--oom", "--node", "1"], 2, "A whole node takes"),
+        (["tiny-gpt", "--oom", "--node", "1"], 2, "--node works only with"),
         (["tiny-gpt", "--sigkill", "--rank", "1", "--phase", "lunch"], 2, "lunch"),
         (["tiny-gpt", "--sigkill", "--rank", "1"], 6, "no local job named tiny-gpt"),
-        (["sagemaker://us-west-2/tiny-gpt", "--sigkill", "--rank", "1"], 3, "no faults can be ordered"),
+        (["sagemaker://us-west-2/tiny-gpt", "--sigkill", "--rank", "1"], 3, "faults cannot be requested"),
     ],
 )
 def test_what_cannot_be_is_told(place: LocalPlace, arguments: list[str], code: int, told: str) -> None:

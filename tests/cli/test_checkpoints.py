@@ -347,7 +347,7 @@ def test_a_good_checkpoint_is_good_with_and_without_the_secret(written: Written,
     done = hp_ext("checkpoints", "verify", folder)
     assert done.code == 0
     assert "good" in done.stdout
-    assert "signatures and MACs not checked" in done.stderr
+    assert "signatures and MACs were not checked" in done.stderr
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     secret.write_bytes(SECRET)
@@ -469,7 +469,7 @@ def test_all_that_is_wrong_is_told(written: Written, folder: Path) -> None:
     assert done.stdout.count("CRC64-NVME is") == 2
     assert "  .metadata: it is missing" in done.stdout
     assert "step-000000030-g000001: good" in done.stdout
-    assert "step 40: left out, it is unfinished" in done.stderr
+    assert "step 40: skipped, because it is unfinished" in done.stderr
     assert hp_ext("checkpoints", "verify", folder).code == 0, "the newest is good"
 
 
@@ -683,7 +683,7 @@ def test_prune_asks_or_is_told(written: Written, folder: Path, monkeypatch: pyte
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: PTH123, SIM115
     done = hp_ext("checkpoints", "prune", folder, "--keep", "1")
     assert (done.code, len(states(folder))) == (2, 2)
-    assert "give --yes" in done.stderr
+    assert "Use --yes" in done.stderr
 
 
 # --- help and S3 ------------------------------------------------------------------------------------

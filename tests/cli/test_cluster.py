@@ -141,7 +141,7 @@ def test_from_deploy_to_a_job_without_copy_and_paste(aws: Workplace) -> None:
     assert unprepared.code == 6
     assert "bootstrap aws://123456789012/us-west-2" in unprepared.stderr
     early = aws.run("deploy", *FILE, "--yes", "--scale")
-    assert (early.code, "without --scale first" in early.stderr) == (6, True)
+    assert (early.code, "first deploy without --scale" in early.stderr) == (6, True)
     stopped = aws.run("deploy", *FILE, "--yes", "--bootstrap")
     assert stopped.code == 1
     assert "helm upgrade --install hyperpod-dependencies" in stopped.stderr
@@ -180,7 +180,7 @@ def test_the_chart_is_installed_from_a_copy(here: Workplace) -> None:
     chart, calls = here.folder / "my chart", here.folder / "programs"
     for name in ("aws", "helm"):
         program(here.folder / "bin" / name, f'#!/bin/sh\necho "{name} $*" >> {calls}\ntest -n "$KUBECONFIG"\n')
-    with pytest.raises(NotFoundError, match=r"holds no Chart\.yaml"):
+    with pytest.raises(NotFoundError, match=r"has no Chart\.yaml"):
         install_chart(cluster, chart)
     chart.mkdir()
     (chart / "Chart.yaml").touch()
@@ -311,7 +311,7 @@ def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) 
     assert (wrong.code, "contains the outputs of cluster other" in wrong.stderr) == (3, True)
     place.write_text("{")
     broken = call_hp_ext(*render, cwd=here.folder)
-    assert (broken.code, "holds no outputs of a cluster" in broken.stderr) == (3, True)
+    assert (broken.code, "does not contain outputs of a cluster" in broken.stderr) == (3, True)
 
 
 def test_a_queue_of_the_cluster_is_as_good_as_one_of_the_spec(here: Workplace) -> None:

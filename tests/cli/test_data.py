@@ -167,4 +167,4 @@ def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> N
     assert first.returncode == 130
     assert "is not finished" in stderr
     assert "Traceback" not in stderr
-    assert "goes on after what is finished" in stderr
+    assert "continues after the finished part" in stderr

@@ -79,7 +79,7 @@ def test_a_node_that_does_not_run_and_a_job_that_is_not_there_are_not_found(api:
 
 def test_no_command_is_wrong_usage(api: KubernetesApi) -> None:
     told = call_hp_ext("exec", *EKS, "gpt", "--")
-    assert (told.code, "Give the command after --" in told.stderr, api.requests) == (2, True, [])
+    assert (told.code, "Write the command after --" in told.stderr, api.requests) == (2, True, [])
 
 
 def test_a_machine_without_kubectl_says_so(api: KubernetesApi, monkeypatch: pytest.MonkeyPatch) -> None:

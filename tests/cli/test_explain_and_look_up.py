@@ -94,7 +94,7 @@ def test_templates_are_checked_when_they_are_named(tmp_path: Path, root: Path) -
         ("mine", "hyperpod-eks/job.yaml.j2", "rename it to hyperpod_eks/job.yaml.j2"),
         ("hyperpod-eks", "job.yaml.j2", "name the parent folder: --templates"),
         ("hyperpod_eks", "job.yaml.j2", "with hyperpod_eks/job.yaml.j2"),
-        ("mine", "hyperpod_eks/other.txt", "holds no template"),
+        ("mine", "hyperpod_eks/other.txt", "has no template"),
         ("mine", "hyperpod_eks/job.yaml.j2", "mistyped"),
     ],
 )

@@ -99,7 +99,7 @@ def test_parity_takes_less_memory_and_says_how_long_a_lost_node_takes_to_rebuild
     node = parity["state"]["bytes"] / 8
     less = copies["memory_per_node_bytes"] - parity["memory_per_node_bytes"]
     assert less == pytest.approx((2 - 2 / 3) * node, rel=1e-6)
-    assert any("from the 3 others of its parity group" in note for note in parity["notes"])
+    assert any("from the other 3 nodes of its parity group" in note for note in parity["notes"])
 
 
 def test_state_that_does_not_fit_is_said(spec: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_model_alone_is_enough_of_a_question(more: list[str], nodes: int, why:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--nodes", "4"], 2, "How large is the state?"),
-        (["--nodes", "4", "--model", "gpt2", "--params", "1B"], 2, "How large is the state?"),
+        (["--nodes", "4"], 2, "The size of the state is unknown"),
+        (["--nodes", "4", "--model", "gpt2", "--params", "1B"], 2, "The size of the state is unknown"),
         (["--nodes", "4", "--model", "gpt3"], 6, "there is no preset of a model 'gpt3'"),
         (["--nodes", "4", "--model", "gpt2", "--format", "int3"], 3, "there is no format 'int3'"),
         (["--nodes", "4", "--model", "gpt2", "--step-seconds", "0"], 2, "is not a number above 0"),
@@ -165,7 +165,7 @@ def test_a_model_alone_is_enough_of_a_question(more: list[str], nodes: int, why:
         (["--nodes", "4", "--model", "gpt2", "--instance-type", "ml.p9.large"], 6, "no instance type 'ml.p9.large'"),
         (["--nodes", "4", "--model", "gpt2", "--history", "nowhere"], 6, "there is no file nowhere"),
         (["--nodes", "4", "--model", "gpt2", "--plot", "plan.gif"], 3, "name a file that ends in .svg or .png"),
-        (["--set", "nodes=3", "--model", "gpt2", "--nodes", "3"], 2, "--set changes a spec"),
+        (["--set", "nodes=3", "--model", "gpt2", "--nodes", "3"], 2, "--set changes a field of a spec"),
     ],
 )
 def test_a_question_that_cannot_be_answered_says_why(arguments: list[str], code: int, text: str) -> None:

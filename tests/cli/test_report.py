@@ -84,9 +84,9 @@ def test_a_log_alone_is_enough(log: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "differs_by_rank", "what", "hint"),
     [
-        (True, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
-        (None, ["loss"], "ranks log different losses", "run.log takes the same number on every rank"),
-        (True, [], "the weights are equal, but the logged losses differ", "do not give run.log what"),
+        (True, ["loss"], "ranks log different losses", "Pass the same number to run.log on every rank"),
+        (None, ["loss"], "ranks log different losses", "Pass the same number to run.log on every rank"),
+        (True, [], "the weights are equal, but the logged losses differ", "Do not pass values to run.log"),
         (False, ["loss"], "its steps do not repeat exactly", "Build models inside run.keep"),
         (False, [], "its steps do not repeat exactly", "Build models inside run.keep"),
     ],
@@ -125,7 +125,7 @@ def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> N
     assert (slow[0]["gain_s"], slow[0]["gain_usd"]) == (1.5, 3.0)
     assert waited[0]["text"].startswith("Each rank waited 0.25 s (2 %) for snapshots")
     shown = page.read_text()
-    assert "3.500 s a recovery" in shown
+    assert "3.500 s per recovery" in shown
     assert '<data data-key="advice.0.gain_usd" value="3.0">3.00</data>' in shown
     assert "what to change:\n- 3.500 s" in hp_ext("report", log).stdout
     assert "before its first step, such as compiling. [up to 1.50 s]" in hp_ext("report", log).stdout
@@ -214,7 +214,7 @@ def test_a_report_with_a_wrong_field_is_an_error_that_names_it(log: Path, field:
     assert (done.code, done.stdout) == (3, "")
     assert str(file) in done.stderr
     assert told in done.stderr
-    assert "name a report.json or result.json of ours" in done.stderr
+    assert "name a report.json or result.json of hp-ext" in done.stderr
 
 
 def test_a_report_of_a_later_version_may_have_more_fields(log: Path) -> None:

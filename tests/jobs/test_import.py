@@ -67,7 +67,7 @@ def test_our_sbatch_that_was_changed_is_read_as_it_is_now(root: Path) -> None:
     job = load_text(JobConfig, (root / "examples" / "05-slurm" / "job.yaml").read_text())
     found = import_file(job_script(job).replace("--nodes=2", "--nodes=3"), "job.sbatch")
     assert found.job.nodes == 3
-    assert "changed after it was written" in found.left_out[0]
+    assert "edited after hp-ext wrote it" in found.left_out[0]
 
 
 def test_an_sbatch_of_others_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
         ("kind: MPIJob\n", "which no target supports"),
         ("kind: Job\napiVersion: batch.volcano.sh/v1alpha1\n", "a job of Volcano"),
         ("kind: Kustomization\n", "kubectl kustomize DIR | hp-ext import -"),
-        (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "names arguments and no"),
+        (TEMPLATE.replace("command: [torchrun", "args: [--a").replace("/app/train.py, ", ""), "has arguments but no"),
         ("kind: PyTorchJob\nmetadata: {name: {{ NAME }}}\n", "needs a value for NAME"),
         ("kind: PyTorchJob\nspec: [1]\n", "must be a mapping"),
         ("kind: PyTorchJob\nspec: {pytorchReplicaSpecs: {Worker: {}, Other: [1]}}\n", "must be a mapping"),
@@ -131,7 +131,7 @@ def job_of(command: str, more: str = "") -> Imported:
 @pytest.mark.parametrize(
     ("script", "named"),
     [
-        ("cd /a && make && torchrun t.py || sleep 60", "|| sleep 60: is run where the command before it fails"),
+        ("cd /a && make && torchrun t.py || sleep 60", "|| sleep 60: runs only if the command before it fails"),
         (
             "if [ $RANK = 0 ]; then python /prep.py; fi; torchrun t.py",
             "assumed to be false, so `python /prep.py` is not run",
@@ -160,7 +160,7 @@ def test_an_image_that_the_file_does_not_name_is_named() -> None:
     text = "kind: TrainJob\nmetadata: {name: a}\nspec:\n  runtimeRef: {name: b, kind: ClusterTrainingRuntime}\n"
     found = import_file(f"{text}  trainer: {{numProcPerNode: 4, command: [torchrun, /t.py]}}\n", "a.yaml")
     named = "\n".join(found.left_out)
-    assert "a.yaml:1: image: the file names none" in named
+    assert "a.yaml:1: image: the file has no image" in named
     assert "runtimeRef" not in named
 
 

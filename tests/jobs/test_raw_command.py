@@ -147,7 +147,7 @@ def test_what_srun_starts_without_python_is_a_command() -> None:
     ("old", "new", "says"),
     [
         ("value: /data", "valueFrom: {fieldRef: {fieldPath: metadata.name}}", "starts no Python file"),
-        ("command: [bash, -c]", "tty: false", "names arguments and no command"),
+        ("command: [bash, -c]", "tty: false", "has arguments but no command"),
         ("  pytorch", "  elasticPolicy: {minReplicas: 1, maxReplicas: 2}\n  pytorch", "starts no Python file"),
         ("./run.sh", "./run.sh ${STEPS}", "--set STEPS=VALUE"),
     ],

@@ -191,7 +191,7 @@ def test_a_tier_of_peers_that_did_not_help_is_told_otherwise() -> None:
     assert without is not None
     assert with_it is not None
     assert "a `peer` tier keeps copies" in without.text
-    assert "copies on peers were not there" in with_it.text
+    assert "copies on peers were lost, too" in with_it.text
 
 
 def test_nodes_that_are_missing_are_counted_in_node_seconds() -> None:

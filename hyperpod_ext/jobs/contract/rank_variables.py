@@ -12,10 +12,10 @@ NODES_OF_OPERATOR = "NNODES"
 
 
 def is_of_ranks(name: str) -> bool:
-    """Whether a variable identifies ranks or configures our runtime."""
+    """Return whether a variable identifies ranks or configures our runtime."""
     return re.fullmatch(_NAME, name) is not None
 
 
 def changes_ranks(line: str) -> bool:
-    """Whether a line of shell sets or unsets a variable of ranks."""
+    """Return whether a line of shell sets or unsets a variable of ranks."""
     return _ASSIGNED.search(line) is not None

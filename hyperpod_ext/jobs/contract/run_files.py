@@ -81,7 +81,7 @@ def last_step(events: Path) -> dict[str, Any]:
 
 
 def has_progress(event: dict[str, Any]) -> bool:
-    """Whether an event has the job's progress: a completed step, or the step that a rank continues from."""
+    """Return whether an event has the job's progress: a completed step, or the step that a rank continues from."""
     match event:
         case {"event": "step" | "begun", "step": int()}:
             return isinstance(event.get("of"), int | None)

@@ -103,7 +103,7 @@ class TargetPart(Generic[P]):
     """Default hint for a target that lacks the part; the target's INSTEAD replaces it."""
 
     def offered(self, target: str) -> bool:
-        """Whether the target has the part."""
+        """Return whether the target has the part."""
         return self.name in get_target(target).PARTS
 
     def of(self, target: str) -> P:

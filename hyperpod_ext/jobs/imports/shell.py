@@ -45,7 +45,7 @@ Starts = Callable[[Sequence[str]], bool]
 
 
 def is_step(words: Sequence[str]) -> bool:
-    """Whether a command of an sbatch file starts workers: srun, or a launcher."""
+    """Return whether a command of an sbatch file starts workers: srun, or a launcher."""
     head = [word.rpartition("/")[2] for word in words]
     at = 0
     while at < len(head) and (head[at] in _RUNNERS or (at and re.fullmatch(r"-\S*|\d\S*", head[at]))):
@@ -208,7 +208,7 @@ class _Reader(Values):
         self._arguments, self._calls = before
 
     def _has_step(self, node: Any, depth: int = 0) -> bool:
-        """Whether `node`, or a function that it calls, has a step."""
+        """Return whether `node`, or a function that it calls, has a step."""
         left = [node]
         while left:
             one = left.pop()

@@ -30,7 +30,7 @@ _LONGEST = 4096
 
 
 def is_quick(value: str, pattern: str) -> bool:
-    """Whether matching a pattern is fast: each further star multiplies the time."""
+    """Return whether matching a pattern is fast: each further star multiplies the time."""
     return len(value) <= _LONGEST and pattern.count("*") <= 3
 
 
@@ -88,7 +88,7 @@ def heredoc(text: str) -> tuple[str, bool] | None:
 
 
 def is_known(words: list[str]) -> bool:
-    """Whether the shell would expand nothing in `words`."""
+    """Return whether the shell would expand nothing in `words`."""
     return not any(re.search(r"[$`*?\[\]{}~\n\r\x00]", word) for word in words)
 
 
@@ -205,7 +205,7 @@ def lines_apart(command: Any) -> list[Any]:
         return []
 
     def ends(start: int) -> bool:
-        """Whether a line without a final backslash ends before the command."""
+        """Return whether a line without a final backslash ends before the command."""
         between = command.text[start - command.start_byte : called.start_byte - command.start_byte].decode()
         return re.search(r"(?<!\\)\n", between) is not None
 

@@ -66,7 +66,7 @@ class Context:
         return [] if self.script is None else read_all(self.script)
 
     def may_be(self, *targets: str) -> bool:
-        """Whether the target is one of `targets`, or unknown."""
+        """Return whether the target is one of `targets`, or unknown."""
         return self.target is None or self.target in targets
 
 

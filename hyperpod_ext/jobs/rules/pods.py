@@ -116,7 +116,7 @@ def _wrong_with_named(volume: Mapping[str, Any]) -> str:
 
 
 def _may_be_mounted_elsewhere(job: JobConfig, path: str) -> bool:
-    """Whether an overlay, or a user's TrainingRuntime, may mount a volume at `path`."""
+    """Return whether an overlay, or a user's TrainingRuntime, may mount a volume at `path`."""
     mounts = job.overlay.kubernetes.container.get("volumeMounts")
     for one in mounts if isinstance(mounts, list) else ():
         if isinstance(one, dict) and is_below(path, str(one.get("mountPath", ""))):

@@ -282,7 +282,7 @@ def test_parity_needs_our_agents() -> None:
     from hyperpod_ext.errors import ConfigError
 
     tiers = {"tiers": [{"kind": "memory"}, {"kind": "peer", "parity": 3}]}
-    with pytest.raises(ConfigError, match="hyperpodrun places no parity"):
+    with pytest.raises(ConfigError, match="hyperpodrun does not support parity"):
         make_plan(job(nodes=3, checkpoint=tiers), target="hyperpod-eks")
     make_plan(job(nodes=3, checkpoint=tiers, kubernetes={"launcher": "ours"}), target="hyperpod-eks")
 

@@ -164,7 +164,7 @@ def test_our_own_file_that_was_changed_is_its_spec_as_it_is_now(
     back = import_file(text.replace("name: HPX_RUN_DIR\n", "name: OTHER\n"), "job.yaml")
     assert (back.job.nodes, back.job.image, back.job.mode, back.job.volumes) == (3, "repo/b:2", mode, ())
     named = "\n".join(back.left_out)
-    assert "the file was changed after it was written" in named
+    assert "the file was edited after hp-ext wrote it" in named
     assert ("variable OTHER is not carried" in named) == (mode == "ours"), named
 
 

@@ -108,7 +108,7 @@ def test_a_cluster_without_the_operator_is_told_before_anything_is_made(api: Kub
     api.known.remove("hyperpodpytorchjobs")
     with pytest.raises(NotFoundError, match="has no kind hyperpodpytorchjobs") as caught:
         submit(plan())
-    assert "operator installed" in caught.value.hint
+    assert "operator is installed" in caught.value.hint
     assert api.asked("POST") == []
 
 
@@ -130,7 +130,7 @@ def test_fields_that_the_server_refuses_are_all_told(api: KubernetesApi) -> None
         (403, UnreachableError, 4, "not allowed"),
         (404, NotFoundError, 6, "has no kind a"),
         (409, ConflictError, 5, "ordered 409"),
-        (429, UnreachableError, 4, "too much to do"),
+        (429, UnreachableError, 4, "is overloaded"),
         (500, UnreachableError, 4, "HTTP 500"),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_server_that_stays_silent_leaves_what_was_made_and_says_so(api: Kubern
         api.orders.append(Order(500, "GET", f"{JOBS}/a", times=99))
 
     api.orders.append(Order(500, "POST", JOBS, done=True, before=silent))
-    with pytest.raises(UnknownOutcomeError, match="it may have been done all the same"):
+    with pytest.raises(UnknownOutcomeError, match="the change may have been made anyway"):
         submit(plan())
     assert f"{POLICIES}/a-hpx" in api.objects
 

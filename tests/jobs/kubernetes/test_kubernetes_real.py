@@ -280,7 +280,7 @@ def test_a_token_that_is_not_known_and_rights_that_are_not_given(server: ApiServ
         return call_hp_ext("create-job", "-f", "job.yaml", *target, cwd=here)
 
     stranger, nobody = create("not-a-token"), create(server.nobody)
-    assert (stranger.code, "does not accept our credentials" in stranger.stderr) == (4, True), stranger.stderr
+    assert (stranger.code, "does not accept these credentials" in stranger.stderr) == (4, True), stranger.stderr
     assert (nobody.code, 'User "nobody" cannot' in nobody.stderr) == (4, True), nobody.stderr
 
 

@@ -116,8 +116,8 @@ def test_import_gives_the_overlay_back(target: str) -> None:
 @pytest.mark.parametrize(
     ("line", "path", "says"),
     [
-        ("container: {command: [sh]}", "container.command", "ranks who they are"),
-        ("container: {args: [x]}", "container.args", "ranks who they are"),
+        ("container: {command: [sh]}", "container.command", "identifies ranks"),
+        ("container: {args: [x]}", "container.args", "identifies ranks"),
         ("container: {name: other}", "container.name", "by its name"),
         ("container: {image: a}", "container.image", "write `image`"),
         ("container: {env: [{name: RANK, value: '0'}]}", "container.env.0", "set by the launcher"),
@@ -136,12 +136,12 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         (
             "container: {livenessProbe: {exec: {command: [1]}}}",
             "container.livenessProbe.exec.command.0",
-            "text belongs",
+            "must be text",
         ),
         ("container: {tty: true, $match: a}", "container.$match", "is not a known field"),
         ("container: {env: [{name: A, $patch: remove}]}", "container.env.0.$patch", "valid: replace, delete, merge"),
         ("container: {ports: [{containerPort: 8080, $patch: delete}]}", "container.ports.0", "a port of the job"),
-        ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "ranks who they are"),
+        ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "identifies ranks"),
         ("pod: {containers: [{$patch: replace}]}", "pod.containers.0", "container that trains"),
         ("pod: {containers: [{name: worker, $patch: delete}]}", "pod.containers.0.$patch", "relies on"),
         ("pod: {containers: [{image: a}]}", "pod.containers.0", "has no name"),
@@ -153,7 +153,11 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("job: {kind: Pod}", "job.kind", "--target"),
         ("job: {metadata: {name: a}}", "job.metadata.name", "write `name`"),
         ("job: {metadata: {annotations: null}}", "job.metadata.annotations", "cannot be removed"),
-        ("job: {metadata: {labels: {hyperpod-ext/job: a}}}", "job.metadata.labels.hyperpod-ext/job", "found by it"),
+        (
+            "job: {metadata: {labels: {hyperpod-ext/job: a}}}",
+            "job.metadata.labels.hyperpod-ext/job",
+            "finds the job by it",
+        ),
         ("job: {spec: {nprocPerNode: '3'}}", "job.spec.nprocPerNode", "workers_per_node"),
         ("job: {spec: {replicaSpecs: [{name: nodes, replicas: 9}]}}", "job.spec.replicaSpecs.0.replicas", "`nodes`"),
         ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "Field required"),

@@ -107,7 +107,7 @@ def test_another_way_to_start_processes_is_refused_by_name(name: str) -> None:
 def test_a_job_without_a_distribution_is_reported_first() -> None:
     values = {name: value for name, value in REQUEST["HyperParameters"].items() if "torch" not in name}
     found = read(HyperParameters=values)
-    assert "starts one process on each node, without ranks, as no distribution is named" in found.left_out[0]
+    assert "so the image starts one process on each node, without ranks" in found.left_out[0]
 
 
 def test_hyperparameters_of_sagemaker_that_nothing_reads_are_reported() -> None:

@@ -115,7 +115,7 @@ def test_distribution_alone_says_what_to_add_where_it_would_do_nothing() -> None
         distribution(job(nodes=2))
     (problem,) = caught.value.problems
     assert (problem.path, "starts no agent" in problem.message) == ("mode", True)
-    assert "add **estimator_kwargs(job)" in (problem.hint or "")
+    assert "pass **estimator_kwargs(job)" in (problem.hint or "")
     assert distribution(job(mode="plain", nodes=2)) == {"torch_distributed": {"enabled": True}}
 
 
@@ -130,7 +130,7 @@ def test_a_bound_on_waiting_that_pytorch_would_ignore_is_refused() -> None:
 def test_what_the_platform_does_not_do_is_in_the_plan() -> None:
     said = "\n".join(make_plan(job(nodes=2, sagemaker={"spot": True}), target=TARGET).warnings)
     assert "does not replace a single node" in said
-    assert "begins from step 0" in said
+    assert "restarts from step 0" in said
 
 
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {

@@ -86,7 +86,7 @@ def test_processes_of_accelerate_may_be_worked_out() -> None:
 
 def test_a_launcher_without_srun_runs_on_one_node() -> None:
     found = import_file(sbatch("torchrun --nproc_per_node=8 /fsx/t.py"), "a.sbatch")
-    assert "no srun: the launcher runs on the first node there" in "\n".join(found.left_out)
+    assert "no srun: the launcher runs only on the first node of the file's job" in "\n".join(found.left_out)
 
 
 def test_an_environment_that_bash_makes_is_the_steps(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
     assert (found.job.rendezvous.port, found.job.env) == (29500, {})
     assert not found.job.slurm.setup
     named = "\n".join(found.left_out)
-    assert "export MASTER_PORT: is rendezvous.port now" in named
+    assert "export MASTER_PORT: is now rendezvous.port" in named
     assert "export WORLD_SIZE=16: the rendered file sets it" in named
     assert 'export MASTER_ADDR="$(hostname)": the rendered file sets it' in named
 
@@ -49,18 +49,21 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["srun --ntasks-per-node=8 ./all_reduce"], "srun starts 8 tasks on each node"),
-        (["srun -n 16 ./all_reduce"], "srun starts 8 tasks on each node"),
-        (["srun -N 1 ./a"], "its step has --nodes=1, and that of a spec has a task on each of the 2 nodes"),
+        (["srun --ntasks-per-node=8 ./all_reduce"], "srun starts 8 tasks with ranks"),
+        (["srun -n 16 ./all_reduce"], "srun starts 8 tasks with ranks"),
+        (["srun -N 1 ./a"], "its step has --nodes=1, but a spec's step has a task on each of the 2 nodes"),
         (["srun -w node1 ./a"], "its step has --nodelist"),
-        (["srun ./a", "srun ./b"], "it has 2 steps, of which none starts a Python file"),
+        (["srun ./a", "srun ./b"], "it has 2 steps, but a spec has one, and none starts a Python file"),
         (["mpirun -n 16 ./all_reduce"], "mpirun starts the processes of all nodes from the first one"),
         (["docker build -t a ."], "so it prepares or tests on its first node alone: docker build"),
         (
             ["srun ./a", "for i in 1 2; do srun python t.py; done"],
             "a step is in a statement that import cannot follow, such as a loop: for i in 1 2",
         ),
-        (["run() { srun python t.py; }", "for i in 1; do run; done"], "a step is in what is not followed"),
+        (
+            ["run() { srun python t.py; }", "for i in 1; do run; done"],
+            "a step is in a statement that import cannot follow",
+        ),
         (["srun accelerate launch --num_machines 2 $FILE"], "nothing in the file sets FILE (set it with --set FILE="),
         (["srun"], "starts no Python file"),
     ],
@@ -117,7 +120,7 @@ def test_nodes_are_counted_by_tasks_as_slurm_does() -> None:
     assert (found.job.nodes, found.job.workers_per_node) == (2, 8)
     found = import_file(text.format(""), "a.sbatch")
     assert found.job.nodes == 1
-    assert "a.sbatch:2: nodes: the file names 16 tasks and no nodes" in "\n".join(found.left_out)
+    assert "a.sbatch:2: nodes: the file sets 16 tasks and no nodes" in "\n".join(found.left_out)
 
 
 def test_tasks_of_the_step_are_its_processes() -> None:

@@ -113,8 +113,11 @@ def test_who_hears_of_the_time_limit_depends_on_what_follows() -> None:
     [
         ({"timeouts": {"run_s": 60}}, "no durable tier"),
         ({}, "has no effect without a time limit"),
-        ({"timeouts": {"run_s": 60}, "mode": "plain"}, "is not saved before the limit"),
-        ({"timeouts": {"run_s": 60}, "slurm": {"requeue": False, "requeue_at_limit": True}}, "forbids it"),
+        ({"timeouts": {"run_s": 60}, "mode": "plain"}, "is not saved before the time limit"),
+        (
+            {"timeouts": {"run_s": 60}, "slurm": {"requeue": False, "requeue_at_limit": True}},
+            "contradicts slurm.requeue: false",
+        ),
     ],
 )
 def test_a_job_that_could_not_go_on_after_its_limit_is_refused(fields: dict[str, Any], words: str) -> None:
@@ -234,7 +237,7 @@ def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
     with pytest.raises(UnsupportedError, match="mode plain cannot be resized"):
         hyperpod_slurm_resize.order(HANDLE, 1)
     job_file.write_text("#!/bin/sh\n")
-    with pytest.raises(NotFoundError, match="holds no spec"):
+    with pytest.raises(NotFoundError, match="has no readable spec"):
         hyperpod_slurm_resize.order(HANDLE, 1)
     job_file.unlink()
     with pytest.raises(ConflictError, match="has not started yet"):
@@ -303,7 +306,7 @@ def test_a_move_that_cannot_be_is_refused_with_what_would_help(with_spare: Path)
         hyperpod_slurm_move.move(HANDLE, "3")
     ordered = hyperpod_slurm_move.move(HANDLE, "n1")
     say(with_spare, "COMPLETED")
-    with pytest.raises(ConflictError, match="before they moved"):
+    with pytest.raises(ConflictError, match="before the ranks moved"):
         hyperpod_slurm_move.moved(ordered, 10, drain=True)
     with pytest.raises(ConflictError, match="is not training"):
         hyperpod_slurm_move.move(HANDLE, "n1")

@@ -220,9 +220,9 @@ def test_what_slurm_cannot_do_is_refused_with_its_field(path: str, fields: dict[
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"slurm": {"gres": "gpu:8"}}, "queues a job with GRES again"),
-        ({}, "begins from step 0"),
-        ({"volumes": [{"kind": "host", "host_path": "/a", "path": "/b"}]}, "volumes are not used"),
+        ({"slurm": {"gres": "gpu:8"}}, "requeues a job with GRES"),
+        ({}, "restarts from step 0"),
+        ({"volumes": [{"kind": "host", "host_path": "/a", "path": "/b"}]}, "volumes are ignored"),
     ],
 )
 def test_what_will_be_otherwise_is_said(fields: dict[str, Any], said: str) -> None:
