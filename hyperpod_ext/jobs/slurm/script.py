@@ -31,7 +31,7 @@ OWN_OPTIONS = frozenset(
 
 OVERLAY_MARK = "# from overlay.slurm: "
 _SET = "is set by the rendered file"
-_ONE_AGENT = ("would change that one agent starts on each node", "write `nodes` and `workers_per_node`")
+_ONE_AGENT = ("would start more or fewer than one agent on each node", "write `nodes` and `workers_per_node`")
 _LOG = ("would move the job's log, which hp-ext could then not find", "read it by `hp-ext logs`")
 _NO_JOB = ("would make sbatch submit no job", "remove it")
 _VARIABLES = ("would change the job's variables", "write `env`")
