@@ -39,7 +39,7 @@ def command(name: str, region: str | None, cached: bool, out: str | None, output
         found = kept
     else:
         found = fetch(name, region)
-        say(f"kept in {keep(found)}")
+        say(f"stored in {keep(found)}")
     if out is not None:
         keep(found, Path(out))
     rows = [("OUTPUT", "VALUE"), *sorted(found.values.items())]

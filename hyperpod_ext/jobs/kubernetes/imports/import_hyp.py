@@ -253,8 +253,8 @@ def _wrong_forms(given: Mapping[str, Any], places: Document) -> Iterator[Problem
     for name, value in given.items():
         kind = _FORMS.get(name)
         if kind is not None and not isinstance(value, kind):
-            belongs = "fields belong" if kind is dict else "a list belongs"
-            yield places.problem((name,), f"{belongs} here, not {str(value)[:40]!r}")
+            wanted = "a mapping" if kind is dict else "a list"
+            yield places.problem((name,), f"must be {wanted}, not {str(value)[:40]!r}")
         elif kind is None and name in _SAME and isinstance(value, dict | list):
             yield places.problem((name,), "must be a single value")
         elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):

@@ -72,7 +72,7 @@ _OTHER_JOBS = {"MPIJob", "RayJob", "JobSet", "TFJob", "JAXJob", "XGBoostJob", "P
 _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
-_SAME_VALUE = ", which it comes to"
+_SAME_VALUE = " was replaced by its value "
 """Marks variables that the spec has with their references resolved."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
