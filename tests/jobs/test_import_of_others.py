@@ -61,7 +61,7 @@ def test_a_template_is_filled_and_each_loss_is_named_with_its_line() -> None:
     named = "\n".join(found.left_out)
     assert "initContainers" not in named
     assert "NODE:" not in named
-    for part in ("tiny.yaml:1: Service store: another object of the file",):
+    for part in ("tiny.yaml:1: Service store: is another object of the file",):
         assert part in named, named
 
 
@@ -109,7 +109,7 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
         (TEMPLATE.replace("torchrun, --nproc_per_node=8", "mpirun"), "starts no Python file"),
         ("trainer: {num_nodes: 4}\n", "recipe"),
         ("a: &a [*a]\n", "itself"),
-        ("", "nothing"),
+        ("", "no parts of one"),
         ("[" * 3000, "3000"),
     ],
 )
@@ -309,7 +309,7 @@ spec:
 def test_a_template_of_jinja_is_filled_and_its_defaults_are_named() -> None:
     found = import_file(JINJA, "a.yaml", {"NAME": "a"})
     assert (found.job.name, found.job.nodes, found.job.env) == ("a", 2, {"A": "x1", "B": "x2"})
-    assert [one.partition(": nothing")[0] for one in found.left_out] == ["a.yaml:9: DEBUG", "a.yaml:6: NODES"]
+    assert [one.partition(": has no value")[0] for one in found.left_out] == ["a.yaml:9: DEBUG", "a.yaml:6: NODES"]
     found = import_file(JINJA, "a.yaml", {"NAME": "a", "NODES": 4, "DEBUG": 1})
     assert (found.job.nodes, found.job.env["D"], found.left_out) == (4, "1", [])
     with pytest.raises(ConfigError, match=r"a.yaml:2: NAME: the template needs a value for NAME"):

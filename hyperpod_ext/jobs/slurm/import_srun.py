@@ -143,7 +143,7 @@ def srun_option(
                     if flags not in ("", "ro"):
                         report.lost(f"volume {mount}: a volume of a spec has no flags except ro", line)
                     if at_run_time(mount):
-                        how = "is worked out when the job runs; the spec has it as text"
+                        how = "is evaluated when the job runs, but the spec passes it as text"
                         report.lost(f"volume {mount}: {how}{hint_for(mount)}", line)
                 else:
                     how = hint_for("$PWD" if host.startswith(".") else mount)

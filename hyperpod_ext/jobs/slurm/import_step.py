@@ -144,7 +144,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         step.launch = module
         return step
     if not step.is_srun or not step.program:
-        why = "import finds no Python file that it starts"
+        why = "its step starts no Python file that import finds"
     elif len(steps) > 1:
         first = "; ".join(one.shown() for one in steps)
         why = f"it has {len(steps)} steps, but a spec has one, and none starts a Python file ({first})"

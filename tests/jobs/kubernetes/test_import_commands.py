@@ -47,14 +47,14 @@ TRAIN = "torchrun --nproc_per_node=8 /a/t.py"
 @pytest.mark.parametrize(
     ("script", "args", "named"),
     [
-        (f"{TRAIN} --a 1 2>&1 | tee /tmp/log", ["--a", "1"], "| tee /tmp/log: what workers print is kept"),
-        (f"{TRAIN} --a 1 > /tmp/log 2>&1", ["--a", "1"], "> /tmp/log: what workers print is kept"),
+        (f"{TRAIN} --a 1 2>&1 | tee /tmp/log", ["--a", "1"], "| tee /tmp/log: the target stores the workers' output"),
+        (f"{TRAIN} --a 1 > /tmp/log 2>&1", ["--a", "1"], "> /tmp/log: the target stores the workers' output"),
         (f"exec {TRAIN}", [], ""),
         (f"bash -lc '{TRAIN} --a'", ["--a"], ""),
         (f'ARGS=(--a "x y"); {TRAIN} "${{ARGS[@]}}"', ["--a", "x y"], ""),
         (f"torchrun --nproc_per_node=4 /a/x.py && {TRAIN}", [], "is not run: torchrun --nproc_per_node=4 /a/x.py"),
         (f"pip install -r more.txt\n{TRAIN}\nsleep infinity", [], "is not run: sleep infinity"),
-        (f"{TRAIN} --rank $RANK", ["--rank", "$RANK"], "$RANK: is worked out when the job runs"),
+        (f"{TRAIN} --rank $RANK", ["--rank", "$RANK"], "$RANK: is evaluated when the job runs"),
         (f"{TRAIN} --data $DATA --nodes $NNODES", ["--data", "/fsx", "--nodes", "4"], ""),
     ],
 )  # fmt: skip
@@ -85,7 +85,7 @@ def test_variables_that_kubernetes_fills_in_have_their_values() -> None:
         "command": ["torchrun", "/a/t.py", "--token=$(T)"],
         "env": [{"name": "T", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
     }
-    assert "Kubernetes fills in T" in "\n".join(import_file(job_of(container), "a.json").left_out)
+    assert "Kubernetes would replace T" in "\n".join(import_file(job_of(container), "a.json").left_out)
 
 
 def test_processes_of_accelerate_are_those_of_all_machines() -> None:
@@ -113,7 +113,7 @@ def test_groups_that_differ_are_named() -> None:
     one = {"command": ["torchrun", "--nproc_per_node=8", "/a/t.py"], "env": [{"name": "A", "value": "1"}]}
     other = {"command": ["torchrun", "--nproc_per_node=4", "/a/b.py"], "image": "repo/b:1", "env": []}
     named = "\n".join(import_file(job_of(one, other), "a.json").left_out)
-    for what in ("container image is other", "container command is other", "has no container env A, as Master has"):
+    for what in ("container image differs from", "container command is other", "has no container env A, as Master has"):
         assert what in named, named
 
 
@@ -139,7 +139,7 @@ def test_what_is_only_added_is_no_loss() -> None:
     notes = "\n".join(found.notes)
     assert "container securityContext is added" in notes
     assert found.job.kubernetes.clean_pods == "none"  # Kubeflow's own, where a file says nothing
-    assert "variable B: $(A)/b was replaced by /a/b" in notes
+    assert "variable B: $(A)/b was replaced by its value /a/b" in notes
 
 
 @pytest.mark.parametrize(

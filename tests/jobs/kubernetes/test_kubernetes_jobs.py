@@ -82,7 +82,7 @@ def test_a_second_submission_keeps_the_secret_because_checkpoints_are_signed_wit
 def test_a_job_of_this_name_is_not_touched(api: KubernetesApi) -> None:
     submit(plan())
     before = dict(api.objects)
-    with pytest.raises(ConflictError, match="HyperPodPyTorchJob named a already") as caught:
+    with pytest.raises(ConflictError, match="HyperPodPyTorchJob named a exists already") as caught:
         submit(plan())
     assert caught.value.exit_code == 5
     assert "hp-ext cancel hyperpod-eks://team-a@here/a" in caught.value.hint

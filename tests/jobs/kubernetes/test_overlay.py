@@ -125,7 +125,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("container: {env: [{name: MASTER_ADDR, value: a}]}", "container.env.0", "set by the launcher"),
         ("container: {env: null}", "container.env", "cannot be removed"),
         ("container: {env: [{$patch: replace}]}", "container.env.0", "own variables"),
-        ("container: {$patch: replace}", "container.$patch", "relies on"),
+        ("container: {$patch: replace}", "container.$patch", "the job needs"),
         (
             "container: {volumeMounts: [{mountPath: /var/run/hyperpod-ext, name: a}]}",
             "container.volumeMounts.0",
@@ -143,7 +143,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("container: {ports: [{containerPort: 8080, $patch: delete}]}", "container.ports.0", "a port of the job"),
         ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "identifies ranks"),
         ("pod: {containers: [{$patch: replace}]}", "pod.containers.0", "container that trains"),
-        ("pod: {containers: [{name: worker, $patch: delete}]}", "pod.containers.0.$patch", "relies on"),
+        ("pod: {containers: [{name: worker, $patch: delete}]}", "pod.containers.0.$patch", "the job needs"),
         ("pod: {containers: [{image: a}]}", "pod.containers.0", "has no name"),
         ("pod: {volumes: [{name: hyperpod-ext-secret, emptyDir: {}}]}", "pod.volumes.0", "secret"),
         ("pod: {volumes: null}", "pod.volumes", "cannot be removed"),

@@ -39,8 +39,8 @@ def told(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "path", "says"),
     [
-        ("livenessProbe: {periodSeconds: 3}", "livenessProbe", "needs one of exec, httpGet, tcpSocket, grpc"),
-        ("livenessProbe: {exec: {command: [a]}, grpc: {port: 1}}", "livenessProbe", "exec and grpc; keep one"),
+        ("livenessProbe: {periodSeconds: 3}", "livenessProbe", "needs exactly one of exec, httpGet, tcpSocket, grpc"),
+        ("livenessProbe: {exec: {command: [a]}, grpc: {port: 1}}", "livenessProbe", "exec and grpc exclude each other"),
         ("livenessProbe: {exec: {command: [a]}, periodSeconds: 0}", "livenessProbe.periodSeconds", "at least 1"),
         ("livenessProbe: {exec: {command: []}}", "livenessProbe.exec.command", "is empty: Command is the command line"),
         ("livenessProbe: {httpGet: {port: 70000}}", "livenessProbe.httpGet.port", "from 1 to 65535"),
@@ -48,15 +48,19 @@ def told(text: str) -> list[str]:
         ("lifecicle: {}", "lifecicle", "did you mean `lifecycle`"),
         ("image: a", "image", "did you mean `image`"),
         ("imagePullPolicy: Always", "imagePullPolicy", "did you mean `kubernetes.pull_policy`"),
-        ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs one of configMapKeyRef"),
-        ("env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]", "env.0.value", "not a field"),
+        ("env: [{name: A, valueFrom: {}}]", "env.0.valueFrom", "needs exactly one of configMapKeyRef"),
+        (
+            "env: [{name: A, valueFrom: {fieldRef: {fieldPath: metadata.name}}, value: b}]",
+            "env.0.value",
+            "not a known field",
+        ),
         ("env: [{name: A-B, valueFrom: {fieldRef: {fieldPath: a}}}]", "env.0.name", "for example `A_B`"),
         (
             "env: [{name: A}]",
             "env.0.valueFrom",
             'add `valueFrom: {"configMapKeyRef": {"name": "settings", "key": "conf',
         ),
-        ("envFrom: [{prefix: A_}]", "envFrom.0", "needs one of configMapRef, secretRef"),
+        ("envFrom: [{prefix: A_}]", "envFrom.0", "needs exactly one of configMapRef, secretRef"),
         ("securityContext: {privileged: true}", "securityContext.privileged", "did you mean `kubernetes.privileged`"),
         ("securityContext: {runAsUser: -1}", "securityContext.runAsUser", "at least 0"),
         ("resources: {limits: {cpu: many}}", "resources.limits.cpu", "not a quantity of Kubernetes"),
@@ -76,7 +80,7 @@ def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: st
 @pytest.mark.parametrize(
     ("line", "path", "says"),
     [
-        ("volumes: [{name: a}]", "volumes.0", "needs one of emptyDir"),
+        ("volumes: [{name: a}]", "volumes.0", "needs exactly one of emptyDir"),
         ("volumes: [{name: a, emptyDir: {}, nfs: {server: s, path: /}}]", "volumes.0", "emptyDir and nfs"),
         ("volumes: [{name: a, iscsi: {iqn: a, lun: 0}}]", "volumes.0.iscsi.targetPortal", "is missing"),
         ("volumes: [{name: a, projected: {sources: [{}]}}]", "volumes.0.projected.sources.0", "needs exactly one of"),
@@ -116,7 +120,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "container",
             "startupProbe: {exec: {command: [a]}, successThreshold: 2}",
             "startupProbe.successThreshold",
-            "is 1",
+            "must be 1",
         ),
         (
             "container",
@@ -129,9 +133,9 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "container",
             "readinessProbe: {exec: {command: [a]}, terminationGracePeriodSeconds: 1}",
             "readinessProbe.terminationGracePeriodSeconds",
-            "ends nothing",
+            "no effect in a readinessProbe",
         ),
-        ("container", "ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", "ports", "are called a"),
+        ("container", "ports: [{containerPort: 1, name: a}, {containerPort: 2, name: a}]", "ports", "have the name a"),
         (
             "container",
             "env: [{name: A, valueFrom: {fieldRef: {fieldPath: spec.x}}}]",
@@ -150,12 +154,17 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "env.0.valueFrom.fieldRef.fieldPath",
             "a variable cannot read the field",
         ),
-        ("container", "securityContext: {runAsUser: 0, runAsNonRoot: true}", "securityContext.runAsNonRoot", "no root"),
+        (
+            "container",
+            "securityContext: {runAsUser: 0, runAsNonRoot: true}",
+            "securityContext.runAsNonRoot",
+            "which runAsNonRoot forbids",
+        ),
         (
             "container",
             "securityContext: {allowPrivilegeEscalation: false, capabilities: {add: [SYS_ADMIN]}}",
             "securityContext.allowPrivilegeEscalation",
-            "capability SYS_ADMIN does not go with",
+            "excludes capability SYS_ADMIN",
         ),
         (
             "container",
@@ -163,7 +172,12 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "securityContext.seccompProfile",
             "localhostProfile",
         ),
-        ("container", "volumeMounts: [{name: a, mountPath: /a}, {name: b, mountPath: /a/}]", "volumeMounts", "at /a"),
+        (
+            "container",
+            "volumeMounts: [{name: a, mountPath: /a}, {name: b, mountPath: /a/}]",
+            "volumeMounts",
+            "have the path /a",
+        ),
         (
             "container",
             "volumeMounts: [{name: a, mountPath: /a, subPath: b, subPathExpr: c}]",
@@ -180,7 +194,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "pod",
             "volumes: [{name: a, emptyDir: {}}, {name: a, emptyDir: {}}]",
             "volumes",
-            "two of volumes are called a",
+            "two entries of volumes have the name a",
         ),
         (
             "pod",
@@ -200,7 +214,12 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "initContainers.0.lifecycle",
             "only with restartPolicy: Always",
         ),
-        ("pod", "initContainers: [{name: a, image: b}, {name: a, image: b}]", "containers", "two of containers are"),
+        (
+            "pod",
+            "initContainers: [{name: a, image: b}, {name: a, image: b}]",
+            "containers",
+            "two entries of containers have",
+        ),
         (
             "pod",
             "containers: [{name: a, image: b, resources: {requests: {cpu: 2}, limits: {cpu: 1500m}}}]",
@@ -217,7 +236,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "pod",
             "containers: [{name: a, image: b, securityContext: {privileged: true, allowPrivilegeEscalation: false}}]",
             "containers.0.securityContext.allowPrivilegeEscalation",
-            "privileged does not go with",
+            "excludes privileged",
         ),
         ("pod", "dnsPolicy: None", "dnsPolicy", "needs dnsConfig.nameservers"),
         (
@@ -250,7 +269,7 @@ SPREAD = "topologySpreadConstraints: [{maxSkew: 1, topologyKey: a, whenUnsatisfi
             "pod",
             NODES % "matchExpressions: [{key: a, operator: Exists, values: [b]}]",
             f"{NODE}.matchExpressions.0.values",
-            "`Exists` excludes a values",
+            "`Exists` excludes values",
         ),
         (
             "pod",

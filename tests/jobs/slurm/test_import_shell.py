@@ -190,7 +190,7 @@ def test_values_are_changed_as_the_shell_changes_them(lines: str, word: str, val
 def test_a_value_that_is_not_known_is_not_changed(word: str) -> None:
     found = import_file(f"{HEAD}\nC=$(hostname)\nsrun torchrun t.py {word}\n", "a.sbatch")
     assert found.job.args == (word,)
-    assert f"{word}: is worked out when the job runs" in "\n".join(found.left_out)
+    assert f"{word}: is evaluated when the job runs" in "\n".join(found.left_out)
 
 
 @pytest.mark.parametrize("word", ["/data/*.bin", "{1,2}", "~/data", "a{1..3}", '"a b"*'])

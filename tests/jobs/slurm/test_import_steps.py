@@ -54,8 +54,8 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
         (["srun -N 1 ./a"], "its step has --nodes=1, but a spec's step has a task on each of the 2 nodes"),
         (["srun -w node1 ./a"], "its step has --nodelist"),
         (["srun ./a", "srun ./b"], "it has 2 steps, but a spec has one, and none starts a Python file"),
-        (["mpirun -n 16 ./all_reduce"], "mpirun starts the processes of all nodes from the first one"),
-        (["docker build -t a ."], "so it prepares or tests on its first node alone: docker build"),
+        (["mpirun -n 16 ./all_reduce"], "mpirun starts all processes from the first node"),
+        (["docker build -t a ."], "it only runs commands on its first node: docker build"),
         (
             ["srun ./a", "for i in 1 2; do srun python t.py; done"],
             "a step is in a statement that import cannot follow, such as a loop: for i in 1 2",
@@ -64,7 +64,10 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
             ["run() { srun python t.py; }", "for i in 1; do run; done"],
             "a step is in a statement that import cannot follow",
         ),
-        (["srun accelerate launch --num_machines 2 $FILE"], "nothing in the file sets FILE (set it with --set FILE="),
+        (
+            ["srun accelerate launch --num_machines 2 $FILE"],
+            "not set in the sbatch file: FILE (set it with --set FILE=",
+        ),
         (["srun"], "starts no Python file"),
     ],
 )

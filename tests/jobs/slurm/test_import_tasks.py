@@ -93,7 +93,7 @@ def test_an_array_in_a_text_is_kept(line: str, args: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("index", ["$I", "7"])
 def test_an_array_with_an_item_at_an_unknown_place_is_not_known(index: str) -> None:
     found = read("-N 2", "A=(1 2)", f"A[{index}]=x", 'srun torchrun t.py "${A[0]}"')
-    assert "${A[0]}: is worked out when the job runs" in "\n".join(found.left_out)
+    assert "${A[0]}: is evaluated when the job runs" in "\n".join(found.left_out)
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def test_who_hears_of_the_time_limit_depends_on_what_follows() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"timeouts": {"run_s": 60}}, "no durable tier"),
+        ({"timeouts": {"run_s": 60}}, "without a durable tier"),
         ({}, "has no effect without a time limit"),
         ({"timeouts": {"run_s": 60}, "mode": "plain"}, "is not saved before the time limit"),
         (
@@ -217,7 +217,7 @@ def test_nodes_that_fail_on_their_way_and_a_job_that_ends_first_are_told(running
         hyperpod_slurm_resize.outcome(ordered, 10)
 
 
-@pytest.mark.parametrize(("nodes", "words"), [(5, "above elastic.max_nodes"), (2, "has 2 nodes already")])
+@pytest.mark.parametrize(("nodes", "words"), [(5, "above elastic.max_nodes"), (2, "already has 2 nodes")])
 def test_a_number_that_cannot_be_is_refused(running: Path, nodes: int, words: str) -> None:
     with pytest.raises((ConfigError, ConflictError), match=words):
         hyperpod_slurm_resize.order(HANDLE, nodes)
@@ -301,7 +301,7 @@ def test_a_node_of_an_elastic_job_goes_back(running: Path) -> None:
 def test_a_move_that_cannot_be_is_refused_with_what_would_help(with_spare: Path) -> None:
     with pytest.raises(ConfigError, match="does not run on node n7") as caught:
         hyperpod_slurm_move.move(HANDLE, "n7")
-    assert caught.value.problems[0].hint == "its nodes are 0 (n0), 1 (n1)"
+    assert caught.value.problems[0].hint == "the job's nodes are 0 (n0), 1 (n1)"
     with pytest.raises(ConfigError, match="has no node 3"):
         hyperpod_slurm_move.move(HANDLE, "3")
     ordered = hyperpod_slurm_move.move(HANDLE, "n1")

@@ -107,7 +107,7 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
     not_run = "a line of the shell next to the launcher is not run"
     for name, (value, _line) in script.exports.items():
         if re.search(r"\$[\w({]|`", value):
-            started.left_out.append(f"export {name}={value[:80]}: is worked out when the job runs")
+            started.left_out.append(f"export {name}={value[:80]}: is evaluated when the job runs")
         else:
             started.exports[name] = value
     started.folder = script.folders[chosen] or started.folder
@@ -129,6 +129,6 @@ def _of_script(text: str, known: Mapping[str, str]) -> Started:
             name for name in names if name not in _AT_RUN_TIME and not name.startswith(("PET_", "SLURM"))
         ]
         if re.search(r"\$[\w({]|`", one):
-            started.left_out.append(f"{one[:100]}: is worked out when the job runs; the spec has it as text")
+            started.left_out.append(f"{one[:100]}: is evaluated when the job runs, but the spec passes it as text")
     started.missing = list(dict.fromkeys(started.missing))
     return started
