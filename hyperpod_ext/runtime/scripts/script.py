@@ -37,8 +37,11 @@ def run_script(path: str) -> None:
             threading.Event().wait()  # the agent replaces this process
         run.restore()
         os.environ.update(_torchrun_variables(run))
-        saves = ScriptSaves(run)
-        with saves.recorded(), ScriptSteps(run, saves).counted(), own_groups():
+        script_run = ScriptRun(run)
+        saves = ScriptSaves(script_run)
+        begun.append(saves)
+        saves.go_back()
+        with saves.recorded(), ScriptSteps(script_run, saves).counted(), own_groups():
             _run(path)
 
     script.__name__ = path

@@ -113,7 +113,11 @@ def test_groups_that_differ_are_named() -> None:
     one = {"command": ["torchrun", "--nproc_per_node=8", "/a/t.py"], "env": [{"name": "A", "value": "1"}]}
     other = {"command": ["torchrun", "--nproc_per_node=4", "/a/b.py"], "image": "repo/b:1", "env": []}
     named = "\n".join(import_file(job_of(one, other), "a.json").left_out)
-    for what in ("container image differs from", "container command differs from", "has no container env A, as Master has"):
+    for what in (
+        "container image differs from",
+        "container command differs from",
+        "has no container env A, as Master has",
+    ):
         assert what in named, named
 
 
