@@ -76,11 +76,11 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
     return combined
 
 
-def checksum_after(whole: int, first: int, nbytes: int) -> int:
+def checksum_after(total: int, first: int, nbytes: int) -> int:
     """Return the CRC64-NVME of the last `nbytes` bytes, from the checksums of all bytes and of the bytes before."""
     from awscrt import checksums
 
-    return whole ^ int(checksums.combine_crc64nvme(first, 0, nbytes))
+    return total ^ int(checksums.combine_crc64nvme(first, 0, nbytes))
 
 
 def crc_text(checksum: int) -> str:

@@ -82,8 +82,8 @@ MUTANTS: list[Mutant] = [
     MULTIPART.mutant(
         "s3.lost_answer_is_a_failure",
         "An upload whose completion arrived, and whose answer was lost, is not sent again.",
-        "if not self._is_there(upload, call):  # completed, and only the answer was lost",
-        "if self._is_there(upload, call):",
+        "if not self._is_there(upload.key, upload.nbytes, upload.crc, call):",
+        "if self._is_there(upload.key, upload.nbytes, upload.crc, call):",
     ),
     OBJECT_STORE.mutant(
         "store.path_climbs_out",
