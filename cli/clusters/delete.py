@@ -33,7 +33,7 @@ def command(
 ) -> None:
     """Delete a HyperPod cluster with all its nodes. Shows the nodes, and asks for confirmation.
 
-    Buckets, network and EKS cluster stay. If `hp-ext cluster deploy` created them, delete their stacks.
+    Buckets, network and EKS cluster stay. To delete resources of `hp-ext cluster deploy`, delete their stacks.
     """
     from hyperpod_ext.clusters import existing
 

@@ -200,7 +200,7 @@ class Restores(Output):
 
 
 class Snapshots(Output):
-    """Snapshots that ranks made."""
+    """Counts and times of the ranks' snapshots."""
 
     count: Count
     mean_s: Seconds

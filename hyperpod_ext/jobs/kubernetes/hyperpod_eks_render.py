@@ -170,7 +170,7 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
-    if "node_wait_s" not in restart.model_fields_set:  # the default is for nodes that are processes
+    if "node_wait_s" not in restart.model_fields_set:  # the default suits local nodes, which are processes
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
     # the operator itself manages spares and log rules
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})

@@ -54,7 +54,7 @@ def delete(handle: JobHandle, found: list[tuple[str, str]]) -> None:
     for kind, name in found:
         namespace = client.access.namespace
         path = kinds[kind].path(namespace, name) if kind in kinds else f"{_COLLECTIONS[kind].format(namespace)}/{name}"
-        with suppress(NotFoundError):  # pods go with their job
+        with suppress(NotFoundError):  # Kubernetes deletes pods with their job
             client.delete(path)
 
 

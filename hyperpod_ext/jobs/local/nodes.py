@@ -31,7 +31,7 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class NodeCommand:
-    """Command of one node."""
+    """Command that runs one node's agent."""
 
     command: tuple[str, ...]
     env: Mapping[str, str]

@@ -172,7 +172,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     _put(options, "region", _decoded(values.take("sagemaker_region")))
     where = str(_decoded(values.take("sagemaker_submit_directory")))
     for channel in given.each("InputDataConfig"):
-        if channel.take("ChannelName") == CODE_CHANNEL:  # the job is isolated
+        if channel.take("ChannelName") == CODE_CHANNEL:  # an isolated job gets its code as a channel
             where = channel.take("DataSource")["S3DataSource"]["S3Uri"]
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):

@@ -257,6 +257,6 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
 
 
 def _of_folder(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` with the folder of the submission under both of its names."""
+    """Return `given` with the folder of the submission under both variables, PWD and SLURM_SUBMIT_DIR."""
     folder = given.get("PWD") or given.get("SLURM_SUBMIT_DIR")
     return {**given, "PWD": folder, "SLURM_SUBMIT_DIR": folder} if folder else dict(given)
