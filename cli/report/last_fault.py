@@ -95,8 +95,7 @@ def _of_memory_server(events: Events, index: int) -> LastFault:
     back = [event for event in events[index:] if isinstance(event, MemoryBack) and event.node == lost.node]
     tried = (f"a new memory server was ready after {back[0].seconds:.2f} s",) if back else ()
     ended = events.last(JobEnded)
-    outcome = "training continued" if back else f"the job {ended.state}" if ended else "no new memory server has "
-    "started"
+    outcome = "training continued" if back else f"the job {ended.state}" if ended else "no new memory server started"
     return LastFault(_words(lost), (), tried, outcome, recovered=bool(back), kind="memory-server", to_do=())
 
 

@@ -253,7 +253,7 @@ def test_without_credentials_node_app_or_library_one_error_says_what_to_do(
     program(here.folder / "bin" / "node", "#!/bin/sh\necho v18.1.0\n")
     monkeypatch.setattr(sys, "executable", str(here.folder / "bin" / "python"))
     old = here.run("synth", *FILE)
-    assert (old.code, "needs node 20 or newer" in old.stderr) == (1, True)
+    assert (old.code, "needs Node.js 20 or newer" in old.stderr) == (1, True)
     monkeypatch.setenv("PATH", str(here.folder / "empty"))
     (here.folder / "bin" / "node").unlink()
     none = here.run("synth", *FILE)
@@ -291,7 +291,7 @@ def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) 
     job.write_text(f"{spec}checkpoint: {{tiers: [{{kind: memory}}, {{kind: s3}}]}}\n")
     render = ("render", "-f", "job.yaml", "--target", "sagemaker")
     without = call_hp_ext(*render, cwd=here.folder)
-    assert (without.code, "sagemaker.role: is needed" in without.stderr) == (3, True), without.stderr
+    assert (without.code, "sagemaker.role: is required" in without.stderr) == (3, True), without.stderr
     job.write_text(f"{job.read_text()}{own_fields}")
     rendered = call_hp_ext(*render, cwd=here.folder)
     assert rendered.code == 0, rendered.stderr

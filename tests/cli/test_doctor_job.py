@@ -84,7 +84,7 @@ APART = [killed(10.0 * at, 1, 1, 100 * at) for at in range(1, 11)]
             [MEMORY],
             begun("same"),
             "a node is lost",
-            "30 s; from the state of a live rank, because all ranks hold equal state",
+            "another node; from the state of a live rank, because all ranks hold equal state",
         ),
         ({"nodes": 1, "spares": 1}, [MEMORY], begun("same"), "a node is lost", "all ranks restart from step 0"),
         ({"nodes": 1}, [MEMORY], begun("same"), "a process is killed", "replaced; all ranks continue from step 41"),

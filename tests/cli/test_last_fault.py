@@ -64,7 +64,7 @@ def test_faults_that_were_recovered_from_are_another_story() -> None:
     [
         ([entry(3.0, "memory_back", node=1, seconds=0.5)], "training continued", True),
         ([entry(3.0, "job_ended", state="failed")], "the job failed", False),
-        ([], "no new memory server has started", False),
+        ([], "no new memory server started", False),
     ],
 )
 def test_a_memory_server_that_ended(after: list[Entry], outcome: str, recovered: bool) -> None:

@@ -202,7 +202,7 @@ def test_a_file_that_is_no_run_is_one_error(tmp_path: Path, name: str, text: str
         ("losses", {"one": 1.0}, "losses.one: the name `one` does not have the right form"),
         ("losses", {"1": "low"}, "losses.1: must be a number"),
         ("goodput", 1e308, "goodput: `1e+308` is out of range"),
-        ("over_time", {"part_s": 1.0, "shares": {"step": [1.0], "data": []}}, "lists of different lengths"),
+        ("over_time", {"part_s": 1.0, "shares": {"step": [1.0], "data": []}}, "have different lengths"),
         ("state", None, "state: must be text"),
     ],
 )
