@@ -31,7 +31,7 @@ def read_events_of(folder: str) -> Events:
 
 
 def nodes_in(events: Events) -> JobNodes:
-    """Return the job's nodes after these events. Both fields are empty if the events contain no nodes."""
+    """Return the job's nodes after these events. The result has no nodes if the events contain none."""
     from hyperpod_ext.jobs.contract.resize import nodes_of_job
     from hyperpod_ext.runtime.events.of_nodes import NodeJoined, NodeLeft, NodeLost, RanksReassigned
     from hyperpod_ext.runtime.events.of_training import JobStarted

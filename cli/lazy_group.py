@@ -13,7 +13,7 @@ from hyperpod_ext.terminal import escape_output
 
 
 class Section(NamedTuple):
-    """Commands under one heading of `--help`. Their modules are in one package."""
+    """Commands under one heading of `--help`. The commands' modules are in one package."""
 
     heading: str
     package: str

@@ -22,7 +22,8 @@ def say(text: str) -> None:
 
 
 def console(stream: TextIO) -> rich.console.Console:
-    """Make a console for progress bars and live tables. Their terminal sequences are not escaped; escape their text."""
+    """Make a console for progress bars and live tables. The console does not escape terminal sequences, so escape the
+    text of bars and tables."""
     from rich.console import Console
 
     return Console(file=drawing(stream))

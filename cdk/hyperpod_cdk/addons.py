@@ -1,4 +1,4 @@
-"""EKS add-ons. Their pods need nodes: without nodes, an add-on waits 20 minutes and fails."""
+"""EKS add-ons. Add-ons' pods need nodes: without nodes, an add-on waits 20 minutes and fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HyperPod cluster. Its properties are equal to the request that `hp-ext create-cluster` would send."""
+"""The HyperPod cluster. The resource's properties are equal to the request that `hp-ext create-cluster` would send."""
 
 from __future__ import annotations
 

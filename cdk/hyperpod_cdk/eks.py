@@ -36,7 +36,8 @@ def existing_eks(config: ClusterConfig) -> Eks:
 
 
 class EksStack(StackBase):
-    """Control plane with secrets encrypted by the cluster's key. It is private unless the config allows addresses."""
+    """Control plane with secrets encrypted by the cluster's key. The control plane is private unless the config allows
+    addresses."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
         super().__init__(scope, config, "eks", "EKS control plane")

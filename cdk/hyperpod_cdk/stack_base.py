@@ -10,7 +10,7 @@ from hyperpod_ext.config.clusters.infrastructure import Infrastructure
 
 
 class StackBase(cdk.Stack):
-    """One stack of a cluster, `NAME-part`. Its synthesis sends no requests to AWS."""
+    """One stack of a cluster, `NAME-part`. The synthesis of a stack sends no requests to AWS."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, part: str, about: str, *, kept: bool = False) -> None:
         assert config.infrastructure is not None, "deployment.problems refuses such a cluster"

@@ -48,7 +48,7 @@ class Stored:
 
 
 class StorageStack(StackBase):
-    """Stack with KMS key, buckets and file system. It is protected against accidental deletion."""
+    """Stack with KMS key, buckets and file system. The stack is protected against accidental deletion."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement) -> None:
         super().__init__(scope, config, "storage", "key, buckets and file system", kept=True)
@@ -109,7 +109,7 @@ class StorageStack(StackBase):
         return Bucket.model_construct(name=name, existing=None)
 
     def _kept(self) -> list[s3.LifecycleRule]:
-        """Return the lifecycle rules of every bucket. They delete no current object."""
+        """Return the lifecycle rules of every bucket. The rules delete no current object."""
         buckets = self.made.buckets
         return [
             s3.LifecycleRule(

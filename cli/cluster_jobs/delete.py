@@ -18,7 +18,9 @@ Examples:
 @click.argument("job", metavar="NAME|URL")
 @target_option
 @click.option(
-    "--with-secret", is_flag=True, help="Also delete the job's secret. Its checkpoints can then no longer be verified."
+    "--with-secret",
+    is_flag=True,
+    help="Also delete the job's secret. Then the job's checkpoints can no longer be verified.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

@@ -1,7 +1,7 @@
 """Values of a cluster that are known only in a deployment: subnets, roles, file systems. Pure.
 
-Such values may be tokens of CloudFormation, which match no pattern of ClusterConfig. They are therefore filled into
-unset fields without validation.
+Values of a deployment may be tokens of CloudFormation, which match no pattern of ClusterConfig. Tokens are therefore
+filled into unset fields without validation.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class LogRule(Config):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$", examples=["loss-is-printed"])]
     """Name of the rule, which is part of a fault's cause."""
     pattern: Annotated[str, Field(min_length=1, examples=[".*loss: ([0-9.]+).*"])]
-    """Regular expression (Python's, from the start of the line). Its first group is the number for `threshold`."""
+    """Regular expression (Python's, from the start of the line). The first group of the expression is the number for
+    `threshold`."""
     stop_pattern: Annotated[str, Field(min_length=1)] | None = None
     """Regular expression of a line after which the rule no longer applies."""
     first_within_s: PositiveInt | None = None

@@ -12,8 +12,8 @@ from hyperpod_ext.config.base import Config
 class HangPolicy(Config):
     """When a worker without progress is killed and replaced.
 
-    The limit is `factor` times the duration of the job's steps, and at least `floor_s`. It applies to the time since
-    the last sign of progress, so an evaluation inside a step, which calls the model repeatedly, is not a hang.
+    The limit is `factor` times the duration of the job's steps, and at least `floor_s`. The limit applies to the time
+    since the last sign of progress, so an evaluation inside a step, which calls the model repeatedly, is not a hang.
     """
 
     enabled: bool = True
@@ -26,8 +26,8 @@ class HangPolicy(Config):
     """Limit for the job's first step, which may compile, and for the time after the last one. The limit for the first
     step after a fault is `factor` times the slowest first step."""
     heartbeat_s: PositiveFloat = 60.0
-    """Seconds without a heartbeat after which a process counts as hung. It is stopped, or in a call that holds Python's
-    global lock."""
+    """Seconds without a heartbeat after which a process counts as hung. Such a process is stopped, or in a call that
+    holds Python's global lock."""
     dump_s: PositiveFloat = 2.0
     """Seconds for a worker to write the stack of every thread to its log before it is killed."""
 

@@ -100,7 +100,7 @@ class Elastic(Config):
     min_nodes: Annotated[PositiveInt, Field(examples=[2])]
     """Fewest nodes that the job runs on. With fewer nodes it waits."""
     max_nodes: Annotated[PositiveInt, Field(examples=[8])]
-    """Most nodes that the job uses if they are free. It starts with `nodes`."""
+    """Most nodes that the job uses if they are free. The job starts with `nodes`."""
     step: PositiveInt | None = None
     """Number of nodes by which the job grows and shrinks. Default: 1, unless `sizes` is set."""
     sizes: tuple[PositiveInt, ...] = ()

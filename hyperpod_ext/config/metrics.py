@@ -15,7 +15,7 @@ SUMMARY = "/summary"
 class Metrics(Config):
     """Metrics of the running job over HTTP, in the format of Prometheus: step, loss, faults, goodput, seconds by phase.
 
-    The coordinator's node serves them. They are readable without authentication.
+    The coordinator's node serves them. The metrics are readable without authentication.
     """
 
     port: Annotated[int, Field(ge=0, le=65535)] = 9464

@@ -23,8 +23,8 @@ class RestartPolicy(Config):
     """Maximum number of faults that the job recovers from. Processes that die at the same time are one fault. 0: the
     job fails at the first fault."""
     max_restarts_in_window: PositiveInt | None = None
-    """Maximum number of faults within `window_s` that the job recovers from. It limits the rate of faults in jobs that
-    run for months; `max_restarts` applies too. Default: no limit on the rate."""
+    """Maximum number of faults within `window_s` that the job recovers from. The limit bounds the rate of faults in
+    jobs that run for months; `max_restarts` applies too. Default: no limit on the rate."""
     window_s: PositiveFloat = 3600.0
     """Seconds in which `max_restarts_in_window` counts; older faults are ignored."""
     leave_timeout_s: PositiveFloat = 30.0
@@ -63,6 +63,6 @@ class RestartPolicy(Config):
     most of the time of a restart. The modules must not use a GPU. A module that starts a thread is imported by each
     worker instead. For a package with lazy parts, name the parts: `trl.GRPOTrainer`."""
     warm_spares: bool = False
-    """Keep a spare process with a CUDA context for each worker with a GPU, which replaces it when it dies. It needs a
-    context's memory on the GPU. Setting CUDA_VISIBLE_DEVICES in the script has no effect: the process has its CUDA
-    context already. Tested on one GPU, not on several."""
+    """Keep a spare process with a CUDA context for each worker with a GPU, which replaces it when it dies. Each spare
+    process needs a context's memory on the GPU. Setting CUDA_VISIBLE_DEVICES in the script has no effect: the process
+    has its CUDA context already. Tested on one GPU, not on several."""

@@ -19,7 +19,7 @@ import math
 def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
     """Return the work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
 
-    The result is at least the time until a save arrives. It is infinite without failures.
+    The result is at least the time until a save arrives. The result is infinite without failures.
     """
     if math.isinf(mtbf):
         return math.inf

@@ -129,8 +129,8 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
 def chance_together(scenario: Scenario) -> float:
     """Return the probability that a rack has a node and all its copies, if racks are unknown.
 
-    It is the probability for random placement (formula in `runtime/membership/placement.py`), and for copies on peers
-    at least the simulated share.
+    The result is the probability for random placement (formula in `runtime/membership/placement.py`), and for copies on
+    peers at least the simulated share.
     """
     nodes, rack = scenario.spread.nodes, min(scenario.rack_nodes, scenario.spread.nodes)
     if scenario.parity and not scenario.spread.redundant:  # any two of a group

@@ -1,7 +1,7 @@
 """Changes that new templates make to existing stacks, and replaced resources. Pure.
 
-CloudFormation replaces a resource if a create-only property changes. Such a property also changes if it refers to a
-replaced resource. These references are followed across stacks.
+CloudFormation replaces a resource if a create-only property changes. A create-only property also changes if the
+property refers to a replaced resource. These references are followed across stacks.
 """
 
 from __future__ import annotations

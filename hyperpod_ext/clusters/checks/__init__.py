@@ -1,6 +1,6 @@
 """Checks across fields of a cluster, which find valid specs that would cost money without training anything.
 
-Their ids are HPX201 and up. docs/clusters.md lists them.
+The ids of checks are HPX201 and up. docs/clusters.md lists them.
 """
 
 from __future__ import annotations

@@ -101,7 +101,8 @@ def idle_time_is_used(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX220",
     "warning",
     "accelerators on nodes without jobs",
-    "Slurm runs no jobs on nodes of the controller or of logins. Their accelerators are idle and cost money.",
+    "Slurm runs no jobs on nodes of the controller or of logins. The accelerators of these nodes are idle and cost "
+    "money.",
     "Use a type without accelerators for this group, such as ml.m5.4xlarge.",
 )
 def accelerators_compute(cluster: ClusterConfig) -> Iterator[Problem]:

@@ -48,7 +48,7 @@ class PeerTier(Tuned):
     agent, and a job that is not elastic. If the nodes do not divide evenly, some groups are larger."""
     transport: Literal["tcp", "nixl"] = "tcp"
     """Transport of copies. `nixl`: the receiving node reads the sender's memory with NIXL over UCX: shared memory or
-    RDMA. It needs the package `nixl-cu12` or `nixl-cu13` in the image, and neither authenticates nor encrypts
+    RDMA. NIXL needs the package `nixl-cu12` or `nixl-cu13` in the image, and neither authenticates nor encrypts
     (docs/security.md). If it is missing or fails, copies use TCP."""
     streams: PositiveInt = 2
     """TCP connections for one copy. A single connection is slow on EC2."""

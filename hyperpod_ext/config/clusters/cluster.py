@@ -133,8 +133,8 @@ class ClusterConfig(Config):
     checkpoint_bucket: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")] | None = None
     """S3 bucket for checkpoints of jobs."""
     account: AccountFacts | None = None
-    """Existing subnets, training plans, file systems and quotas of the account, for checks of the cluster. They are
-    never sent to AWS."""
+    """Existing subnets, training plans, file systems and quotas of the account, for checks of the cluster. These facts
+    are never sent to AWS."""
     infrastructure: Infrastructure | None = None
     """Resources that `hp-ext cluster deploy` creates around the cluster. The command fills in unset fields of the
     cluster: network, roles, EKS cluster."""

@@ -39,7 +39,8 @@ class Network(Config):
     private_endpoints: bool = True
     """Use AWS's services from inside the network, without the gateway. S3 is always reached this way."""
     connected_cidrs: tuple[Cidr, ...] = ()
-    """Addresses of networks that are or will be connected to this network. They must not overlap with it."""
+    """Addresses of networks that are or will be connected to this network. The addresses must not overlap with this
+    network."""
     vpc_id: Annotated[NetworkId, Field(examples=["vpc-0123456789abcdef0"])] | None = None
     """Existing network. `vpc` of the cluster then names subnets and security groups of the machines, and only a
     security group for the file system is added to it."""
@@ -60,7 +61,7 @@ class Bucket(Config):
 
 
 class Buckets(Config):
-    """Buckets for data and checkpoints. They stay, with their objects, when the cluster is deleted."""
+    """Buckets for data and checkpoints. Buckets and their objects stay when the cluster is deleted."""
 
     checkpoints: Bucket = Bucket()
     """Checkpoints. Objects below `jobs/` are kept until the job removes them. Objects below `milestones/` are kept for

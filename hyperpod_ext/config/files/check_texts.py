@@ -53,7 +53,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX011": (
         "a command together with fields that it excludes",
-        "A command runs instead of the script. Its processes use neither this project's runtime nor AWS's.",
+        "A command runs instead of the script. The command's processes use neither this project's runtime nor AWS's.",
         "Keep either the script or the command. With a command, write mode: plain and remove args.",
     ),
     "HPX010": (

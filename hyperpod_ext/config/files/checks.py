@@ -1,7 +1,7 @@
 """Checks across fields of a spec, and of files in its folder.
 
-Each check is a pure function of a config and a listing of files. It is skipped if one of the fields that it reads is
-invalid.
+Each check is a pure function of a config and a listing of files. A check is skipped if one of the fields that it reads
+is invalid.
 """
 
 from __future__ import annotations

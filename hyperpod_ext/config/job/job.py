@@ -85,8 +85,8 @@ class JobConfig(Config):
     """Environment of every worker. Do not put secrets here: the spec is stored and shown. The launcher sets variables
     that start with HPX_, except HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG."""
     cluster: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}$", examples=["research"])] | None = None
-    """Cluster of `hp-ext cluster deploy`. Its outputs fill in unset fields: places of S3 tiers, and, for targets that
-    need them, namespace, service account, queue, role, output, region, subnets and security groups."""
+    """Cluster of `hp-ext cluster deploy`. The cluster's outputs fill in unset fields: places of S3 tiers, and, for
+    targets that need them, namespace, service account, queue, role, output, region, subnets and security groups."""
     image: Annotated[str, Field(min_length=1, examples=["1.dkr.ecr.us-west-2.amazonaws.com/train:1"])] | None = None
     """Container image, on targets that run containers. The script must be in it, or on a volume."""
     working_dir: AbsolutePath | None = None
@@ -112,8 +112,8 @@ class JobConfig(Config):
     global_batch_size: PositiveInt | None = None
     """Samples in one optimizer step over all ranks; must divide evenly among them."""
     seed: NonNegativeInt = 0
-    """Seed of random numbers. Those of step s on rank r depend only on (seed, s, r), so that a recovered step repeats
-    exactly."""
+    """Seed of random numbers. The random numbers of step s on rank r depend only on (seed, s, r), so that a recovered
+    step repeats exactly."""
     shared_memory_mib: PositiveInt | None = None
     """Size of /dev/shm on each node, in MiB, for data loaders and NCCL. Container targets mount it, and every node
     checks it before the workers start."""

@@ -1,4 +1,5 @@
-"""Settings without a field in the spec, in the target's own format. They are applied last, to the rendered files."""
+"""Settings without a field in the spec, in the target's own format. An overlay is applied last, to the rendered
+files."""
 
 from __future__ import annotations
 
@@ -47,8 +48,8 @@ class SageMakerOverlay(Config):
 
 
 class Overlay(Config):
-    """Settings without a field in the spec, a section for each kind of target. They are applied last, checked against
-    the target's types, and refused if they would break the job."""
+    """Settings without a field in the spec, a section for each kind of target. An overlay is applied last, checked
+    against the target's types, and refused if it would break the job."""
 
     kubernetes: KubernetesOverlay = KubernetesOverlay()
     """For targets hyperpod-eks and kubeflow."""

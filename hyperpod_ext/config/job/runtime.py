@@ -1,6 +1,7 @@
 """RuntimeConfig: the container's part of the job, in the variable HPX_RUNTIME.
 
-It is written strictly and read leniently, because a newer launcher may send fields that an older container lacks.
+The variable is written strictly and read leniently, because a newer launcher may send fields that an older container
+lacks.
 """
 
 from __future__ import annotations

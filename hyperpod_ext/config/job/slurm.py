@@ -45,7 +45,7 @@ class Slurm(Config):
     """Use HyperPod's `--auto-resume=1`: a faulty node is replaced, and the step is started again. Other clusters do not
     have this option."""
     requeue: bool = True
-    """Requeue the job after the loss of a node, or preemption. It resumes from its newest durable checkpoint."""
+    """Requeue the job after the loss of a node, or preemption. The job resumes from its newest durable checkpoint."""
     requeue_at_limit: bool = False
     """Save and requeue the job before its time limit, until training is done. `timeouts.run_s` then limits each start.
     The job is not requeued after a start without a step."""

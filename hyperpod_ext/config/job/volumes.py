@@ -47,7 +47,7 @@ class ScratchVolume(Config):
     size_mib: PositiveInt | None = None
     """Largest size, in MiB."""
     in_memory: bool = False
-    """Use memory instead of the node's disk. It counts as memory of the pod."""
+    """Use memory instead of the node's disk. The space counts as memory of the pod."""
 
 
 class ConfigVolume(Config):

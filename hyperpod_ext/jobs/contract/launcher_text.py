@@ -27,6 +27,6 @@ def words_for_torchrun(job: JobConfig) -> tuple[list[str], list[str]]:
 def for_torchrun(words: Iterable[str]) -> list[str]:
     """Escape `$` in the script and its arguments.
 
-    Both launchers pass arguments through `string.Template`, for `${local_rank}`; it turns `$$` into `$`.
+    Both launchers pass arguments through `string.Template`, for `${local_rank}`. The template turns `$$` into `$`.
     """
     return [word.replace("$", "$$") for word in words]

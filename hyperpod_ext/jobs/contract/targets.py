@@ -1,6 +1,7 @@
 """Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use.
 
-Its PARTS list the modules of its optional parts. An operation is refused if the target lacks its part.
+PARTS of a target lists the modules of the target's optional parts. An operation is refused if the target lacks its
+part.
 """
 
 from __future__ import annotations

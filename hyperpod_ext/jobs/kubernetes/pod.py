@@ -35,7 +35,7 @@ class Start:
     """How the container starts."""
 
     script: str
-    """Script for `/bin/sh -c`. It ends with exec, so that signals reach the launcher."""
+    """Script for `/bin/sh -c`. The script ends with exec, so that signals reach the launcher."""
     image: str
     env: Mapping[str, str] = field(default_factory=dict)
     """Further variables; variables of the job override them."""

@@ -1,4 +1,4 @@
-"""Functions that both targets on Kubernetes share. They import the API's client on use."""
+"""Functions that both targets on Kubernetes share. The functions import the API's client on use."""
 
 from __future__ import annotations
 

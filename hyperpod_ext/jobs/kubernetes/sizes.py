@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
 NEW_POD_S = 900.0
-"""Default seconds to wait for the replacement of a lost pod. Its machine may have to be replaced first."""
+"""Default seconds to wait for the replacement of a lost pod. The pod's machine may have to be replaced first."""
 _HUGEPAGES_MIB = 5120
 """Huge pages for EFA on each node, as in AWS's examples."""
 

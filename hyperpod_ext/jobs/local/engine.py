@@ -1,8 +1,8 @@
 """The engine of one local job: `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
 
-It is the scheduler. It consists of two processes, so that no process remains even if one of them gets SIGKILL. The
-*engine* runs the nodes, and gets SIGTERM when the keeper dies. The *keeper* kills all remaining processes
-when the engine has ended. Both hold the lock of the job's name.
+The program is the scheduler. It consists of two processes, so that no process remains even if one of them gets SIGKILL.
+The *engine* runs the nodes, and gets SIGTERM when the keeper dies. The *keeper* kills all remaining processes when the
+engine has ended. Engine and keeper both hold the lock of the job's name.
 
 WARNING: both fork. Nothing imported here may start a thread.
 """

@@ -81,7 +81,7 @@ def warnings(job: JobConfig) -> Iterator[str]:
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Start the engine in the background. It holds the lock of the job's name while it runs."""
+    """Start the engine in the background. The engine holds the lock of the job's name while it runs."""
     with local_store.locked(plan.name) as lock:
         if lock is None:
             hint = f"cancel it with `hp-ext cancel {plan.name}`, or use another name"

@@ -1,7 +1,7 @@
 """Domain rules: combinations of valid fields with which a job would fail on a cluster, or waste machines.
 
-Their ids are HPX101 and up. HPX001 to HPX099 are the checks of the spec itself, in `config.files.checks`; they cannot
-be ignored.
+The ids of these rules are HPX101 and up. HPX001 to HPX099 are the checks of the spec itself, in `config.files.checks`;
+they cannot be ignored.
 """
 
 from __future__ import annotations

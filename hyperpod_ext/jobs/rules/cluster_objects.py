@@ -58,7 +58,8 @@ def governed_namespace_has_a_queue(context: Context) -> Iterator[Finding]:
     "HPX143",
     "error",
     "the job's name is too long for the names of its pods",
-    "A pod's name is the job's name with a suffix. It is a host name, and therefore has at most 63 characters.",
+    "A pod's name is the job's name with a suffix. The pod's name is a host name, and therefore has at most 63 "
+    "characters.",
     "Choose a shorter name.",
 )
 def pod_names_fit(context: Context) -> Iterator[Finding]:
@@ -218,7 +219,7 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
     "HPX148",
     "error",
     "more annotations than Kubernetes keeps",
-    "The annotations of an object may have 256 KiB in total. They include a copy of the spec.",
+    "The annotations of an object may have 256 KiB in total. A copy of the spec is one of the annotations.",
     "Shorten args, env or annotations. Put long settings into a file of the image or into a ConfigMap.",
     targets=KUBERNETES,
 )

@@ -197,7 +197,7 @@ def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
     "HPX109",
     "error",
     "elastic in a TrainJob",
-    "A TrainJob has no fields for elasticity. Its number of nodes is fixed when it is created.",
+    "A TrainJob has no fields for elasticity. The number of nodes is fixed when the TrainJob is created.",
     "Write kubernetes.kubeflow_api: pytorchjob, or remove elastic.",
 )
 def elastic_needs_a_pytorchjob(context: Context) -> Iterator[Finding]:

@@ -85,7 +85,7 @@ def efa_fits(context: Context) -> Iterator[Finding]:
     "error",
     "the number of EFA interfaces is unknown",
     "If the catalog lacks the number of EFA interfaces of a type, a job of several nodes is rendered without EFA. "
-    "Its ranks would communicate over TCP, which is many times slower.",
+    "The job's ranks would communicate over TCP, which is many times slower.",
     "Write resources.efa: the number that `aws ec2 describe-instance-types` shows for the type, or 0 for TCP.",
     reads=_OF_A_NODE,
 )
@@ -106,7 +106,7 @@ def efa_is_known(context: Context) -> Iterator[Finding]:
     "EFA interfaces that the job does not use, or leaves unused",
     "A job of one node does not use EFA. A job with all accelerators of a node but not all EFA interfaces leaves "
     "bandwidth unused that no other job can use.",
-    "Remove resources.efa. Its default follows from the instance type and the number of nodes.",
+    "Remove resources.efa. The default follows from the instance type and the number of nodes.",
 )
 def efa_is_used(context: Context) -> Iterator[Finding]:
     job, asked = context.job, context.job.resources.efa
@@ -129,7 +129,7 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
     "more CPU or memory than pods can have",
     "Kubernetes and the daemons of a node reserve a part of its CPU and memory. A pod that requests the whole "
     "machine is never scheduled.",
-    "Request less, or remove cpus and memory_mib. Their defaults follow from the instance type.",
+    "Request less, or remove cpus and memory_mib. The defaults follow from the instance type.",
     reads=_OF_A_NODE,
 )
 def cpu_and_memory_fit(context: Context) -> Iterator[Finding]:

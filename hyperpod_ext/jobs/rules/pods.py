@@ -153,7 +153,7 @@ def unchanged_scripts_can_save(context: Context) -> Iterator[Finding]:
     "too little time to save the newest step",
     "checkpoint.grace_s is the time to save the newest step to the durable tiers, but Kubernetes kills the pod "
     "earlier.",
-    "Raise kubernetes.termination_grace_s, or remove it. Its default follows from checkpoint.grace_s.",
+    "Raise kubernetes.termination_grace_s, or remove it. The default follows from checkpoint.grace_s.",
     targets=KUBERNETES,
 )
 def pods_have_time_to_save(context: Context) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Code of a job's script. It is parsed, and never executed."""
+"""Code of a job's script. The script is parsed, and never executed."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def distribution(job: JobConfig) -> Kwargs:
     """Return `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set. The distribution starts
     torchrun.
 
-    `estimator_kwargs` includes it. It sets no other part of the job: pass role, image, instances, environment and
-    arguments yourself.
+    `estimator_kwargs` includes it. `distribution=` sets no other part of the job: pass role, image, instances,
+    environment and arguments yourself.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.

@@ -212,7 +212,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the end of the job. Its report, with losses and recoveries, is in the job's output on S3.
+    """Return the end of the job. The job's report, with losses and recoveries, is in the job's output on S3.
 
     Raises:
         NotFoundError: the job has not ended.

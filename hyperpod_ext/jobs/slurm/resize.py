@@ -114,7 +114,8 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
 def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
     """Return the numbers for the nodes that must join before the job can have `nodes`, besides its spares. Pure.
 
-    They are the highest free numbers, because a start of the job gives the lowest numbers to its own nodes.
+    The returned numbers are the highest free numbers, because a start of the job gives the lowest numbers to its own
+    nodes.
     """
     most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
     missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0

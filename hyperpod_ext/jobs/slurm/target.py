@@ -127,7 +127,8 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the newest submission of every name, from any machine. Its state is `unknown` if Slurm does not respond.
+    """Return the newest submission of every name, from any machine. A job's state is `unknown` if Slurm does not
+    respond.
 
     Raises:
         UnreachableError: Slurm does not respond, and this machine has submitted no jobs.

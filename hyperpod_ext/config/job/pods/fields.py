@@ -1,4 +1,5 @@
-"""Sections with Kubernetes' own fields. Their models are built on first use, because most specs have none."""
+"""Sections with Kubernetes' own fields. The models of these sections are built on first use, because most specs have no
+such section."""
 
 from __future__ import annotations
 
