@@ -32,6 +32,10 @@ def make_mesh(device: str, world_size: int, tensor: int) -> DeviceMesh:
 
 def build_model(shape: Shape, mesh: DeviceMesh, *, bf16: bool, recompute: bool, compiled: bool) -> Model:
     """Return a model with first weights, of which this process holds only its part: the blocks are made one by one."""
+    if shape.num_key_value_heads % mesh["tp"].size():
+        raise ValueError(
+            f"--tensor {mesh['tp'].size()} does not divide {shape.num_key_value_heads} key and value heads."
+        )
     with torch.device("meta"):
         model = Model(shape)
     policy = MixedPrecisionPolicy()

@@ -33,6 +33,8 @@ def loss_of(model: Model, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
 def evaluate(model: Model, samples: SampleRange, mesh: DeviceMesh) -> torch.Tensor:
     """Return the mean loss of held-out samples. Copies read equal shares, because a forward pass communicates."""
     copies, copy = mesh["dp"].size(), mesh["dp"].get_local_rank()
+    if len(samples) < copies:
+        raise ValueError(f"{len(samples)} samples cannot be shared by {copies} copies of the model. Raise --held-out.")
     share = range(copy, len(samples) // copies * copies, copies)
     total = torch.zeros((), device=args.device)
     for first in range(0, len(share), args.micro_batch):
