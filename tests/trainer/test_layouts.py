@@ -1,4 +1,4 @@
-"""However examples/20-trainer divides a model among ranks, it trains the same model."""
+"""Training of one model by examples/20-trainer, with the model divided among ranks in several ways."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_divided_model_is_trained_as_a_complete_one(
     expected, found = trained(shape, *reference, tmp_path), trained(shape, *layout, tmp_path)
     assert expected.keys() == found.keys()
     for name, tensor in expected.items():
-        # Adam's first steps have the size of lr, 1e-3, whatever the gradient: single numbers near zero may differ by it
+        # Adam's first steps have the size of lr for any gradient: weights with a gradient near zero may differ
         close = torch.isclose(found[name], tensor, atol=1e-5).float().mean()
         assert close > 0.999, (name, close)
     assert expected["steps"].isclose(found["steps"], rtol=1e-5).all()
