@@ -1,7 +1,8 @@
 """A DDP script without a line of ours: it saves every five steps, and resumes from its newest checkpoint.
 
 HPX_TEST_SAVES: `file` (torch.save), `stream` (through open files), `each` (a file of each rank), `each-stream`,
-`folder` (torch.distributed.checkpoint), `async-folder` or `ignored` (it saves, and never loads).
+`folder` (torch.distributed.checkpoint), `async-folder`, `one-folder` (overwritten each time), `nowhere` (a folder that
+does not exist), `pickled` (with an object of a class) or `ignored` (it saves, and never loads).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, EVERY = 24, 5
+STEPS, EVERY, STARTED = 24, 5, 0
 SAVES, FOLDER = os.environ.get("HPX_TEST_SAVES", "file"), Path(os.environ["HPX_TEST_FOLDER"])
 
 
@@ -64,6 +65,22 @@ def main() -> None:
     sys.exit(0)
 
 
+class Settings:
+    """An object that a file has only as pickled code."""
+
+
+class CutPlan(dcp.DefaultSavePlanner):
+    """Kills its process, once, when another rank has written its file of the checkpoint."""
+
+    def finish_plan(self, central_plan: dcp.SavePlan) -> dcp.SavePlan:
+        plan = super().finish_plan(central_plan)
+        if not (FOLDER / "cut").exists():
+            while not any(file.stat().st_mtime_ns > STARTED for file in FOLDER.glob("*newest*/__0_0.distcp")):
+                time.sleep(0.01)
+            Cut().__reduce__()
+        return plan
+
+
 class Cut:
     """Kills its process, once, when it is written."""
 
@@ -77,9 +94,14 @@ class Cut:
 def save(state: dict[str, object], step: int, rank: int) -> None:
     values = {name: one.state_dict() for name, one in state.items()}
     if SAVES.endswith("folder"):
-        call = dcp.save if SAVES == "folder" else dcp.async_save
-        saved = call({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / f"step-{step}"))
-        if saved is not None and SAVES == "async-folder":
+        name = "newest" if SAVES == "one-folder" else f"step-{step}"
+        call = dcp.async_save if SAVES == "async-folder" else dcp.save
+        planner = None
+        if os.environ.get("HPX_TEST_CUT") == f"{rank}@{step}":
+            global STARTED
+            STARTED, planner = time.time_ns(), CutPlan()
+        saved = call({**values, "step": torch.tensor(step)}, checkpoint_id=str(FOLDER / name), planner=planner)
+        if SAVES == "async-folder":
             saved.result()
     elif SAVES.startswith("each"):
         if os.environ.get("HPX_TEST_CUT") == f"{rank}@{step}" and not (FOLDER / "cut").exists():
@@ -89,6 +111,7 @@ def save(state: dict[str, object], step: int, rank: int) -> None:
         write({**values, "step": step}, file_of(rank))
     elif rank == 0:
         cut = {"cut": Cut()} if os.environ.get("HPX_TEST_CUT") == str(step) else {}
+        cut |= {"settings": Settings()} if SAVES == "pickled" else {}
         write({**values, "step": step, **cut}, file_of(rank))
 
 
@@ -109,13 +132,14 @@ def other_step(rank: int) -> int:
 
 
 def file_of(rank: int) -> Path:
-    return FOLDER / (f"newest-{rank}.pt" if SAVES.startswith("each") else "newest.pt")
+    folder = FOLDER / "missing" if SAVES == "nowhere" else FOLDER
+    return folder / (f"newest-{rank}.pt" if SAVES.startswith("each") else "newest.pt")
 
 
 def load(state: dict[str, object]) -> int:
-    folders = [each for each in FOLDER.glob("step-*") if (each / ".metadata").exists()]
+    folders = [each for each in FOLDER.glob("*") if (each / ".metadata").exists()]
     if SAVES.endswith("folder") and folders:
-        newest = max(folders, key=lambda folder: int(folder.name.split("-")[1]))
+        newest = max(folders, key=lambda folder: int(folder.name.removeprefix("step-").replace("newest", "0")))
         values = {name: one.state_dict() for name, one in state.items()}
         dcp.load({**values, "step": (step := torch.tensor(0))}, checkpoint_id=str(newest))
         for name, one in state.items():
@@ -126,7 +150,7 @@ def load(state: dict[str, object]) -> int:
             with fsspec.open(str(file)) as stream:
                 values = torch.load(stream, weights_only=True)
         else:
-            values = torch.load(file, weights_only=True)
+            values = torch.load(file, weights_only=not os.environ.get("HPX_TEST_UNPICKLES"))
         for name, one in state.items():
             one.load_state_dict(values[name])
         return int(values["step"])

@@ -156,6 +156,38 @@ def test_a_step_that_one_rank_has_not_saved_is_set_aside(start: Start, saved: in
     assert list((running.folder / "script-saves").glob("former/*")) == []
 
 
+def test_a_folder_that_is_overwritten_has_files_of_one_step(start: Start) -> None:
+    """Rank 0 has written its file of step 15, and rank 1 dies before it does."""
+    env = {"HPX_TEST_SAVES": "one-folder"}
+    undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_CUT": "1@15"})
+    report = running.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert [one["resumed_step"] for one in report["recoveries"]] == [10]
+    undisturbed.wait()
+    assert digests(running) == digests(undisturbed)
+    assert {each.name for each in running.saves.iterdir()} == {"newest", "digest-0", "digest-1", "cut"}
+
+
+def test_pickled_code_is_refused_unless_the_script_allows_it(start: Start) -> None:
+    """As by torch itself."""
+    env = {"HPX_TEST_SAVES": "pickled", "HPX_TEST_RAISES": "1@13"}
+    refused, allowed = start("refused", env=env), start(env=env | {"HPX_TEST_UNPICKLES": "1"})
+    report = refused.wait()
+    assert report["state"] == "failed"
+    assert "UnpicklingError: Weights only load failed" in report["error"]["message"]
+    report = allowed.wait()
+    assert report["state"] == "succeeded", report["error"]
+    assert [one["resumed_step"] for one in report["recoveries"]] == [10]
+
+
+def test_a_save_to_a_place_that_cannot_be_written_ends_the_job(start: Start) -> None:
+    running = start(env={"HPX_TEST_SAVES": "nowhere"})
+    report = running.wait()
+    assert report["state"] == "failed"
+    assert f"Parent directory {running.saves}/missing does not exist." in report["error"]["message"]
+    assert len(report["faults"]) == 2, "the second time shows that it happens each time"
+
+
 def test_ranks_that_load_different_steps_end_the_job(start: Start) -> None:
     """Rank 0 has overwritten its file with step 10, and rank 1 dies before it does."""
     report = start(env={"HPX_TEST_SAVES": "each-stream", "HPX_TEST_CUT": "1@10"}).wait()

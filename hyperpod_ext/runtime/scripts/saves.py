@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import json
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import checkpoint
 
+from hyperpod_ext.runtime.scripts.folders import FolderSave, warn_of_overwriting
 from hyperpod_ext.runtime.scripts.record import DCP_INDEX, Former, Progress, Save, SaveRecord, newest_of_all
 from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
@@ -35,9 +37,10 @@ class ScriptSaves:
     def __init__(self, run: ScriptRun) -> None:
         self._run = run
         self._file = run.record_of(run.rank)
-        record = SaveRecord.read(self._file)
-        self._record = record if record.exists() else SaveRecord()  # their user may have removed all
         self._versions = Versions(run.run_dir, run.rank, run.generation)
+        record = SaveRecord.read(self._file)
+        self._versions.repair(record)
+        self._record = record if record.exists() else SaveRecord()  # their user may have removed all
         self._made: dict[Path, int] = {}
         """Folders that the script has made in this process, each with the newest step it had made."""
         self._lock = threading.RLock()  # asynchronous saves end in other threads
@@ -52,7 +55,7 @@ class ScriptSaves:
             (torch, "save", self._saving(torch.save)),
             (torch, "load", self._then(torch.load, self._note_load, _first_of)),
             (_dcp, "save", self._saving_folder(_dcp.save)),
-            (_dcp, "async_save", self._saving_folder(_dcp.async_save)),
+            (_dcp, "async_save", self._saving_later(_dcp.async_save)),
             (_dcp, "load", self._then(_dcp.load, self._note_load, _folder_of)),
             (os, "mkdir", self._then(os.mkdir, self._note_folder, _first_of)),
             (os, "rename", self._renaming(os.rename)),
@@ -113,20 +116,29 @@ class ScriptSaves:
             path = _path_of(f)
             if path is None or os.getpid() != self._pid:
                 save(obj, f, *arguments, **options)
-            elif isinstance(f, str | os.PathLike) and _is_replaceable(path):
-                self._begin_save(path)
-                unfinished = path.with_name(f".{path.name}.rank{self._run.rank}.unfinished")
-                try:
-                    save(obj, unfinished, *arguments, **options)
-                    former = self._keep_former(path)
-                    unfinished.replace(path)
-                finally:
-                    unfinished.unlink(missing_ok=True)
-                self._note_save(path, former)
-            else:
-                self._save_in_place(path, functools.partial(save, obj, f, *arguments, **options))
+                return
+            named = isinstance(f, str | os.PathLike) and _is_replaceable(path)
+            if not named or not self._save_and_replace(path, lambda file: save(obj, file, *arguments, **options)):
+                self._save_in_place(path, lambda: save(obj, f, *arguments, **options))
 
         return saving
+
+    def _save_and_replace(self, path: Path, save: Callable[[Path], None]) -> bool:
+        """Save under a temporary name, and rename the file; return False if no file can be made there."""
+        self._begin_save(path)
+        unfinished = path.with_name(f".{path.name}.rank{self._run.rank}.unfinished")
+        try:
+            save(unfinished)
+            former = self._keep_former(path)
+            unfinished.replace(path)
+        except (OSError, RuntimeError):
+            if not unfinished.exists():
+                return False
+            raise
+        finally:
+            unfinished.unlink(missing_ok=True)
+        self._note_save(path, former)
+        return True
 
     def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
         """Note a save that overwrites `path`. A stream has emptied the file already, so only records show a version
@@ -138,24 +150,49 @@ class ScriptSaves:
             self._note_save(path, Former(step=before.step if before is not None else 0, lost=existed))
 
     def _saving_folder(self, save: Call) -> Call:
-        """Return `save(..., checkpoint_id=...)`, which notes the folder once it is complete."""
+        """Return `save(state, checkpoint_id=...)`, which replaces the folder once it is complete, and notes it."""
+
+        @functools.wraps(save)
+        def saving(*arguments: Any, **options: Any) -> Any:
+            path = _folder_of(**options)
+            if path is None or os.getpid() != self._pid:
+                return save(*arguments, **options)
+            self._begin_save(path)
+            folder, former = FolderSave(path, options), Former()
+
+            def put() -> None:
+                nonlocal former
+                if path.is_dir() and not (path / DCP_INDEX).exists():
+                    shutil.rmtree(path)  # an incomplete checkpoint
+                former = self._keep_former(path)
+                folder.unfinished.rename(path)
+
+            result = folder.run(functools.partial(save, *arguments), put)
+            if (path / DCP_INDEX).exists():
+                self._note_save(path, former if former.place else replace(former, lost=folder.existed))
+            return result
+
+        return saving
+
+    def _saving_later(self, save: Call) -> Call:
+        """Return `save(state, checkpoint_id=...)`, which notes the folder once an asynchronous save has ended."""
 
         @functools.wraps(save)
         def saving(*arguments: Any, **options: Any) -> Any:
             step, path = self._run.step, _folder_of(**options)
+            existed = path is not None and (path / DCP_INDEX).exists()
+            if path is not None and existed and self._run.rank == 0:
+                warn_of_overwriting(path)
             if path is not None:
                 self._begin_save(path)
             result = save(*arguments, **options)
 
-            def note(done: Any = None) -> None:
-                if path is not None and (path / DCP_INDEX).exists() and (done is None or done.exception() is None):
-                    self._note_save(path, Former(), step)
+            def note(done: Any) -> None:
+                if path is not None and (path / DCP_INDEX).exists() and done.exception() is None:
+                    self._note_save(path, Former(lost=existed), step)
 
             later: Any = getattr(result, "upload_completion", result)
-            if hasattr(later, "add_done_callback"):
-                later.add_done_callback(note)
-            else:
-                note()
+            later.add_done_callback(note)
             return result
 
         return saving
@@ -211,12 +248,15 @@ class ScriptSaves:
                 self._versions.drop(before.former)
 
     def _keep_former(self, path: Path) -> Former:
-        """Keep the present version of a file that a save is about to replace."""
+        """Keep the present version of a file or a checkpoint folder that a save is about to replace."""
         before = self._record.saves.get(str(path))
         if before is not None and before.step == self._run.step:
             return Former(before.former, before.former_step, before.lost)
-        if not path.is_file() or (before is not None and not before.is_current()):
+        if not path.exists() or (before is not None and not before.is_current()):
             return Former()  # if another process has replaced it, that one keeps the version before
+        if before is None and path.is_dir():  # so that `repair` finds it
+            self._record.saves[str(path)] = Save.of(path, 0)
+            self._record.write(self._file)
         place = self._versions.keep(path)
         return Former(place, before.step if before is not None else 0, lost=not place)
 
@@ -259,7 +299,9 @@ def _nothing(_: Sequence[str]) -> str:
 def _path_of(f: Any) -> Path | None:
     """Return the real path of a path or of an open local file; None for other streams."""
     f = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
-    return Path(os.fsdecode(f)).resolve() if isinstance(f, str | bytes | os.PathLike) else None
+    if not isinstance(f, str | bytes | os.PathLike) or "://" in (path := os.fsdecode(f)):
+        return None
+    return Path(path).resolve()
 
 
 def _first_of(*arguments: Any, **options: Any) -> Path | None:

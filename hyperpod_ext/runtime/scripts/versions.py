@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,6 +15,8 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.scripts.record import Save, SaveRecord
 
+_rename = os.rename  # while the script runs, its own renames are recorded
+_FORMER = "former"
 NEAR = ".hpx-saves"
 """Folder of other versions next to a file that is not on the file system of the run's folder."""
 
@@ -27,10 +30,10 @@ class Versions:
         self._warned = False
 
     def keep(self, path: Path) -> str:
-        """Keep the present version of a file, by a hard link, and return its place; empty if that is impossible."""
-        name = f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+        """Keep the present version of `path`: of a file by a hard link, a folder is moved. Return its place; empty if
+        that is impossible."""
         try:
-            return str(self._place(os.link, path, "former", name))
+            return str(self._place(_rename if path.is_dir() else os.link, path, _FORMER, self._name(path)))
         except OSError as error:  # the save itself must not fail
             if not self._warned:
                 text = f"the version before of {path} cannot be kept: {error}. A fault between saves may end the job."
@@ -38,11 +41,22 @@ class Versions:
             self._warned = True
             return ""
 
+    def repair(self, record: SaveRecord) -> None:
+        """Move folders back whose replacement was cut off after their former version had been moved."""
+        for path in map(Path, record.saves):
+            for root in (self._run_dir, path.parent / NEAR):
+                former = root / _FORMER / self._name(path)
+                if former.is_dir() and not path.exists():
+                    former.rename(path)
+
+    def _name(self, path: Path) -> str:
+        return f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+
     def drop(self, former: str) -> None:
         """Remove a former version."""
         if not former:
             return
-        Path(former).unlink(missing_ok=True)
+        _remove(Path(former))
         with suppress(OSError):  # it has others
             Path(former).parent.rmdir()
         if (near := Path(former).parent.parent).name == NEAR:
@@ -66,7 +80,7 @@ class Versions:
             if path.is_symlink() or not path.exists():  # it went with its folder, or another rank has moved it
                 continue
             try:
-                self._place(os.rename, path, self._aside, f"rank{self._rank}-{number}-{path.name}")
+                self._place(_rename, path, self._aside, f"rank{self._rank}-{number}-{path.name}")
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -84,7 +98,7 @@ class Versions:
             path = Path(save.path)
             if save.former and save.former_step <= step and not path.exists():
                 with suppress(FileExistsError):  # another rank has put back the same file
-                    os.link(save.former, path)
+                    (_rename if Path(save.former).is_dir() else os.link)(save.former, path)
                 self.drop(save.former)
             if not save.is_current():
                 del record.saves[save.path]
@@ -110,8 +124,16 @@ class Versions:
 
 def _placed(act: Callable[[Path, Path], None], path: Path, place: Path) -> Path:
     make_private_folder(place.parent)
+    _remove(place)
     act(path, place)
     return place
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
 
 
 def _is_movable(save: Save, step: int) -> bool:

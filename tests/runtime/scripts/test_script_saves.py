@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.ipc.environment import ENV_RUN_DIR
+from hyperpod_ext.runtime.scripts import versions
 from hyperpod_ext.runtime.scripts.record import Progress, SaveRecord, newest_of_all
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
@@ -29,7 +31,8 @@ class Link(SoloLink):
 
     def __init__(self, all_saved: int) -> None:
         super().__init__()
-        self.other = json.dumps({"made": all_saved, "by_all": all_saved, "newest": 0, "files": {}})
+        files = {step: 1 for step in (5, 10, 15) if step <= all_saved}
+        self.other = json.dumps({"made": all_saved, "by_all": all_saved, "newest": all_saved, "files": files})
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def agree(self, topic: str, text: str, choose: Callable[[Sequence[str]], str]) -> str:
@@ -120,7 +123,7 @@ def test_removed_saves_are_forgotten(folder: Path) -> None:
     before = Process()
     before.make(5, 10, save=lambda step: torch.save({"step": step}, folder / "last.pt"))
     (folder / "last.pt").unlink()
-    after = before.restart(all_saved=5)
+    after = before.restart(all_saved=0)
     assert (after.aside, after.run.step, [*folder.iterdir()]) == ([], 0, [])
 
 
@@ -138,9 +141,9 @@ def save_to_stream_and_rename(folder: Path, step: int) -> None:
 @pytest.mark.parametrize("save", [save_and_rename, save_to_stream_and_rename])
 def test_a_file_that_the_script_renames_is_followed(folder: Path, save: Callable[[Path, int], None]) -> None:
     before = Process()
-    before.make(5, 10, save=lambda step: save(folder, step))
-    after = before.restart(all_saved=5)
-    assert (step_in(folder / "last.pt"), after.aside) == (5, [str(folder / "last.pt")])
+    before.make(5, 10, 15, save=lambda step: save(folder, step))
+    after = before.restart(all_saved=10)
+    assert (step_in(folder / "last.pt"), after.aside) == (10, [str(folder / "last.pt")])
 
 
 def test_a_folder_of_one_step_is_moved_whole(folder: Path, run_dir: Path) -> None:
@@ -173,6 +176,91 @@ def test_a_folder_whose_first_save_was_cut_off_is_moved(folder: Path) -> None:
         before.make(10, save=save)
     before.restart(all_saved=5)
     assert [path.name for path in folder.iterdir()] == ["checkpoint-5"]
+
+
+def save_folder(step: int, folder: Path) -> None:
+    dcp.save({"step": torch.tensor(step)}, checkpoint_id=folder / "newest", no_dist=True)
+
+
+def step_of(folder: Path) -> int:
+    dcp.load({"step": (step := torch.tensor(0))}, checkpoint_id=folder / "newest", no_dist=True)
+    return int(step)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_that_was_replaced_comes_back(folder: Path, run_dir: Path) -> None:
+    before = Process()
+    before.make(5, 10, 15, save=lambda step: save_folder(step, folder))
+    assert [path.name for path in folder.iterdir()] == ["newest"]
+    after = before.restart(all_saved=10)
+    assert (step_of(folder), after.aside) == (10, [str(folder / "newest")])
+    assert len(list((run_dir / "set-aside").rglob(".metadata"))) == 1
+    after.saves.end()
+    assert not (run_dir / "former").exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_folder_of_an_earlier_run_comes_back(folder: Path) -> None:
+    save_folder(70, folder)
+    before = Process()
+    before.make(5, save=lambda step: save_folder(step, folder))
+    before.restart(all_saved=0)
+    assert step_of(folder) == 70
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_replacement_of_a_folder_that_was_cut_off_is_undone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The former folder has been moved, and the new one has not yet."""
+    rename = Path.rename
+
+    def cut(self: Path, target: Path) -> Path:
+        if self.name == ".newest.unfinished":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    save_folder(70, folder)
+    before = Process()
+    monkeypatch.setattr(Path, "rename", cut)
+    with pytest.raises(KeyboardInterrupt):
+        before.make(5, save=lambda step: save_folder(step, folder))
+    assert not (folder / "newest").exists()
+    before.restart(all_saved=0)
+    assert step_of(folder) == 70
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint")
+def test_a_folder_with_other_files_is_overwritten_in_place(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "newest").mkdir()
+    (folder / "newest" / "log.txt").write_text("of the script")
+    before = Process()
+    before.make(5, save=lambda step: save_folder(step, folder))
+    assert capsys.readouterr().err == ""
+    before.make(10, save=lambda step: save_folder(step, folder))
+    assert "newest has a checkpoint, which this save overwrites in place" in capsys.readouterr().err
+    after = before.restart(all_saved=5)
+    assert (step_of(folder), after.aside) == (10, [])
+    assert (folder / "newest" / "log.txt").read_text() == "of the script"
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_writer_keeps_its_folder_and_its_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = dcp.FileSystemWriter(folder / "newest", overwrite=False)
+    before = Process()
+    before.make(5, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+    with pytest.raises(dcp.api.CheckpointException):
+        before.make(10, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+    assert step_of(folder) == 5
+    assert capsys.readouterr().err == ""
+    writer = dcp.FileSystemWriter(folder / "newest")
+    before.make(15, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+    assert (step_of(folder), writer.path) == (15, folder / "newest")
+
+
+def test_a_url_is_no_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(dcp, "save", lambda state, **options: seen.append(options))
+    Process().make(5, save=lambda step: dcp.save({}, checkpoint_id="s3://bucket/newest"))
+    assert seen == [{"checkpoint_id": "s3://bucket/newest"}]
 
 
 def test_folders_without_saves_stay(folder: Path) -> None:
@@ -245,8 +333,7 @@ def test_a_file_that_cannot_be_moved_is_an_error(folder: Path, monkeypatch: pyte
     def refuse(*_: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "rename", refuse)
-    monkeypatch.setattr("hyperpod_ext.runtime.scripts.record.SaveRecord.write", lambda *_: None)
+    monkeypatch.setattr(versions, "_rename", refuse)
     with pytest.raises(JobFailedError, match=r"step-10\.pt cannot be set aside: Permission denied"):
         before.restart(all_saved=5)
 
