@@ -279,7 +279,8 @@ class ScriptSaves:
         """Return this process's saves at `path`, or in that folder."""
         if path is None or os.getpid() != self._pid:
             return []
-        return [save for save in self._record.saves.values() if Path(save.path).is_relative_to(path)]
+        with self._lock:
+            return [save for save in self._record.saves.values() if Path(save.path).is_relative_to(path)]
 
     def _known(self) -> list[Save]:
         return [save for file in self._file.parent.glob("*.json") for save in SaveRecord.read(file).saves.values()]

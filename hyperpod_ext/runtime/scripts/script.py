@@ -30,23 +30,26 @@ def run_script(path: str) -> None:
     Raises:
         SystemExit: the script has ended with an exit code other than 0.
     """
-    begun: list[ScriptSaves] = []
+    begun = False
+    recorded: list[ScriptSaves] = []
 
     def script(run: Run) -> None:
+        nonlocal begun
         if begun:
             threading.Event().wait()  # the agent replaces this process
+        begun = True
         run.restore()
         os.environ.update(_torchrun_variables(run))
         script_run = ScriptRun(run)
         saves = ScriptSaves(script_run)
-        begun.append(saves)
+        recorded.append(saves)
         saves.go_back()
         with saves.recorded(), ScriptSteps(script_run, saves).counted(), own_groups():
             _run(path)
 
     script.__name__ = path
     resilient(script)()
-    for saves in begun:
+    for saves in recorded:
         saves.end()
 
 

@@ -54,14 +54,8 @@ class Versions:
 
     def drop(self, former: str) -> None:
         """Remove a former version."""
-        if not former:
-            return
-        _remove(Path(former))
-        with suppress(OSError):  # it has others
-            Path(former).parent.rmdir()
-        if (near := Path(former).parent.parent).name == NEAR:
-            with suppress(OSError):
-                near.rmdir()
+        if former:
+            _remove(Path(former))
 
     def set_aside(self, record: SaveRecord, step: int) -> list[str]:
         """Move saves of steps after `step` away, and return their paths.
@@ -107,9 +101,13 @@ class Versions:
         record.forget_after(step)
 
     def drop_all(self, saves: Iterable[Save]) -> None:
-        """Remove all former versions."""
-        for save in saves:
-            self.drop(save.former)
+        """Remove all former versions, and the folders that are empty then."""
+        for former in [Path(save.former) for save in saves if save.former]:
+            _remove(former)
+            emptied = [former.parent, former.parent.parent] if former.parent.parent.name == NEAR else [former.parent]
+            with suppress(OSError):  # other ranks have versions there
+                for folder in emptied:
+                    folder.rmdir()
 
     def _place(self, act: Callable[[Path, Path], None], path: Path, folder: str, name: str) -> Path:
         """Link or move `path` into the run's folder; if that is on another file system, next to `path`."""
