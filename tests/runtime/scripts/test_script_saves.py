@@ -179,11 +179,11 @@ def test_a_folder_whose_first_save_was_cut_off_is_moved(folder: Path) -> None:
 
 
 def save_folder(step: int, folder: Path) -> None:
-    dcp.save({"step": torch.tensor(step)}, checkpoint_id=folder / "newest", no_dist=True)
+    dcp.save({"step": torch.tensor(step)}, checkpoint_id=folder / "newest")
 
 
 def step_of(folder: Path) -> int:
-    dcp.load({"step": (step := torch.tensor(0))}, checkpoint_id=folder / "newest", no_dist=True)
+    dcp.load({"step": (step := torch.tensor(0))}, checkpoint_id=folder / "newest")
     return int(step)
 
 
@@ -246,13 +246,13 @@ def test_a_folder_with_other_files_is_overwritten_in_place(folder: Path, capsys:
 def test_a_writer_keeps_its_folder_and_its_refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     writer = dcp.FileSystemWriter(folder / "newest", overwrite=False)
     before = Process()
-    before.make(5, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+    before.make(5, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer))
     with pytest.raises(dcp.api.CheckpointException):
-        before.make(10, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+        before.make(10, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer))
     assert step_of(folder) == 5
     assert capsys.readouterr().err == ""
     writer = dcp.FileSystemWriter(folder / "newest")
-    before.make(15, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer, no_dist=True))
+    before.make(15, save=lambda step: dcp.save({"step": torch.tensor(step)}, storage_writer=writer))
     assert (step_of(folder), writer.path) == (15, folder / "newest")
 
 
