@@ -102,12 +102,13 @@ class Versions:
 
     def drop_all(self, saves: Iterable[Save]) -> None:
         """Remove all former versions, and the folders that are empty then."""
-        for former in [Path(save.former) for save in saves if save.former]:
-            _remove(former)
-            emptied = [former.parent, former.parent.parent] if former.parent.parent.name == NEAR else [former.parent]
-            with suppress(OSError):  # other ranks have versions there
-                for folder in emptied:
-                    folder.rmdir()
+        near = set()
+        for save in saves:
+            self.drop(save.former)
+            near.add(Path(save.path).parent / NEAR)
+        for folder in (self._run_dir / _FORMER, *(each / _FORMER for each in near), *near):
+            with suppress(OSError):  # it has versions of other ranks, or those set aside; or there is none
+                folder.rmdir()
 
     def _place(self, act: Callable[[Path, Path], None], path: Path, folder: str, name: str) -> Path:
         """Link or move `path` into the run's folder; if that is on another file system, next to `path`."""
