@@ -76,6 +76,8 @@ class SaveRecord:
     """Number of saves at each step."""
     folders: dict[str, int] = field(default_factory=dict)
     """Folders that the script made for its saves, each with the newest step it had made."""
+    is_moving: bool = False
+    """Whether saves are being set aside, so that a file may be missing at its path."""
 
     @classmethod
     def read(cls, file: Path) -> Self:
@@ -86,7 +88,8 @@ class SaveRecord:
         try:
             read = json.loads(file.read_bytes())
             saves = [Save(**one) for one in read["saves"]]
-            return cls({save.path: save for save in saves}, dict(read["files"]), dict(read["folders"]))
+            by_path = {save.path: save for save in saves}
+            return cls(by_path, dict(read["files"]), dict(read["folders"]), bool(read["is_moving"]))
         except FileNotFoundError:
             return cls()
         except (ValueError, TypeError, KeyError) as error:
@@ -101,6 +104,7 @@ class SaveRecord:
             "saves": [asdict(one) for one in [*self.saves.values()][-_KEPT:]],
             "files": sorted(self.files.items())[-_KEPT:],
             "folders": [*self.folders.items()][-_KEPT:],
+            "is_moving": self.is_moving,
         }
         make_private_folder(file.parent)
         write_atomically(file, json.dumps(newest))
@@ -112,6 +116,8 @@ class SaveRecord:
 
     def exists(self) -> bool:
         """Return whether a recorded version, or a folder of saves, still exists."""
+        if self.is_moving:
+            return True
         return any(save.is_current() for save in self.saves.values()) or any(
             Path(each).is_dir() for each in self.folders
         )

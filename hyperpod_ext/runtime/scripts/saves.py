@@ -94,9 +94,12 @@ class ScriptSaves:
         self._run.resume_after(step)
         if step == newest:
             return
+        self._record.is_moving = True
+        self._record.write(self._file)
         moved = self._versions.set_aside(self._record, step)
         self._run.link.agree("set-aside", "", _nothing)  # former versions come back to empty places only
         self._versions.put_back(self._record, step)
+        self._record.is_moving = False
         self._record.write(self._file)
         if moved:
             self._run.set_aside(moved)
@@ -162,9 +165,9 @@ class ScriptSaves:
 
             def put() -> None:
                 nonlocal former
-                if path.is_dir() and not (path / DCP_INDEX).exists():
-                    shutil.rmtree(path)  # an incomplete checkpoint
                 former = self._keep_former(path)
+                if path.is_dir():  # incomplete, or of the same step
+                    shutil.rmtree(path)
                 folder.unfinished.rename(path)
 
             result = folder.run(functools.partial(save, *arguments), put)
@@ -254,6 +257,8 @@ class ScriptSaves:
             return Former(before.former, before.former_step, before.lost)
         if not path.exists() or (before is not None and not before.is_current()):
             return Former()  # if another process has replaced it, that one keeps the version before
+        if path.is_dir() and not (path / DCP_INDEX).exists():
+            return Former()
         if before is None and path.is_dir():  # so that `repair` finds it
             self._record.saves[str(path)] = Save.of(path, 0)
             self._record.write(self._file)

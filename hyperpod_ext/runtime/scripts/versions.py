@@ -7,6 +7,7 @@ import hashlib
 import os
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ class Versions:
 
     def __init__(self, run_dir: Path, rank: int, generation: int) -> None:
         self._run_dir, self._rank = run_dir, rank
-        self._aside = f"set-aside/generation-{generation}"
+        self._aside = f"set-aside/{time.strftime('%Y-%m-%dT%H-%M-%S')}-generation-{generation}"
         self._warned = False
 
     def keep(self, path: Path) -> str:
