@@ -347,6 +347,14 @@ def test_what_no_snapshot_holds_is_told_while_the_job_runs() -> None:
     assert EventText().tell(told | unseeded) == [unseeded_text(["rows (DataLoader)"])]
 
 
+def test_saves_that_are_set_aside_are_shown() -> None:
+    event = entry(1.0, "saves_set_aside", rank=1, step=5, paths=["/s/a.pt", "/s/b.pt"]) | {"run": "main"}
+    said = "step 5 is the newest that all ranks have saved, so rank 1 has set /s/a.pt and 1 more aside"
+    assert EventText().tell(event) == [said]
+    said = "no step was saved by all ranks, so rank 1 has set /s/a.pt aside"
+    assert EventText().tell(event | {"step": 0, "paths": ["/s/a.pt"]}) == [said]
+
+
 def test_unprotected_training_on_two_nodes_is_warned_of_once() -> None:
     story, step = EventText(), entry(1.0, "unprotected_step", rank=0, node=0) | {"run": "main"}
     assert story.tell(step) == [f"warning: rank 0 makes an optimizer step, but {UNPROTECTED}"]

@@ -50,7 +50,9 @@ class SavesSetAside(ByWorker):
         """A sentence for users."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         newest = (
-            f"step {self.step} is the newest that all ranks have saved" if self.step else "no step was saved by all"
+            f"step {self.step} is the newest that all ranks have saved"
+            if self.step
+            else "no step was saved by all ranks"
         )
         return f"{newest}, so rank {self.rank} has set {self.paths[0]}{more} aside"
 
