@@ -7,11 +7,13 @@ from datetime import timedelta
 from typing import Any, Optional
 
 import pytest
+import torch
 
 from hyperpod_ext.compat.checkpointless import handlers, logs
 from hyperpod_ext.compat.checkpointless.wrap import CheckpointManager, HPCallWrapper, HPWrapper, current_run
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME
 from hyperpod_ext.errors import ConfigError, JobFailedError
+from hyperpod_ext.runtime.process_group.backend import AbortStuckError
 
 
 class Own(handlers.Abort):
@@ -51,6 +53,28 @@ def test_a_finalizer_has_a_time_limit() -> None:
     never = threading.Event()
     with pytest.raises(JobFailedError, match="took longer"):
         handlers.ThreadedFinalize(timedelta(0), never.wait)(None)
+    never.set()
+    with pytest.raises(ZeroDivisionError):
+        handlers.ThreadedFinalize(timedelta(seconds=60), lambda: 1 / 0)(None)
+
+
+def test_handlers_without_a_call_are_refused() -> None:
+    for base in (handlers.Abort, handlers.Finalize, handlers.HealthCheck):
+        with pytest.raises(TypeError, match="__call__"):
+            type("Empty", (base,), {})()
+
+
+def test_a_gpu_that_does_not_answer_costs_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    never, waited = threading.Event(), []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    handlers.CudaHealthCheck()(None)
+    assert waited == [torch.device("cuda", 1)] * 2
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: never.wait())
+    with pytest.raises(AbortStuckError, match="has not finished its work"):
+        handlers.CudaHealthCheck(timedelta(0))(None)
     never.set()
 
 

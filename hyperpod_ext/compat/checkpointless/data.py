@@ -163,7 +163,15 @@ class SkipDataLoader(DataLoader[Any]):
 
     def __init__(self, *arguments: Any, _skip_batches: int = 0, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.skip_batches = _skip_batches
+        self._skip_batches = _skip_batches
+
+    @property
+    def skip_batches(self) -> int:
+        return self._skip_batches
+
+    @skip_batches.setter
+    def skip_batches(self, number: int) -> None:
+        self._skip_batches = number
 
     def __iter__(self) -> Any:
-        return islice(super().__iter__(), self.skip_batches, None)
+        return islice(super().__iter__(), self._skip_batches, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import threading
 from collections.abc import Callable
@@ -37,38 +38,44 @@ class HPState:
         self.iteration = 0
 
 
-class Abort:
+class Abort(abc.ABC):
     """Base of the script's own abort handlers. The runtime has aborted all collectives before it calls them."""
+
+    @abc.abstractmethod
+    def __call__(self, state: Any = None, *_: Any, **__: Any) -> Any: ...
+
+
+class _Unneeded(Abort):
+    """An abort handler of AWS's that does nothing: the runtime aborts, and snapshots are stored by another process."""
 
     def __call__(self, state: Any = None, *_: Any, **__: Any) -> Any:
         return state
 
 
-class AbortTransformerEngine(Abort):
-    """Does nothing: the runtime aborts."""
+class AbortTransformerEngine(_Unneeded): ...
 
 
-class HPAbortTorchDistributed(Abort):
-    """Does nothing: the runtime aborts."""
+class HPAbortTorchDistributed(_Unneeded): ...
 
 
-class HPCheckpointingAbort(Abort):
-    """Does nothing: snapshots are stored by another process."""
+class HPCheckpointingAbort(_Unneeded): ...
 
 
-class HPDataLoaderAbort(Abort):
-    """Does nothing: the runtime closes its loaders."""
+class HPDataLoaderAbort(_Unneeded): ...
 
 
-class Finalize:
+class Finalize(abc.ABC):
     """Base of handlers that clean up after the abort."""
 
-    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
-        return state, train_ex
+    @abc.abstractmethod
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any: ...
 
 
 class CheckpointlessFinalizeCleanup(Finalize):
     """Does nothing: the runtime clears the variables of the failed call, and keeps the objects of `run.keep`."""
+
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
+        return state, train_ex
 
     def register_attributes(self, trainer: Any) -> None:
         """Do nothing: no trainer is cleaned up."""
@@ -86,21 +93,20 @@ class ThreadedFinalize(Finalize):
     ) -> None:
         self.timeout, self.fn, self.args, self.kwargs = timeout, fn, args, kwargs or {}
 
-    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
-        """Raises JobFailedError if `fn` takes longer."""
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> None:
+        """Raises JobFailedError if `fn` takes longer, and the error of `fn`."""
         if not _ends_within(self.timeout, lambda: self.fn(*self.args, **self.kwargs)):
             raise JobFailedError(
                 f"finalize: {getattr(self.fn, '__name__', self.fn)} took longer than {self.timeout}",
                 hint="Raise its timeout.",
             )
-        return state, train_ex
 
 
-class HealthCheck:
+class HealthCheck(abc.ABC):
     """Base of checks of this process. A check that fails raises an exception."""
 
-    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
-        return state, train_ex
+    @abc.abstractmethod
+    def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any: ...
 
 
 class CudaHealthCheck(HealthCheck):
@@ -112,11 +118,12 @@ class CudaHealthCheck(HealthCheck):
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
         """Raises AbortStuckError if the GPU does not answer, and torch's error if the CUDA context is unusable."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():
-            local_rank = os.environ.get("LOCAL_RANK")
-            device = torch.device("cuda", torch.cuda.current_device() if local_rank is None else int(local_rank))
+            local_rank = os.getenv("LOCAL_RANK")
+            index = torch.cuda.current_device() if local_rank is None else int(local_rank)
+            device = torch.device("cuda", index)
             if not _ends_within(self.timeout, lambda: torch.cuda.synchronize(device)):
                 raise AbortStuckError(f"{device} has not finished its work within {self.timeout}")
-            torch.cuda.synchronize(device)  # raises the error of a broken context in this thread
+            torch.cuda.synchronize(device)
         return state, train_ex
 
 
@@ -167,8 +174,18 @@ class CheckpointlessAbortManager:
 
 
 def _ends_within(timeout: timedelta, call: Callable[[], object]) -> bool:
-    """Call in a thread; return whether the call has ended in time."""
-    thread = threading.Thread(target=call, daemon=True)
+    """Call in a thread; return whether the call has ended in time. Raises the error of the call."""
+    errors = []
+
+    def catching() -> None:
+        try:
+            call()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=catching, daemon=True)
     thread.start()
     thread.join(timeout.total_seconds())
+    for error in errors:
+        raise error
     return not thread.is_alive()
