@@ -61,7 +61,8 @@ def _explain_terms(found: list[Term], output: str) -> None:
     parts = []
     for one in found:
         fields = f"\n\nfields: {', '.join(one.fields)}" if one.fields else ""
-        title = f"{one.name} (AWS checkpointless training, tier {one.tier}: {tiers()[one.tier]})"
+        of = f"AWS checkpointless training, tier {one.tier}: " if one.tier else "AWS "
+        title = f"{one.name} ({of}{tiers()[one.tier]})"
         compat = f"With `compat: aws` ({one.compat}): {one.how}"
         parts.append(f"{title}\n\nAt AWS: {one.means}.\nHere: {one.ours}\n{compat}{fields}")
     print_result([asdict(one) for one in found], output, "\n\n\n".join(parts))

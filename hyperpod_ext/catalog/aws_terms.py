@@ -22,7 +22,7 @@ class Term:
     module: str
     """AWS's module that has it; empty: it is an environment variable."""
     tier: int
-    """1 to 4: the tier of AWS's launch article that it belongs to."""
+    """1 to 4: the tier of AWS's launch article that it belongs to; 0: none."""
     means: str
     """Purpose of the term at AWS."""
     ours: str
@@ -36,8 +36,8 @@ class Term:
 
 
 def tiers() -> Mapping[int, str]:
-    """Return the title of each tier of the article."""
-    return {int(number): title for number, title in facts(_FILE)["tiers"].items()}
+    """Return the title of each tier of the article; 0: of names that are in none."""
+    return {0: "elastic training"} | {int(number): title for number, title in facts(_FILE)["tiers"].items()}
 
 
 def terms() -> tuple[Term, ...]:
@@ -52,5 +52,9 @@ def packages() -> frozenset[str]:
 
 def tiers_of(field: str) -> list[int]:
     """Return the tiers of a field of the job spec; `checkpoint.tiers.uri` belongs to `checkpoint.tiers`."""
-    found = {one.tier for one in terms() if any(field == name or field.startswith(f"{name}.") for name in one.fields)}
+    found = {
+        one.tier
+        for one in terms()
+        if one.tier and any(field == name or field.startswith(f"{name}.") for name in one.fields)
+    }
     return sorted(found)

@@ -45,6 +45,7 @@ MODULES: dict[str, dict[str, str]] = {
         "nemo_plugins.progress_bar_callback": _TRAINER,
         "nemo_plugins.resume": _TRAINER,
     },
+    "hyperpod_elastic_agent": {"elastic_event_handler": "elastic"},
 }
 """AWS's packages: for each of their modules, the module of `hyperpod_ext.compat` that has its names; empty: none."""
 

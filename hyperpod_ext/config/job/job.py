@@ -98,8 +98,8 @@ class JobConfig(Config):
     two need HyperPod on EKS, and cannot be combined."""
     compat: Literal["aws"] | None = None
     """Packages of others that the script may import although this project replaces them. `aws`:
-    hyperpod_checkpointless_training, amzn_sagemaker_checkpointing and hyperpod_elastic_agent, for scripts written for
-    AWS's checkpointless training, managed tier and elastic training. Needs mode `ours` or `run`, and our agent."""
+    hyperpod_checkpointless_training and hyperpod_elastic_agent, for scripts written for AWS's checkpointless and
+    elastic training. Needs mode `ours` or `run`, and our agent."""
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
     """Machines the job runs on; at most 100,000, more than a Kubernetes or Slurm cluster can have."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
