@@ -14,7 +14,7 @@ def problems(cluster: ClusterConfig) -> Iterator[Problem]:
     """Yield every reason why AWS would refuse `cluster`, or why it is a probable mistake."""
     for problem in _problems(cluster):
         open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
-        if open_to_deploy and problem.message.startswith("is needed"):
+        if open_to_deploy and problem.message.startswith("is required"):
             problem = replace(
                 problem, hint="`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
             )
@@ -41,7 +41,7 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         if names.count(restricted.name) > 1:
             yield Problem(f"another group has the name `{restricted.name}`, too", path=f"{path}.name", hint=_RENAME)
         if not (restricted.execution_role or cluster.execution_role):
-            yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
+            yield Problem("is required", path=f"{path}.execution_role", hint=_ROLE)
 
 
 _RENAME = "give each group a different name"
@@ -180,7 +180,7 @@ def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Pro
 
 def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
     if not (group.execution_role or cluster.execution_role):
-        yield Problem("is needed", path=f"{path}.execution_role", hint=_ROLE)
+        yield Problem("is required", path=f"{path}.execution_role", hint=_ROLE)
     if group.min_count is not None:
         if group.min_count > group.count:
             yield Problem("is more than count", path=f"{path}.min_count", hint=f"write at most {group.count}")

@@ -224,7 +224,7 @@ def test_a_context_that_is_too_long_for_a_variable_comes_in_a_file(context_of_ap
 
 @pytest.mark.parametrize("text", ['{"cluster":', "[1]", ""], ids=["cut", "a list", "no file"])
 def test_a_context_that_cannot_be_read_is_told_with_its_variable(context_of_app: Any, text: str) -> None:
-    with pytest.raises(ConfigError, match="CONTEXT_OVERFLOW_LOCATION_ENV: holds no JSON object"):
+    with pytest.raises(ConfigError, match="CONTEXT_OVERFLOW_LOCATION_ENV: does not contain a JSON object"):
         context_of_app(text)
 
 

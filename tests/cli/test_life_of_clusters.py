@@ -117,6 +117,6 @@ def test_a_cluster_that_is_being_changed_is_not_deleted(identity: None, monkeypa
         cluster = {"ClusterName": "research", "ClusterArn": "arn", "ClusterStatus": "Updating"}
         aws.clusters["research"] = cluster
         told = call_hp_ext("cluster", "delete", "research", *REGION, "--yes")
-        assert (told.code, "is Updating" in told.stderr, aws.count("DeleteCluster")) == (5, True, 0)
+        assert (told.code, "has status Updating" in told.stderr, aws.count("DeleteCluster")) == (5, True, 0)
         aws.failures["DescribeCluster"] = Failure(400, "AccessDeniedException")
         assert call_hp_ext("cluster", "delete", "research", *REGION, "--yes").code == 4

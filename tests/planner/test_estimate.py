@@ -72,7 +72,7 @@ def test_frozen_parameters_cost_no_save_but_every_restore() -> None:
         assert after[tier].blocked_s == pytest.approx(before[tier].blocked_s * 0.01)
         assert after[tier].latency_s == pytest.approx(before[tier].latency_s * 0.01)
         assert after[tier].read_s == before[tier].read_s
-    with pytest.raises(ValueError, match="it must be above 0, and 1 at most"):
+    with pytest.raises(ValueError, match="the share must be above 0 and at most 1"):
         replace(whole.spread, trained=0)
 
 

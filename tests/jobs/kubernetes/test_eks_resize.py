@@ -49,7 +49,7 @@ def test_the_operator_gets_other_bounds_and_it_is_waited_for_its_pods(api: Kuber
     assert bounds(api) == (4, (2, 4))
     ordered = eks.order(HANDLE, 3)
     assert bounds(api) == (3, (2, 3))
-    assert "when they are free" in ordered.note
+    assert "as soon as they are free" in ordered.note
     with pytest.raises(WaitTimeoutError, match=r"not been resized within 0\.05 s"):
         eks.outcome(ordered, 0.05)
     api.pod("a-2", {HPJOB: "a"}, "Pending")

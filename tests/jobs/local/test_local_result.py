@@ -148,7 +148,7 @@ def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
     undisturbed = final_report(None, ends(1), False, "boom")
     result = make_result("a", "local://localhost/a", GOOD, undisturbed)
     assert result["state"] == "failed"
-    assert "undisturbed run" in result["error"]["message"]
+    assert "run without faults" in result["error"]["message"]
     assert result["loss_equal"] is None
 
 

@@ -66,5 +66,5 @@ def test_mistakes_are_reported_before_anything_starts(
     assert (beyond.code, "rank" in beyond.stderr) == (3, True)
     Path("job.yaml").write_text("name: a\nscript: train.py\nmode: run\nelastic: {min_nodes: 1, max_nodes: 2}\n")
     refused = call_hp_ext("validate", "job.yaml", "--target", "local")
-    assert "mode `run` runs on exactly `nodes`" in refused.stderr
+    assert "mode `run` has a fixed number of nodes" in refused.stderr
     assert place.leftovers() == []

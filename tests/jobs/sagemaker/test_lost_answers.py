@@ -76,7 +76,7 @@ def test_a_cluster_that_is_being_deleted_is_not_taken(aws: AwsStandIn) -> None:
     service.create(asked, service.checked_create_request(asked))
     aws.clusters["research"]["ClusterStatus"] = "Deleting"
     aws.failures["CreateCluster"] = lost("500", done=False)
-    with pytest.raises(ConflictError, match="exists and is Deleting"):
+    with pytest.raises(ConflictError, match="exists, with status Deleting"):
         service.create(asked, service.checked_create_request(asked))
 
 

@@ -81,7 +81,7 @@ def test_options_of_srun_are_imported_into_it() -> None:
 def test_what_keeps_a_job_from_being_submitted_is_refused_everywhere_and_not_imported() -> None:
     loaded = read_text(JobConfig, f"{SPEC}slurm: {{sbatch: {{wait: ''}}}}\n", "job.yaml")
     (problem,) = loaded.locate(find_problems(loaded.config, None, TARGET))
-    assert str(problem).startswith("job.yaml:4: slurm.sbatch.wait: --wait would have the submission last"), problem
+    assert str(problem).startswith("job.yaml:4: slurm.sbatch.wait: --wait would make the submission last"), problem
     found = import_file("#!/bin/sh\n#SBATCH --wait\n#SBATCH --nice=5\nsrun python train.py\n", "job.sbatch")
     assert found.job.slurm.sbatch == {"nice": "5"}
-    assert [one for one in found.left_out if one.startswith("job.sbatch:2: --wait: would have")]
+    assert [one for one in found.left_out if one.startswith("job.sbatch:2: --wait: would make")]
