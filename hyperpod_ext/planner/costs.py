@@ -121,9 +121,8 @@ def peer_cost(
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     each = spread.node_bytes / speeds.peer
-    if (
-        parity is not None
-    ):  # a node sends its snapshot once, in parts; a rebuild reads as much from each other node of the group
+    if parity is not None:
+        # a node sends its snapshot once, in parts; a rebuild reads as much from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
     send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)
