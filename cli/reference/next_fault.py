@@ -1,4 +1,4 @@
-"""Predicts the outcome of a job's next fault with the rules of its membership."""
+"""Predicts the outcome of a job's next fault with the code that decides on recoveries in real jobs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
 
 
 def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]:
-    """Return the described cluster if all changes of `sent` are made.
+    """Return the cluster as AWS describes it, if AWS has made all changes in `sent`.
 
     Raises:
         NotFoundError: UpdateCluster has not made these changes.

@@ -197,5 +197,5 @@ def _seen(value: Any) -> bytes | int:
     """Return the bytes of `value` in a snapshot, or its id, for comparisons."""
     try:
         return written(value)
-    except (JobFailedError, RuntimeError, ValueError, TypeError):  # no plain value, or a tensor without memory
+    except (JobFailedError, RuntimeError, ValueError, TypeError):  # the value is not plain, or is a meta tensor
         return id(value)

@@ -29,7 +29,7 @@ def main() -> None:
         preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
     )
     code = wait_printing(agent, logs)
-    sys.exit(code if code >= 0 else 128 - code)  # as a shell tells of a signal
+    sys.exit(code if code >= 0 else 128 - code)  # 128 + the signal's number, as a shell reports it
 
 
 def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:

@@ -81,7 +81,8 @@ _AGENTS_MEET = 29400
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
 """Last flags: the pod's fork server starts the script's process."""
 MONITOR_S = "0.02"
-"""Interval of hyperpodrun's checks of its processes, s. A recovery waits three to five intervals; torchrun has 0.1."""
+"""Seconds between hyperpodrun's checks of its processes; torchrun's default is 0.1. A recovery waits three to five
+intervals."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:

@@ -12,7 +12,7 @@ from hyperpod_ext.jobs.contract.spec_annotation import note_text
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 ENV_SPEC = "HPX_SPEC"
-"""Variable with the spec of the request, for `hp-ext import`. The container does not read it."""
+"""Variable with the spec of the request, for `hp-ext import`. The container does not read this variable."""
 LONGEST_VARIABLE = 512
 """SageMaker's limit of characters in a variable."""
 MOST_VARIABLES = 100

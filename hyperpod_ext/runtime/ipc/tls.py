@@ -16,7 +16,7 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""Validity of a certificate before and after its creation. No peer checks it, because proofs are bound to the
+"""Time before and after its creation in which a certificate is valid. No peer checks this time, because proofs are bound to the
 certificate's bytes."""
 
 

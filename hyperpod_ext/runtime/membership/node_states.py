@@ -151,8 +151,8 @@ class NodeStates:
 
     @property
     def going(self) -> set[int]:
-        """Nodes without ranks that are released once their snapshots are not needed. Excludes nodes that were given up
-        because of faults, which keep serving snapshots."""
+        """Nodes without ranks that are released once their snapshots are not needed. Nodes that were given up
+        because of faults are not among them: they keep serving snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 

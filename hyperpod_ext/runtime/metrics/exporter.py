@@ -36,7 +36,7 @@ class MetricsExporter:
         self._past = past
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
-        """Events that arrive before the past events are counted; None afterwards."""
+        """Events that arrived while the events of the past were still being counted. None after that count."""
         self._server = metrics_server(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
 

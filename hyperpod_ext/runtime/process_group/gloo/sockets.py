@@ -87,7 +87,7 @@ def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Ite
     for number in numbers:
         try:
             if stat.S_IFMT(os.fstat(number).st_mode):
-                continue  # skip files, pipes and sockets; epoll sets and other kernel objects have no type
+                continue  # skip files, pipes and sockets; the kernel reports no file type for epoll sets
             loop = _read(number, known)
         except OSError:  # the descriptor is not an epoll set, or was just closed
             continue

@@ -75,7 +75,8 @@ class UnsavedState:
     def leave_to_others(self, step: int) -> None:
         """Skip the comparison in a process that replaces another one after `step`.
 
-        The processes of the first two steps have compared, and all ranks would wait for this one.
+        Processes that made the first two steps have already compared their states. Another comparison would make all ranks
+        wait for this process.
         """
         if step >= _COMPARED:
             self._be_done()
