@@ -16,8 +16,8 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""Time before and after its creation in which a certificate is valid. No peer checks this time, because proofs are bound to the
-certificate's bytes."""
+"""A certificate is valid this long before and after its creation. No peer checks these dates, because proofs are bound
+to the certificate's bytes."""
 
 
 class OwnCertificate:

@@ -70,8 +70,8 @@ class Unproven(Generic[Connection]):
 
 
 FILES_A_PLACE = 4
-"""Open files that the process must be allowed for each place of an unauthenticated connection. Authenticated connections
-use most of these files."""
+"""Open files that the process must be allowed for each place of an unauthenticated connection. Authenticated
+connections use most of these files."""
 _OPEN_FILES = 65_536
 """Limit of open files that suffices for a job's processes. The hard limit is often a million, and some programs loop
 over all descriptors."""

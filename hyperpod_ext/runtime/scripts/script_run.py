@@ -30,7 +30,7 @@ class ScriptRun:
         return self.records / f"rank{rank}.json"
 
     def begin(self, step: int, loaded: int | None) -> None:
-        """Report that the script begins its loop after `step`. `loaded`: step of the checkpoint that it has loaded, if known."""
+        """Report that the script begins its loop after `step`. `loaded`: step of the script's checkpoint, if known."""
         self._set(step)
         self.link.event("begun", rank=self.rank, step=step, **({"loaded": loaded} if loaded else {}))
         self._run.expect_step(step + 1)

@@ -75,8 +75,8 @@ class UnsavedState:
     def leave_to_others(self, step: int) -> None:
         """Skip the comparison in a process that replaces another one after `step`.
 
-        Processes that made the first two steps have already compared their states. Another comparison would make all ranks
-        wait for this process.
+        Processes that made the first two steps have already compared their states. Another comparison would make all
+        ranks wait for this process.
         """
         if step >= _COMPARED:
             self._be_done()
