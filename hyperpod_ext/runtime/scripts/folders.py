@@ -20,7 +20,7 @@ class FolderSave:
     """One call of `torch.distributed.checkpoint.save` to the folder `path`, on one rank. `options`: of the call.
 
     The save writes to `unfinished`, next to `path`, and rank 0 of its process group renames that folder at the end. A
-    folder with other files in it stays: there the save overwrites the version before, as under torchrun.
+    folder with other files in it stays: there the save overwrites the former version, as under torchrun.
     """
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
@@ -58,7 +58,7 @@ class FolderSave:
             self.unfinished.rename(self.path)
         except FileNotFoundError:
             return
-        except OSError:  # there is a version before
+        except OSError:  # a former version is in its place
             replace()
 
     def _can_replace(self) -> bool:

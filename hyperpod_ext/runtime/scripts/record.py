@@ -22,7 +22,7 @@ _STEPS = struct.Struct("<qq")
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The version before of a file: place and step, as in `Save`."""
+    """Place and step of a file's former version, as in `Save`."""
 
     place: str = ""
     step: int = 0
@@ -41,22 +41,27 @@ class Save:
     """Size of the file, or of the folder's index."""
     mtime_ns: int
     former: str = ""
-    """Where the version before is kept; empty: nowhere."""
+    """Path at which the former version is kept; empty: it is not kept."""
     former_step: int = 0
-    """Step of the version before; 0: an earlier run saved it."""
+    """Step of the former version; 0: an earlier run saved it."""
     lost: bool = False
-    """Whether there was a version before, and it is not kept."""
+    """Whether there was a former version, and it is not kept."""
 
     @classmethod
-    def of(cls, path: Path, step: int, former: Former | None = None) -> Self:
-        nbytes, mtime_ns = _status(path)
+    def of(cls, path: Path, step: int, former: Former | None = None, *, place: Path | None = None) -> Self:
+        """Return the record of a save to `path`. `place`: the saved file, if it is not at its path yet."""
+        nbytes, mtime_ns = _status(place or path)
         former = former or Former()
         return cls(str(path), step, nbytes, mtime_ns, former.place, former.step, former.lost)
 
     def is_current(self) -> bool:
         """Return whether `path` still has this version."""
+        return self.is_at(Path(self.path))
+
+    def is_at(self, place: Path) -> bool:
+        """Return whether this version is at `place`."""
         try:
-            return _status(Path(self.path)) == (self.nbytes, self.mtime_ns)
+            return _status(place) == (self.nbytes, self.mtime_ns)
         except OSError:
             return False
 

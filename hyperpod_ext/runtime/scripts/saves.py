@@ -46,11 +46,13 @@ class ScriptSaves:
         self._lock = threading.RLock()  # asynchronous saves end in other threads
         self._pid = os.getpid()
         self.loaded: int | None = None
-        """Newest step among the saves that the script has loaded; None: it has loaded nothing."""
+        """Newest step among the saves that the script has loaded before its loop; None: it has loaded nothing."""
+        self._has_begun = False
+        """Whether the script's loop has begun. Later loads do not count: they are samples, for example."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """SaveRecord saves and loads inside."""
+        """Record the saves and loads inside the block."""
         places: list[tuple[Any, str, Call]] = [
             (torch, "save", self._saving(torch.save)),
             (torch, "load", self._then(torch.load, self._note_load, _first_of)),
@@ -77,6 +79,7 @@ class ScriptSaves:
 
     def begin(self, step: int) -> None:
         """Report that the script begins its loop after `step`."""
+        self._has_begun = True
         self._record.forget_after(step)
         self._run.begin(step, self.loaded)
 
@@ -129,10 +132,11 @@ class ScriptSaves:
     def _save_and_replace(self, path: Path, save: Callable[[Path], None]) -> bool:
         """Save under a temporary name, and rename the file; return False if no file can be made there."""
         self._begin_save(path)
-        unfinished = path.with_name(f".{path.name}.rank{self._run.rank}.unfinished")
+        unfinished = self._versions.unfinished(path)
         try:
             save(unfinished)
-            former = self._keep_former(path)
+            # recorded first: a process killed in between would leave a newer file than its record
+            saved = self._record_save(Save.of(path, self._run.step, self._keep_former(path), place=unfinished))
             unfinished.replace(path)
         except (OSError, RuntimeError):
             if not unfinished.exists():
@@ -140,7 +144,7 @@ class ScriptSaves:
             raise
         finally:
             unfinished.unlink(missing_ok=True)
-        self._note_save(path, former)
+        self._run.saved(saved.path, saved.step)
         return True
 
     def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
@@ -240,7 +244,7 @@ class ScriptSaves:
     # --- records ----------------------------------------------------------------------------------
 
     def _begin_save(self, path: Path) -> None:
-        """Note the folder of a save, and remove the version before the present one."""
+        """Note the folder of a save, and remove the version before the current one."""
         with self._lock:
             made = [each for each in [path, *path.parents] if each in self._made]
             if made and str(made[-1]) not in self._record.folders:
@@ -256,7 +260,7 @@ class ScriptSaves:
         if before is not None and before.step == self._run.step:
             return Former(before.former, before.former_step, before.lost)
         if not path.exists() or (before is not None and not before.is_current()):
-            return Former()  # if another process has replaced it, that one keeps the version before
+            return Former()  # if another process has replaced the file, that process keeps the former version
         if path.is_dir() and not (path / DCP_INDEX).exists():
             return Former()
         if before is None and path.is_dir():  # so that `repair` finds it
@@ -266,13 +270,18 @@ class ScriptSaves:
         return Former(place, before.step if before is not None else 0, lost=not place)
 
     def _note_save(self, path: Path, former: Former, step: int | None = None) -> None:
-        with self._lock:
-            save = Save.of(path, self._run.step if step is None else step, former)
-            self._record.add(save)
-            self._record.write(self._file)
+        save = self._record_save(Save.of(path, self._run.step if step is None else step, former))
         self._run.saved(save.path, save.step)
 
+    def _record_save(self, save: Save) -> Save:
+        with self._lock:
+            self._record.add(save)
+            self._record.write(self._file)
+        return save
+
     def _note_load(self, path: Path | None) -> None:
+        if self._has_begun:
+            return
         steps = [save.step for save in self._known() if save.path == str(path) and save.is_current()]
         self.loaded = max([*steps, self.loaded or 0])
 

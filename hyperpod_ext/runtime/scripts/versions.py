@@ -37,18 +37,26 @@ class Versions:
             return str(self._place(_rename if path.is_dir() else os.link, path, _FORMER, self._name(path)))
         except OSError as error:  # the save itself must not fail
             if not self._warned:
-                text = f"the version before of {path} cannot be kept: {error}. A fault between saves may end the job."
+                text = f"the former version of {path} cannot be kept: {error}. A fault between saves may end the job."
                 sys.stderr.write(f"hyperpod_ext: warning: {text}\n")
             self._warned = True
             return ""
 
     def repair(self, record: SaveRecord) -> None:
-        """Move folders back whose replacement was cut off after their former version had been moved."""
-        for path in map(Path, record.saves):
+        """Finish what a killed process has left: put a recorded file in its place, and move a folder back whose
+        replacement was cut off after its former version had been moved."""
+        for save in record.saves.values():
+            path = Path(save.path)
+            if save.is_at(unfinished := self.unfinished(path)):
+                unfinished.replace(path)
             for root in (self._run_dir, path.parent / NEAR):
                 former = root / _FORMER / self._name(path)
                 if former.is_dir() and not path.exists():
                     former.rename(path)
+
+    def unfinished(self, path: Path) -> Path:
+        """Return the place at which this rank writes a file until it is complete."""
+        return path.with_name(f".{path.name}.rank{self._rank}.unfinished")
 
     def _name(self, path: Path) -> str:
         return f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"

@@ -117,6 +117,32 @@ def test_a_restart_that_was_cut_off_is_repeated(folder: Path, monkeypatch: pytes
     assert step_in(last) == 5
 
 
+@pytest.mark.parametrize("all_saved", [5, 10])
+def test_a_replacement_that_was_cut_off_is_finished(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, all_saved: int
+) -> None:
+    """Without that, a process would load a file that is newer or older than its record."""
+    process, replace = Process(), Path.replace
+
+    def cut(self: Path, target: Path) -> Path:
+        if process.run.step == 10 and self.name.endswith(".unfinished"):
+            os.link(self, folder / "kept")  # a killed process would not remove it
+            raise KeyboardInterrupt
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", cut)
+    with pytest.raises(KeyboardInterrupt):
+        process.make(5, 10, save=lambda step: torch.save({"step": step}, folder / "last.pt"))
+    monkeypatch.undo()
+    assert step_in(folder / "last.pt") == 5
+    (folder / "kept").rename(folder / ".last.pt.rank0.unfinished")
+    monkeypatch.setenv(ENV_RUN_DIR, str(process.run.run_dir))
+    after = process.restart(all_saved=all_saved)
+    assert step_in(folder / "last.pt") == all_saved
+    assert after.aside == ([str(folder / "last.pt")] if all_saved == 5 else [])
+    assert [file.name for file in folder.iterdir()] == ["last.pt"]
+
+
 def test_a_file_of_an_earlier_run_comes_back(folder: Path) -> None:
     last = folder / "last.pt"
     torch.save({"step": 70}, last)
