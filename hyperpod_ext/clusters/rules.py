@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from hyperpod_ext.config.clusters.cluster import ClusterConfig, InstanceGroup
 from hyperpod_ext.config.clusters.cluster_parts import RestrictedGroup
@@ -12,20 +11,6 @@ from hyperpod_ext.errors import Problem
 
 def problems(cluster: ClusterConfig) -> Iterator[Problem]:
     """Yield every reason why AWS would refuse `cluster`, or why it is a probable mistake."""
-    for problem in _problems(cluster):
-        open_to_deploy = cluster.infrastructure is not None and problem.path.rpartition(".")[2] in _MADE
-        if open_to_deploy and problem.message.startswith("is required"):
-            problem = replace(
-                problem, hint="`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
-            )
-        yield problem
-
-
-_MADE = ("eks_cluster_arn", "vpc", "execution_role", "cluster_role")
-"""Fields that a deployment fills in."""
-
-
-def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster)
     yield from _shared(cluster)
     if not (cluster.instance_groups or cluster.restricted_groups):
@@ -41,7 +26,14 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         if names.count(restricted.name) > 1:
             yield Problem(f"another group has the name `{restricted.name}`, too", path=f"{path}.name", hint=_RENAME)
         if not (restricted.execution_role or cluster.execution_role):
-            yield Problem("is required", path=f"{path}.execution_role", hint=_ROLE)
+            yield _required(cluster, f"{path}.execution_role", _ROLE)
+
+
+def _required(cluster: ClusterConfig, path: str, hint: str, reason: str = "") -> Problem:
+    """Return the problem of a missing field that a deployment fills in."""
+    if cluster.infrastructure is not None:
+        hint = "`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
+    return Problem(f"is required{reason}", path=path, hint=hint)
 
 
 _RENAME = "give each group a different name"
@@ -51,12 +43,12 @@ _ROLE = "write the ARN of the machines' role, here or once in execution_role of 
 def _on_eks(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.eks_cluster_arn is None:
         hint = "write the ARN of the EKS cluster that the machines join"
-        yield Problem("is required with orchestrator eks", path="eks_cluster_arn", hint=hint)
+        yield _required(cluster, "eks_cluster_arn", hint, " with orchestrator eks")
     if cluster.slurm is not None:
         yield Problem("is only valid for orchestrator slurm", path="slurm", hint="remove it, or change orchestrator")
     if cluster.vpc is None:
         hint = "write subnets and security groups that reach the EKS cluster"
-        yield Problem("is required with orchestrator eks", path="vpc", hint=hint)
+        yield _required(cluster, "vpc", hint, " with orchestrator eks")
     for index, group in enumerate(cluster.instance_groups):
         if group.slurm is not None:
             path = f"instance_groups.{index}.slurm"
@@ -109,7 +101,7 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
     if scaling is not None and scaling.enabled:
         if cluster.cluster_role is None:
             hint = "write the role with which HyperPod adds and removes machines"
-            yield Problem("is required with auto_scaling", path="cluster_role", hint=hint)
+            yield _required(cluster, "cluster_role", hint, " with auto_scaling")
         if not cluster.continuous_provisioning:
             hint = "write true"
             yield Problem("is required with auto_scaling", path="continuous_provisioning", hint=hint)
@@ -180,7 +172,7 @@ def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Pro
 
 def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
     if not (group.execution_role or cluster.execution_role):
-        yield Problem("is required", path=f"{path}.execution_role", hint=_ROLE)
+        yield _required(cluster, f"{path}.execution_role", _ROLE)
     if group.min_count is not None:
         if group.min_count > group.count:
             yield Problem("is more than count", path=f"{path}.min_count", hint=f"write at most {group.count}")
