@@ -50,23 +50,29 @@ MODULES: dict[str, dict[str, str]] = {
 """AWS's packages: for each of their modules, the module of `hyperpod_ext.compat` that has its names; empty: none."""
 
 
+def module_of(module: str) -> str:
+    """Return the module of `hyperpod_ext.compat` that has the names of AWS's `module`; empty: none."""
+    package, _, name = module.partition(".")
+    return MODULES.get(package, {}).get(name, "")
+
+
 class AwsFinder(MetaPathFinder, Loader):
     """Finds AWS's modules and the packages around them."""
 
     def __init__(self) -> None:
-        self._ours = {f"{package}.{name}": ours for package, found in MODULES.items() for name, ours in found.items()}
-        parts = [name.split(".") for name in self._ours]
+        self._modules = {f"{package}.{name}" for package, found in MODULES.items() for name in found}
+        parts = [name.split(".") for name in self._modules]
         self._packages = {".".join(each[:count]) for each in parts for count in range(1, len(each))}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         is_package = fullname in self._packages
-        return ModuleSpec(fullname, self, is_package=is_package) if is_package or fullname in self._ours else None
+        return ModuleSpec(fullname, self, is_package=is_package) if is_package or fullname in self._modules else None
 
     def exec_module(self, module: ModuleType) -> None:
         """Give a module the names of its counterpart, each at its first use."""
-        name, ours = module.__name__, self._ours.get(module.__name__, "")
+        name, ours = module.__name__, module_of(module.__name__)
 
         def attribute(wanted: str) -> Any:
             if wanted.startswith("__"):

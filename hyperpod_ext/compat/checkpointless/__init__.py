@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
+from hyperpod_ext.catalog.aws_terms import terms
+from hyperpod_ext.compat.import_names import module_of
 from hyperpod_ext.lazy import loader
 
 _MODULES = {
-    **dict.fromkeys(
-        (
-            "CheckpointManager",
-            "HPAgentK8sAPIFactory",
-            "HPCallWrapper",
-            "HPWrapper",
-            "PEFTCheckpointManager",
-            "patch_megatron_optimizer",
-            "wait_rank",
-        ),
-        ".wrap",
-    ),
-    **dict.fromkeys(("CheckpointlessAbortManager", "CheckpointlessFinalizeCleanup", "CudaHealthCheck"), ".handlers"),
-    **dict.fromkeys(("debug_msg", "get_logger", "memory_status"), ".logs"),
-    **dict.fromkeys(("CacheResumeMMAPConfig", "CheckpointlessDataModule", "MMAPDataModule", "SkipDataLoader"), ".data"),
-    **dict.fromkeys(
-        (
-            "CheckpointlessAutoResume",
-            "CheckpointlessCallback",
-            "CheckpointlessCompatibleConnector",
-            "CheckpointlessMegatronStrategy",
-            "DataModuleEpochCallback",
-            "HCTProgressBar",
-        ),
-        ".trainer",
-    ),
+    term.name: f".{module.removeprefix('checkpointless.')}"
+    for term in terms()
+    if term.compat != "refused" and (module := module_of(term.module)).startswith("checkpointless.")
 }
 
 __all__ = sorted(_MODULES)
