@@ -42,9 +42,10 @@ class EksStack(StackBase):
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
         super().__init__(scope, config, "eks", "EKS control plane")
         wanted = self.made.eks
+        # created before EKS creates the log group, which would keep logs for ever
         log_group = logs.CfnLogGroup(
             self, "Logs", log_group_name=f"/aws/eks/{config.name}/cluster", retention_in_days=wanted.log_days
-        )  # created first: otherwise EKS creates the log group, which then keeps logs for ever
+        )
         role = iam.CfnRole(
             self,
             "Role",

@@ -17,7 +17,7 @@ class KeyGrant:
 
     resource: str
     conditions: dict[str, Any] = field(default_factory=dict)
-    """Condition that selects keys among those that `resource` covers."""
+    """Condition that selects some of the keys that `resource` covers."""
     why: str = ""
     """Reason for a wildcard in `resource`."""
 

@@ -175,9 +175,8 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            subnet_ids=[
-                places.machine_subnets[0]
-            ],  # the file system is in the machines' zone, because traffic between zones costs money
+            # in the machines' zone, because traffic between zones costs money
+            subnet_ids=[places.machine_subnets[0]],
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,
             lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(

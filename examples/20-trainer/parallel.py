@@ -81,9 +81,8 @@ def plan_of_block(shape: Shape) -> dict[str, ParallelStyle]:
     }
     if shape.num_local_experts:
         return plan | {"mlp.experts": SplitExperts()}
-    both = PrepareModuleInput(
-        input_layouts=Replicate(), desired_input_layouts=Replicate()
-    )  # one sum of both gradients of the input
+    # one sum of the gradients of gate's and up's input, instead of two
+    both = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Replicate())
     return plan | {
         "mlp": both,
         "mlp.gate": ColwiseParallel(),

@@ -75,9 +75,8 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
 def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator[str]:
     """Yield the commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, with subcharts."""
     made = cluster.infrastructure
-    own = (
-        made is not None and made.add_ons.cert_manager
-    )  # only one of chart and add-on may install the CRDs of cert-manager
+    # only one of chart and add-on may install the CRDs of cert-manager
+    own = made is not None and made.add_ons.cert_manager
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
     if chart is None:
         chart = "sagemaker-hyperpod-cli/helm_chart/HyperPodHelmChart"

@@ -30,10 +30,8 @@ def unread_secret(
         `container` or `pod`, the field that sets the user, the message, and a group to add.
     """
     if job.has_agent:
-        secret, is_read = (
-            "the job's secret",
-            bool(group),
-        )  # the runtime refuses a secret file that root's group may read
+        # the runtime refuses a secret file that root's group may read
+        secret, is_read = "the job's secret", bool(group)
     else:
         paths = [volume.path for volume in job.volumes if volume.kind == "secret"]
         secret, is_read = f"the secret at {', '.join(paths)}", group is not None or not paths

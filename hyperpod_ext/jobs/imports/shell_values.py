@@ -214,9 +214,8 @@ class Values:
                     return self._given(int(every[1] or 1))
                 before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
                 found = [self._unquoted(before)]
-                for name, behind in zip(
-                    arrays[::2], arrays[1::2], strict=True
-                ):  # the first and last item join the adjacent text
+                # the first and last item of each array join the adjacent text
+                for name, behind in zip(arrays[::2], arrays[1::2], strict=True):
                     first, *more = self._array(name) or [""]
                     found = [*found[:-1], found[-1] + first, *more]
                     found[-1] += self._unquoted(behind)

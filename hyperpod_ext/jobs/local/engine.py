@@ -44,9 +44,8 @@ _TAIL_LINES = 20
 
 def main(arguments: list[str]) -> int:
     """Start the keeper in the background. When this process exits, the keeper runs."""
-    submission = Submission(
-        Path(arguments[0])
-    )  # arguments[1] is the descriptor of the lock, which all processes inherit
+    # arguments[1] is the descriptor of the lock, which all processes inherit
+    submission = Submission(Path(arguments[0]))
     lose_unwritable_output()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the handler is installed
     supervisor = os.fork()

@@ -296,9 +296,8 @@ class TrainingState:
         if self._loose.values:
             tree[_LOOSE] = {str(number): value for number, value in self._loose.values.items()}
         parts = take_apart(tree, torch.Tensor)  # first, because its errors name the full path
-        if not all(
-            map(has_memory, {type(tensor) for tensor in parts.tensors})
-        ):  # bytes of such a tensor cannot be read
+        # bytes of a tensor without memory cannot be read
+        if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
                 check_memory(tensor, fqn(path))
         own = [t for name, value in self._objects.items() for t in _own(value, tree[name])]
