@@ -96,7 +96,7 @@ def planning_options(function: F) -> F:
             show_default=True,
             help="Share of the state's bytes that training changes. With LoRA: adapters and their optimizer state.",
         ),
-        click.option("--step-seconds", type=number, help="Length of a step.  [default: from --history, or 10]"),
+        click.option("--step-seconds", type=number, help="Seconds of a step.  [default: measured in --history, or 10]"),
         click.option(
             "--replicated",
             is_flag=True,

@@ -81,7 +81,7 @@ class ResilientStrategy(DDPStrategy):
         follow = next((each for each in trainer.callbacks if isinstance(each, Follow)), None)
         if follow is None:
             raise JobFailedError(
-                f"the trainer has {type(self).__name__}, and no callback to report its steps",
+                f"the trainer uses {type(self).__name__}, but no callback reports its steps",
                 hint="Add CheckpointlessCallback() to callbacks.",
             )
         self._follow = follow

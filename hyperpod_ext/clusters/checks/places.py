@@ -115,7 +115,9 @@ def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
             yield Problem(message, path=f"{path}.training_plan", hint=f"use a subnet in {plan.zone}")
         elif plan.count is not None and used[group.training_plan] > plan.count:
             message = f"the plan has {plan.count} machines, but groups need {used[group.training_plan]} of it"
-            yield Problem(message, path=f"{path}.count", hint=f"write at most {plan.count} in total")
+            yield Problem(
+                message, path=f"{path}.count", hint=f"set at most {plan.count} machines in all groups of the plan"
+            )
 
 
 @check(

@@ -74,7 +74,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
             raise NotFoundError(f"there is no dataset at {source}", hint=hint)
         found += inside
     unread = [
-        Problem("is of no kind that is read", source=str(path), hint=_valid()) for path in found if not kind_of(path)
+        Problem("has an unsupported format", source=str(path), hint=_valid()) for path in found if not kind_of(path)
     ]
     if unread:
         raise ConfigError(unread)

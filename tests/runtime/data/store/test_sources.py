@@ -196,7 +196,7 @@ def test_what_is_not_there_or_not_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="there is no dataset"):
         build(tmp_path / "nothing", place=tmp_path)
     (tmp_path / "a.csv").write_text("a,b")
-    with pytest.raises(ConfigError, match=r"a\.csv: is of no kind that is read \(valid: \.jsonl"):
+    with pytest.raises(ConfigError, match=r"a\.csv: has an unsupported format \(valid: \.jsonl"):
         build(tmp_path / "a.csv", place=tmp_path)
 
 
