@@ -249,6 +249,7 @@ class Coordinator:
         try:
             self._sync_clock(node, handshake.clock)
             self.admission.welcome(node, handshake, agent)
+            self.reports.agent_came(node)
             self._count_follower(node, agent.heard_at)
             message = await reading
             while message is not None:

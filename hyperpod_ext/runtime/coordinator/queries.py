@@ -65,7 +65,7 @@ class LivenessQuery:
     fault: Fault
     """The fault that counts if all ranks live."""
     missing: set[int] = field(default_factory=set)
-    """Nodes that have not answered. A lost node never answers; its loss is detected when its lease ends."""
+    """Nodes with ranks that have not answered. A lost node never answers; its loss is detected when its lease ends."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
         """Record that all ranks of `node` live. Returns the fault once every node has answered, else None."""

@@ -351,8 +351,15 @@ class Reports:
         if asked or not self._is_under_way(generation):
             return
         fault = Fault(report.rank, of.cause, of.step, died=False, kind="connection")
-        self._liveness = LivenessQuery(generation, fault, set(self._members.agents))
+        # all nodes with ranks: a node that is not connected at the moment may be lost
+        self._liveness = LivenessQuery(generation, fault, set(self._membership.nodes.values()))
         self._outbox.to_all(c.AskAlive(generation=generation))
+
+    def agent_came(self, node: int) -> None:
+        """Send a query that the node may have missed because it was not connected."""
+        query = self._liveness
+        if query is not None and node in query.missing and self._is_under_way(query.generation):
+            self._outbox.send(node, c.AskAlive(generation=query.generation))
 
     def _fault(self, fault: Fault, generation: int, seen: float, phase: str = "") -> None:
         membership = self._membership

@@ -711,7 +711,7 @@ def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks
             await running(agents)
             for _ in range(2):
                 agents[1].say(BROKE)
-            for agent in agents:
+            for agent in agents[:2]:
                 await agent.hears(c.AskAlive)
                 assert events(tmp_path, "fault") == []
                 agent.say(c.Alive(generation=1))
@@ -723,6 +723,47 @@ def test_a_connection_that_ended_is_a_fault_once_every_agent_says_that_its_ranks
     fault = events(tmp_path, "fault")[0]
     assert (fault["rank"], fault["step"], fault["cause"], fault["escalation_level"]) == (1, 3, "EOF", "in process")
     assert fault["kind"] == "connection", "no training function has raised"
+
+
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_a_node_whose_connection_has_ended_is_asked_when_it_connects_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """The node may be lost, so the answers of the others are not enough."""
+    monkeypatch.setattr(f"{__name__}.LEASE_S", 1000 * PATIENCE_S)
+
+    async def run() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        address = server.sockets[0].getsockname()
+        async with coordinating(tmp_path) as (listener, coordinator), asyncio.timeout(PATIENCE_S):
+            zero, one, two = agents = await three(listener, address=address)
+            await running(agents)
+            broke = c.Event(event="collective_broke", t=0.0, rank=0, generation=1, fields=BROKE.fields)
+            if asked == "before":
+                zero.say(broke)
+                await one.hears(c.AskAlive)
+            one.hang_up()
+            while 1 not in coordinator.members.doubted:
+                await asyncio.sleep(0)
+            if asked == "after":
+                zero.say(broke)
+            for agent in (two, zero):
+                await agent.hears(c.AskAlive)
+                agent.say(c.Alive(generation=1))
+                agent.say(c.AskJobState())
+                await agent.hears(c.JobState)
+            assert events(tmp_path, "fault") == []
+            again = await Agent.come(listener, 1, job_state=one.job_state, address=address)
+            await again.hears(c.AskAlive)
+            again.say(c.Alive(generation=1))
+            assert (await zero.hears(c.AbortGeneration)).generation == 2
+            for agent in (zero, two, again):
+                agent.hang_up()
+        server.close()
+
+    asyncio.run(run())
+    (fault,) = [each for each in events(tmp_path, "fault") if each["kind"] == "connection"]
+    assert fault["rank"] == 0
 
 
 def test_a_death_that_is_told_meanwhile_is_the_only_fault(tmp_path: Path) -> None:
