@@ -134,6 +134,8 @@ def parse() -> argparse.Namespace:
     settings = parser.parse_args()
     if error := missing_package(settings.metrics):
         parser.error(error)
+    if settings.weights and not (settings.weights / "config.json").is_file():
+        parser.error(f"--weights {settings.weights} has no config.json. Name the folder of a Hugging Face model.")
     return settings
 
 

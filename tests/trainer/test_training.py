@@ -69,6 +69,16 @@ def test_a_tracker_that_is_not_installed_is_an_error_at_the_start(
     assert trainer.metrics.missing_package("none") == ""
 
 
+def test_weights_without_a_model_are_an_error_at_the_start(
+    trainer: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "--weights", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        trainer.train.parse()
+    assert ended.value.code == 2
+    assert f"--weights {tmp_path} has no config.json" in capsys.readouterr().err
+
+
 class Calls:
     """A library that records its calls; `results` are those of functions by name."""
 
