@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on a `Run`: data parallel, with a step's data, seed and state as `run.steps` has them.
+"""Hugging Face's Trainer on a `Run`: DDP or FSDP2, with the steps, seeds and restored state of `run.steps`.
 
 @resilient
 def train(run: Run) -> None:
@@ -18,6 +18,7 @@ from transformers.trainer_callback import ExportableState
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.integrations.accelerate import see_world
 from hyperpod_ext.integrations.adapters import check_adapter
+from hyperpod_ext.integrations.hugging_face_shards import shard, unsharded_state, without_reduction
 from hyperpod_ext.integrations.remembered import OwnAttributes, OwnCallbacks, Remembered, modules_of
 from hyperpod_ext.integrations.steps import Steps
 from hyperpod_ext.integrations.trainer_loader import TrainerLoader
@@ -25,61 +26,68 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):
-    """`Trainer(**options)`. Make a new one in each call of the training function, with a model from `run.keep`.
+    """A `Trainer(**options)` whose state survives faults.
 
-    Batches come from the trainer's own `get_train_dataloader`. For a trainer of another library, make it the first
-    base: `class Mine(ResilientTrainer, GRPOTrainer)`. Changing attributes of such a class are part of the state.
+    Make a new `ResilientTrainer` in each call of the training function, with a model from `run.keep`. Batches come from
+    the trainer's own `get_train_dataloader`.
+
+    To use a trainer of another library, derive a class with `ResilientTrainer` as its first base, such as
+    `class Mine(ResilientTrainer, GRPOTrainer)`. Attributes of the derived class that change during training are part of
+    the state.
+
+    The model is sharded if `args` ask for FSDP2, or if it was built with `fully_shard`.
 
     Raises:
-        JobFailedError: the job's global_batch_size differs from that of `args`; `args` ask for FSDP or DeepSpeed; data
-            cannot be read by position; a class before this one hides its methods.
+        JobFailedError: the job's global_batch_size differs from the batch size in `args`; `args` ask for FSDP1 or
+            DeepSpeed; the data cannot be read by position; or a base class before this class hides its methods.
     """
 
     model: Any
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the trainer of the call before, which holds the old process group
+        gc.collect()  # frees the trainer of the previous call, which references the old process group
         check_adapter(run, "Hugging Face's ResilientTrainer", "transformers")
         see_world(run)
         self._run = run
         self._steps: Steps | None = None
         self._refuse_hidden()
+        self._is_sharded = shard(run, options)
         super().__init__(**options)
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+        if self.is_deepspeed_enabled:
             raise JobFailedError(
-                "ResilientTrainer: args ask for FSDP or DeepSpeed",
-                hint="Leave fsdp and deepspeed out: it is data parallel. For shards write the loop with fully_shard.",
+                "ResilientTrainer: args ask for DeepSpeed, whose state cannot be kept through a fault",
+                hint="Leave deepspeed out. To shard the model, set fsdp=True with fsdp_config={'version': 2}.",
             )
         if self.args.world_size != run.world_size:
             raise JobFailedError(
                 f"TrainingArguments see {self.args.world_size} processes, the job has {run.world_size}",
-                hint="Make them inside the training function; on CPUs give use_cpu=True.",
+                hint="Make the TrainingArguments inside the training function; on CPUs pass use_cpu=True.",
             )
         self.callback_handler.callbacks.insert(0, _Follow(self))
 
     def _refuse_hidden(self) -> None:
-        """Refuse a base before this class whose methods would hide this class's.
+        """Check that no class before `ResilientTrainer` in the method resolution order hides its methods.
 
         Raises:
-            JobFailedError: there is such a base.
+            JobFailedError: a class hides a method of `ResilientTrainer`.
         """
         ours = {name for name, value in vars(ResilientTrainer).items() if callable(value)}
         for kind in type(self).__mro__[: type(self).__mro__.index(ResilientTrainer)]:
             hidden = sorted(ours & vars(kind).keys())
             if hidden and not issubclass(kind, ResilientTrainer):
                 raise JobFailedError(
-                    f"class {type(self).__name__}: {kind.__name__}.{hidden[0]} hides that of ResilientTrainer",
+                    f"class {type(self).__name__}: {kind.__name__}.{hidden[0]} hides ResilientTrainer.{hidden[0]}",
                     hint=f"Name ResilientTrainer first: class {type(self).__name__}(ResilientTrainer, ...).",
                 )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
-        """See Trainer. The job's state, if it has one, takes precedence over `resume_from_checkpoint`."""
+        """Train as Trainer.train does. A state of the job takes precedence over `resume_from_checkpoint`."""
         try:
             return super().train(*arguments, **options)
         finally:
             if self._steps is not None:
                 self._steps.__exit__(RuntimeError, RuntimeError(), None)
-            # a reference to DDP would keep hooks on the model's gradients, and sockets
+            # drop all references to the DDP module, which would keep gradient hooks on the model, and sockets open
             self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
             self.model_wrapped = self.model
             self.accelerator.free_memory()
@@ -93,7 +101,8 @@ class ResilientTrainer(Trainer):
                 f"gradient_accumulation_steps {args.gradient_accumulation_steps} x {self._run.world_size} ranks has "
                 f"{share * self._run.world_size} samples; the job's global_batch_size is "
                 f"{self._run.config.global_batch_size}",
-                hint=f"Make the first two {self._run.batch_size} together: run.batch_size.",
+                hint="Choose per_device_train_batch_size and gradient_accumulation_steps so that their product is "
+                f"run.batch_size, {self._run.batch_size}.",
             )
         self._batches = TrainerLoader(
             super().get_train_dataloader(),
@@ -106,11 +115,11 @@ class ResilientTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *_: Any
     ) -> tuple[int, int]:
-        """Return where the loop starts: restore the job's state first."""
+        """Restore the job's state, and return the epoch and the step at which the loop starts."""
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
-        self._created_lr_scheduler = False  # keep it
+        self._created_lr_scheduler = False  # keeps Trainer from creating the scheduler again
         scaler = self.accelerator.scaler
         own = OwnAttributes(self, ResilientTrainer)
         callbacks = OwnCallbacks(self.callback_handler.callbacks, TrainerCallback)
@@ -137,13 +146,13 @@ class ResilientTrainer(Trainer):
         return self._batches.epoch, 0
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
-        """Ignore a checkpoint's optimizer state if the job has restored a newer one."""
+        """Prepare as Trainer does, but ignore a checkpoint's optimizer state if the job has restored a newer state."""
         checkpoint = None if self._run.step else resume_from_checkpoint
         return super()._prepare_for_training(max_steps, train_dataloader, checkpoint)
 
     def _run_epoch(self, **options: Any) -> None:
-        """Run one epoch, or the rest of the first one: the loop finds the last step by its number."""
-        options["resume_from_checkpoint"] = None  # it would skip batches a second time
+        """Run one epoch, or only the remaining steps of the epoch in which the job was restored."""
+        options["resume_from_checkpoint"] = None  # with a path, Trainer would skip batches that the loader skips, too
         if options["epoch"] == self._batches.epoch and self._batches.made:
             made = self._batches.made
             options["steps_in_epoch"] -= made * self.args.gradient_accumulation_steps
@@ -151,14 +160,26 @@ class ResilientTrainer(Trainer):
         super()._run_epoch(**options)
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
-        if not training or self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model:
+        if (
+            self._is_sharded
+            or not training
+            or self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model
+        ):
             return super()._wrap_model(model, training, dataloader)
-        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # without DDP, which is ours
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # evaluation_mode: without DDP
         handler = self.accelerator.ddp_handler
         options = handler.to_kwargs() if handler is not None else {}
         if self.args.device.type != "cpu":
             options["device_ids"] = [self.args.device.index]
         return self._run.data_parallel(prepared, **options)
+
+    def _defer_fsdp_gradient_reduction(self) -> Any:
+        return without_reduction(self.model)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        if self._is_sharded and state_dict is None:
+            state_dict = unsharded_state(self.model)
+        super()._save(output_dir, state_dict)
 
     def training_step(self, *arguments: Any, **options: Any) -> torch.Tensor:
         loss: torch.Tensor = super().training_step(*arguments, **options)
@@ -168,7 +189,7 @@ class ResilientTrainer(Trainer):
 
 
 class _Follow(TrainerCallback):
-    """Reports steps to the run. It is the first callback, so that all others see the right epoch."""
+    """First callback of the trainer, which reports steps to the run, and sets the epoch that later callbacks see."""
 
     def __init__(self, trainer: ResilientTrainer) -> None:
         self._trainer = trainer
@@ -198,7 +219,7 @@ _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
 def _callbacks_of(trainer: ResilientTrainer) -> dict[str, Any]:
-    """Return the state of callbacks, and the best model: equal on every rank."""
+    """Return the state of the exportable callbacks, and the record of the best model, which are equal on every rank."""
     known = trainer.callback_handler.callbacks
     return {
         **{name: getattr(trainer.state, name) for name in _BEST},

@@ -4,6 +4,7 @@ The samples of each step are written to `samples-RANK.jsonl` in the folder that 
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -70,16 +71,35 @@ def reward(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     return [float(len(set(each.split()))) for each in completions]
 
 
-def groups(run: Run, **options: Any) -> None:
+def grpo(prompts: int, **options: Any) -> tuple[type, type, dict[str, Any]]:
+    """TRL's class, the same on our adapter, and their options."""
     from trl import GRPOConfig, GRPOTrainer
 
     class Mine(ResilientTrainer, GRPOTrainer):
         pass
 
-    data = Dataset.from_dict({"prompt": [text(number, 6) for number in range(14)]})
+    data = Dataset.from_dict({"prompt": [text(number, 6) for number in range(prompts)]})
     args = arguments(GRPOConfig, num_generations=2, max_completion_length=8, **options)
     common = {"reward_funcs": reward, "args": args, "train_dataset": data, "processing_class": tokenizer()}
-    Mine(run, model=run.keep(model), **common).train()
+    return GRPOTrainer, Mine, common
+
+
+def groups(run: Run, **options: Any) -> None:
+    _, kind, common = grpo(14, **options)
+    kind(run, model=run.keep(model), **common).train()
+
+
+def as_alone(run: Run) -> None:
+    """64 batches of TRL's own loader and of ours, then a training."""
+    theirs, kind, common = grpo(300)
+    alone = theirs(model=run.keep(model), **common)
+    mine = kind(run, model=run.keep(model), **common)
+    loaders = alone.get_train_dataloader(), mine.get_train_dataloader()
+    batches = [[each["prompt"] for each in batch] for batch in itertools.islice(loaders[0], 64)]
+    pairs = list(zip(batches, ([each["prompt"] for each in batch] for batch in loaders[1]), strict=False))
+    if run.step == 0:
+        told({"equal": sum(first == second for first, second in pairs)})
+    mine.train()
 
 
 def reused(run: Run) -> None:
@@ -185,7 +205,7 @@ def without_adapter(run: Run) -> None:
 
 KINDS: dict[str, Callable[[Run], object]] = {
     each.__name__.replace("_", "-"): each
-    for each in (groups, reused, leave_one_out, preferences, pairs, noisy, by_length, without_adapter)
+    for each in (groups, as_alone, reused, leave_one_out, preferences, pairs, noisy, by_length, without_adapter)
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from integrations_env import hp_ext
 
-pytestmark = [pytest.mark.integrations, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1800)]
 
 
 def run_with(optimizer: str, tmp_path: Path) -> dict[str, Any]:

@@ -75,14 +75,14 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
     said: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     words = {
         "lightning: a DataLoader": "fit(train_dataloaders=DataLoader)",
-        "lightning: devices": "devices is the job's",
+        "lightning: devices": "the job sets devices",
         "lightning: no optimizer": "configure_optimizers gave 0 optimizers",
         "lightning: by hand": "Module uses manual optimization",
         "lightning: accumulation": "a step of 4 samples is 2 micro-batches; accumulate_grad_batches is 1",
         "lightning: a broken step": "an epoch of 10 samples does not divide into steps of 4",
         "hugging face: another batch": "the job's global_batch_size is 1",
-        "hugging face: a stream": "the dataset gives no sample by its number",
-        "hugging face: bases": "class Hidden: Sampling.get_train_dataloader hides that of ResilientTrainer",
+        "hugging face: a stream": "the dataset has no access to a sample by its number",
+        "hugging face: bases": "Sampling.get_train_dataloader hides ResilientTrainer.get_train_dataloader",
         "lightning: changing accumulation": "changes accumulate_grad_batches from epoch to epoch",
         "lightning: a checkpoint": "Lightning would load it again after each fault",
         "lightning: no adapter": "SGD.step() was called before the first step of run.steps",

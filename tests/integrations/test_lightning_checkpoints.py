@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from integrations_env import hp_ext
 
-pytestmark = [pytest.mark.integrations, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1800)]
 
 SCENES = Path(__file__).with_name("lightning_scenes.py")
 
@@ -65,4 +65,4 @@ def test_what_else_lightning_does_with_checkpoints(tmp_path: Path) -> None:
     assert found["hyperparameters"] == {"thing": 3}
     assert found["refused"][0].startswith("hyper_parameters.thing is a value of type object")
     assert found["refused"][1]
-    assert "old.ckpt is a file, and no checkpoint of ours" in found["old"]
+    assert "old.ckpt is a file, but a checkpoint of hyperpod_ext is a folder" in found["old"]

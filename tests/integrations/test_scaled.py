@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from integrations_env import hp_ext
 
-pytestmark = [pytest.mark.integrations, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1800)]
 
 JOB = {
     "script": "scaled.py",

@@ -166,11 +166,11 @@ def test_damage_and_strangers_are_refused(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_and_where_a_file_is(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="no whole checkpoint in file://"):
+    with pytest.raises(NotFoundError, match="no complete checkpoint in file://"):
         at(tmp_path / "none").load()
     torch.save({"a": 1}, tmp_path / "old.ckpt")
     for url in (tmp_path / "old.ckpt", (tmp_path / "old.ckpt").as_uri()):
-        with pytest.raises(ConflictError, match="is a file, and no checkpoint of ours") as raised:
+        with pytest.raises(ConflictError, match="is a file, but a checkpoint of hyperpod_ext is a folder") as raised:
             SingleRankCheckpoint(str(url), job="job", secret=SECRET)
         assert "pickle" in raised.value.hint
 
@@ -180,7 +180,7 @@ def test_what_several_ranks_saved_is_not_taken_for_the_whole(tmp_path: Path) -> 
     (file,) = tmp_path.glob("a/*/manifest.json")
     manifest = json.loads(file.read_text()) | {"world_size": 2}
     file.write_text(json.dumps(sign(manifest, SECRET)))
-    with pytest.raises(CorruptSnapshotError, match="saved by 2 ranks, each its part"):
+    with pytest.raises(CorruptSnapshotError, match="the checkpoint has the parts of 2 ranks"):
         at(tmp_path / "a").load()
 
 
@@ -219,5 +219,5 @@ def test_on_s3_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     here = SingleRankCheckpoint(url, job="job", secret=SECRET)
     assert same(tree(1), here.load())
     here.remove()
-    with pytest.raises(NotFoundError, match="no whole checkpoint in s3://"):
+    with pytest.raises(NotFoundError, match="no complete checkpoint in s3://"):
         here.load()

@@ -59,7 +59,7 @@ def test_a_loop_that_counts_its_own_steps_makes_those_of_the_run() -> None:
         (lambda it: it.save(1), "after step -1 of 3"),
         (lambda it: (it.load(), it.save(2)), r"save\(2, last_step=False\) after step 0 of 3"),
         (lambda it: (it.load(), it.save(1, last_step=True)), "last_step=True"),
-        (lambda it: it.load(step=4), r"load\(step=4\): the job goes on from step 0"),
+        (lambda it: it.load(step=4), r"load\(step=4\): the job continues from step 0"),
     ],
 )
 def test_a_checkpointer_that_is_called_out_of_turn_says_so(
@@ -99,7 +99,7 @@ def test_more_steps_than_were_told_are_refused() -> None:
             steps.begin()
             steps.begin()
 
-    with pytest.raises(JobFailedError, match="a step after the last one, 1"):
+    with pytest.raises(JobFailedError, match="a step was begun after the last step, 1"):
         alone(train)
     with pytest.raises(JobFailedError, match="0 steps"):
         Steps(None, 0)  # type: ignore[arg-type]  # it is not asked

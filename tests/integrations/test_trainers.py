@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,31 +9,15 @@ from typing import Any
 
 import pytest
 from integrations_env import hp_ext
+from killed_twice import run_killed
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
 
-# copied at once, not beside the next step: else a rank that dies while it copies loses that step
-POLICY = {"overlap": False, "tiers": [{"kind": "memory", "every_steps": 1}]}
-JOB = {"nodes": 2, "workers_per_node": 1, "global_batch_size": 4, "chaos": {"compare": True}}
 
-
-def run_twice_killed(folder: Path, script: str, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The report of a job of this script, in which each of its ranks has been killed once."""
-    shutil.copy(Path(__file__).with_name(script), folder)
-    spec = folder / "job.json"
-    spec.write_text(
-        json.dumps({"name": Path(script).stem.replace("_", "-"), "script": script, "checkpoint": checkpoint, **JOB})
-    )
-    command = [hp_ext("trainers"), "create-job", "-f", spec, "--target", "local", "--wait", "-o", "json"]
-    command += ["--kill", "rank=1@step=5", "--kill", "rank=0@step=11"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    assert [(each["fault"]["rank"], each["fault"]["step"]) for each in report["recoveries"]] == [(1, 5), (0, 11)]
-    assert report["steps_lost"] == 0
-    assert report["loss_equal"]
-    assert report["weights_equal"]
-    assert sorted(map(int, report["losses"])) == list(range(1, 17)), "every step tells its loss"
+def run_on_two_nodes(folder: Path, script: str, **options: Any) -> dict[str, Any]:
+    options |= {"nodes": 2, "workers_per_node": 1}
+    report = run_killed(folder, script, batch=4, environment="trainers", **options)
+    assert sorted(map(int, report["losses"])) == list(range(1, 17)), "every step has a loss"
     assert len(set(report["losses"].values())) == 16, "it learns"
     return report
 
@@ -42,14 +25,15 @@ def run_twice_killed(folder: Path, script: str, checkpoint: dict[str, Any]) -> d
 def test_titans_own_trainer(tmp_path: Path) -> None:
     inputs = shutil.copy(Path(__file__).with_name("titan_inputs.py"), tmp_path)
     subprocess.run([hp_ext("trainers").with_name("python"), inputs], check=True, timeout=200)
-    report = run_twice_killed(tmp_path, "titan_trainer.py", POLICY)
+    report = run_on_two_nodes(tmp_path, "titan_trainer.py")
     assert all(each["survivor_pids_kept"] for each in report["recoveries"]), "the healthy process stayed"
 
 
 def test_a_model_of_megatron_in_two_parts(tmp_path: Path) -> None:
     """Ranks of different parts are not compared, and PyTorch reads no part for the whole."""
     durable = {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 16}
-    run_twice_killed(tmp_path, "megatron_trainer.py", {**POLICY, "tiers": [*POLICY["tiers"], durable]})
+    policy = {"overlap": False, "tiers": [{"kind": "memory", "every_steps": 1}, durable]}
+    run_on_two_nodes(tmp_path, "megatron_trainer.py", checkpoint=policy)
     (metadata,) = (tmp_path / "durable").rglob("step-000000016-*/.metadata")
     code = (
         "import sys, torch.distributed.checkpoint as dcp\n"

@@ -113,10 +113,10 @@ class OwnWay(DataLoader[Any]):
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ([1, 2], "a list over NoneType: it is no torch DataLoader"),
-        (DataLoader(Stream()), "a DataLoader over Stream: the dataset gives no sample by its number"),
+        ([1, 2], "a list over NoneType: it is not a torch DataLoader"),
+        (DataLoader(Stream()), "a DataLoader over Stream: the dataset has no access to a sample by its number"),
         (DataLoader(Noisy(), batch_size=None), "a DataLoader over Noisy: it has no batch sampler"),
-        (OwnWay(Noisy()), "OwnWay reads batches in a way of its own"),
+        (OwnWay(Noisy()), "OwnWay reads batches with code of its own"),
     ],
 )
 def test_what_cannot_be_read_by_position_is_refused_by_name(given: Any, why: str) -> None:
