@@ -1,9 +1,9 @@
-"""Entry point of the CDK CLI: builds the stacks of the cluster that a ClusterConfig describes.
+"""The CDK app, which the CDK command line starts to build the stacks of the cluster that a ClusterConfig describes.
 
     cdk synth -c cluster=../cluster.yaml            no machines yet
     cdk synth -c cluster=../cluster.yaml -c scale=true
 
-A cluster file with mistakes is refused with their lines and fields, before any stack is synthesised.
+If the cluster file has mistakes, the app prints the line and the field of each mistake, and builds no stack.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from hyperpod_ext.errors import ConfigError, HyperpodExtError, Problem, Unsuppor
 
 
 def load_cluster(path: str) -> ClusterConfig:
-    """Return the config in the file `path`, if it can be deployed.
+    """Return the cluster's spec from the file `path`, after a check that the cluster can be deployed.
 
     Raises:
-        ConfigError: the file has mistakes. The error has every mistake with its line.
-        NotFoundError: there is no such file.
+        ConfigError: the file has mistakes. The error lists every mistake with its line.
+        NotFoundError: there is no file `path`.
     """
     loaded = read(ClusterConfig, path)
     if found := list(problems(loaded.config)):
@@ -34,7 +34,8 @@ def load_cluster(path: str) -> ClusterConfig:
 
 
 def context() -> dict[str, Any]:
-    """Return the context that the CDK CLI passes in a variable, or in a file if the context is too long for a variable.
+    """Return the context from the CDK command line, which passes it in an environment variable. If the context is too
+    long for a variable, it is in a file.
 
     Raises:
         ConfigError: the variable or the file does not contain a JSON object.
@@ -57,7 +58,7 @@ def main() -> int:
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CDK CLI shows this output
         return error.exit_code
-    import aws_cdk as cdk  # imported late, because the import starts node, which takes two seconds
+    import aws_cdk as cdk  # not imported at the top, because the import starts Node.js, which takes two seconds
     from hyperpod_cdk import build
 
     app = cdk.App()

@@ -1,6 +1,6 @@
-"""The command line `hp-ext`. Each command is a module in its section's folder, imported when it is called.
+"""The command line `hp-ext`. Each command is a module, which is imported only when the command is called.
 
-`hp-ext --help` therefore imports only click. Keep imports of the library inside functions.
+`hp-ext --help` therefore imports only click. Keep this property: import `hyperpod_ext` only inside functions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SECTIONS = [
             "init": "Write a job spec and a training script to start from.",
             "validate": "Check a job spec, and report all mistakes at once.",
             "render": "Show or write the files that would be submitted.",
-            "diff": "Show the changes of a spec to a job on Kubernetes.",
+            "diff": "Show the changes that a spec would make to a job on Kubernetes.",
             "create-job": "Submit a job; with --wait, wait for its result.",
             "run": "Run a script without changes on this machine, and restart it after a fault.",
             "wait": "Wait until a job has ended, and show its result.",
@@ -30,17 +30,17 @@ SECTIONS = [
             "resize": "Resize a running job to more or fewer nodes.",
             "move": "Move the ranks of a node to a spare, and stop the node.",
             "chaos": "Inject a fault into a running job, to test its recovery.",
-            "import": "Convert a job of another tool to a spec.",
+            "import": "Convert a job file of another tool to a spec.",
         },
     ),
     Section(
         "Jobs on a cluster",
         f"{__name__}.cluster_jobs",
         {
-            "describe": "Show a job's state, pods, why pods wait, and events.",
+            "describe": "Show a job's state, its pods and why they wait, and its events.",
             "exec": "Run a command on a node of a running job.",
             "port-forward": "Forward ports of a job's pod to this machine.",
-            "delete": "Delete an ended job's objects on Kubernetes.",
+            "delete": "Delete the Kubernetes objects of an ended job.",
         },
     ),
     Section(
@@ -48,8 +48,8 @@ SECTIONS = [
         f"{__name__}.plan",
         {
             "plan": "Show the size of a job's state, the best save intervals, and their cost.",
-            "simulate": "Simulate a month of a job with random failures, in seconds.",
-            "scales": "Show how evenly a global batch divides on each number of nodes.",
+            "simulate": "Simulate a job with random failures, for example over a month.",
+            "scales": "Show how evenly a global batch divides for each number of nodes.",
         },
     ),
     Section(
@@ -74,7 +74,7 @@ SECTIONS = [
         f"{__name__}.clusters",
         {
             "create-cluster": "Create a HyperPod cluster from its spec.",
-            "update-cluster": "Show the changes of a spec to a cluster, and apply them.",
+            "update-cluster": "Show the changes that a spec would make to a cluster, and apply them.",
             "cluster": "Deploy a cluster with network and storage; list, show and delete clusters.",
             "node": "Reboot, replace and drain nodes of a cluster.",
         },
@@ -114,7 +114,7 @@ def hp_ext() -> None:
 
 
 def main() -> None:
-    """Entry point of the command line. Ctrl-C exits with 130, as shells expect."""
+    """Run the command line. After Ctrl-C, the exit code is 130, as shells expect."""
     from hyperpod_ext.standard_streams import open_standard_streams
 
     open_standard_streams()

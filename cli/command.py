@@ -1,4 +1,4 @@
-"""Error handling and options that all commands share."""
+"""Error handling and options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Command(click.Command):
-    """A command that turns the library's errors, and OSErrors with a file, into a message and an exit code.
+    """A click command that shows an error of the library, or an OSError about a file, as a message with an exit code.
 
-    Other exceptions are bugs, and keep their traceback.
+    All other exceptions are bugs, and are shown with their traceback.
     """
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
+        """Run the command, and handle its errors."""
         from hyperpod_ext.errors import HyperpodExtError
 
         from .output import print_error
@@ -34,14 +34,14 @@ class Command(click.Command):
                 raise
             failure = HyperpodExtError(
                 f"{error.filename}: {error.strerror}",
-                hint="check that the path exists and is accessible, or choose another",
+                hint="check that the path exists and is accessible, or choose another path",
             )
         print_error(failure, ctx.params.get("output"))
         ctx.exit(failure.exit_code)
 
 
 def output_option(*more: str) -> Callable[[F], F]:
-    """Add `-o table|json|yaml`, and the formats `more`."""
+    """Add the option `-o` to a command, with the formats `table`, `json`, `yaml` and those in `more`."""
     return click.option(
         "-o",
         "--output",
@@ -53,17 +53,17 @@ def output_option(*more: str) -> Callable[[F], F]:
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
-    """Name of a target. Help lists all; shells complete them. An unknown target is reported with the spec's
-    problems."""
+    """Type of an option whose value is the name of a target. `--help` lists all targets, and shells complete them.
+    click accepts unknown names, because an unknown target is reported together with the problems of the spec."""
 
     name = "target"
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """Return all targets, as in `[local|kubeflow]`."""
+        """Return the names of all targets for `--help`, such as `[local|kubeflow]`."""
         return f"[{'|'.join(self._names())}]"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """Return the targets that begin with `incomplete`."""
+        """Return the names of targets that begin with `incomplete`."""
         from click.shell_completion import CompletionItem
 
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
@@ -78,20 +78,23 @@ TARGET = TargetName()
 
 
 def target_option(function: F) -> F:
-    """Add `--target`, for jobs that are named without a URL."""
+    """Add the option `--target` to a command that gets a job's name or URL."""
     help = "Target to search if the job is named without its URL."
     return click.option("--target", type=TARGET, default="local", show_default=True, help=help)(function)
 
 
 def spec_options(function: F) -> F:
-    """Add the job's spec as option or argument, `--cluster`, `--set`, `--strict` and `--ignore`."""
+    """Add the options `-f`, `--cluster`, `--set`, `--strict` and `--ignore`, and an argument for the job's spec, to a
+    command."""
     for decorate in (
         click.option("--ignore", "ignored", multiple=True, metavar="HPX101", help="Skip this rule. Repeatable."),
         click.option("--strict", is_flag=True, help="Treat warnings as errors."),
         click.option(
             "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable."
         ),
-        click.option("--cluster", type=click.Path(), metavar="FILE", help="Spec of the cluster that the job must fit."),
+        click.option(
+            "--cluster", type=click.Path(), metavar="FILE", help="Spec of a cluster; check that the job fits it."
+        ),
         click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
         click.argument("spec", required=False, type=click.Path(), metavar="[FILE]"),
     ):
@@ -100,7 +103,7 @@ def spec_options(function: F) -> F:
 
 
 def spec_path(file: str | None, spec: str | None) -> str:
-    """Return the spec's path, from either the option or the argument."""
+    """Return the path of the job's spec, which the user names with the option `-f` or with the argument."""
     if (file is None) == (spec is None):
         raise click.UsageError("Name one spec, for example: -f job.yaml")
     return file or spec or ""

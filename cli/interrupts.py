@@ -1,4 +1,4 @@
-"""Delays Ctrl-C and SIGTERM until they can be handled."""
+"""Context managers that delay Ctrl-C and SIGTERM until the program can handle them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Raise KeyboardInterrupt for Ctrl-C or SIGTERM after the block, not in it. Programs started in the block are not
-    affected."""
+    """Delay Ctrl-C and SIGTERM until the end of the `with` block, which then raises KeyboardInterrupt. Programs that
+    are started in the block receive the signals as usual."""
     came = False
 
     def note(_signum: int, _frame: object) -> None:
@@ -30,9 +30,13 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def remembered() -> Iterator[Callable[[], None]]:
-    """Raise KeyboardInterrupt for SIGINT and SIGTERM in the block. The yielded function raises it again if it was lost.
+    """Raise KeyboardInterrupt for SIGINT and SIGTERM in the `with` block.
 
-    Python ignores exceptions of signal handlers in some places, such as callbacks of imports and `__del__`.
+    Python ignores exceptions of signal handlers in some places, such as import callbacks and `__del__`. A
+    KeyboardInterrupt can therefore be lost.
+
+    Yields:
+        A function that raises KeyboardInterrupt again if a signal has arrived in the block.
     """
     came = False
 
@@ -53,7 +57,7 @@ def remembered() -> Iterator[Callable[[], None]]:
 
 
 def _handled_by(handler: Callable[[int, FrameType | None], object]) -> dict[int, Any]:
-    """Set `handler` for both signals, and return the handlers before."""
+    """Install `handler` for SIGINT and SIGTERM, and return the previous handlers."""
     return {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
 
 

@@ -1,4 +1,4 @@
-"""The event log in a job's folder, and the job's present nodes."""
+"""Reads the event log in a job's folder, and the job's present nodes from the log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def events_in(folder: str) -> Path | None:
-    """Return the event log of the job's newest start; None if the folder has none."""
+    """Return the path of the event log of the job's newest start; None if the folder contains no event log."""
     from hyperpod_ext.jobs.slurm.runs import starts
 
     if not folder:
@@ -22,7 +22,7 @@ def events_in(folder: str) -> Path | None:
 
 
 def read_events_of(folder: str) -> Events:
-    """Return the events of the job's newest start, by time; none if it has no log."""
+    """Return the events of the job's newest start, sorted by time. Empty if the folder contains no event log."""
     from hyperpod_ext.runtime.events.event import Events
     from hyperpod_ext.runtime.events.reading import read_events
 
@@ -31,7 +31,7 @@ def read_events_of(folder: str) -> Events:
 
 
 def nodes_in(events: Events) -> JobNodes:
-    """Return the job's nodes after these events. The result has no nodes if the events contain none."""
+    """Return the nodes of a job after all of the events in `events`. The result is empty if no event names a node."""
     from hyperpod_ext.jobs.contract.resize import nodes_of_job
     from hyperpod_ext.runtime.events.of_nodes import NodeJoined, NodeLeft, NodeLost, RanksReassigned
     from hyperpod_ext.runtime.events.of_training import JobStarted
@@ -41,7 +41,7 @@ def nodes_in(events: Events) -> JobNodes:
 
 
 def in_time(log: LogRead) -> Events:
-    """Return all events of a log, by time."""
+    """Return all events of an event log, sorted by time."""
     from hyperpod_ext.runtime.events.event import Events
 
     return Events(sorted(log.all_events(), key=lambda event: event.t))

@@ -13,16 +13,17 @@ from hyperpod_ext.terminal import escape_output
 
 
 class Section(NamedTuple):
-    """Commands under one heading of `--help`. The commands' modules are in one package."""
+    """Commands that `--help` lists under one heading. The modules of these commands are in the same package."""
 
     heading: str
     package: str
     help: Mapping[str, str]
-    """Help line of each command, by the command's name."""
+    """Help text of each command, by the command's name."""
 
 
 class LazyGroup(click.Group):
-    """Loads the command `create-job` as `command` from the module `create_job` of its section's package."""
+    """A click group that imports a command when it is called. For the command `create-job`, it imports `command` from
+    the module `create_job` in the package of the command's section."""
 
     def __init__(self, *arguments: Any, sections: Sequence[Section], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -31,16 +32,16 @@ class LazyGroup(click.Group):
         self._packages = {name: section.package for section in sections for name in section.help}
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command, with control characters escaped in all its output."""
+        """Run a command. Control characters are escaped in all of its output."""
         escape_output()
         return super().main(*arguments, **options)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the sections."""
+        """Return the names of all commands, in the order of the sections."""
         return list(self._help)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command."""
+        """Import a command, and return it; None if there is no command with this name."""
         if cmd_name not in self._help:
             return None
         name = cmd_name.replace("-", "_")
@@ -54,7 +55,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does, and suggest the nearest name for an unknown one."""
+        """Resolve a command as click does. For an unknown command, suggest the most similar name."""
         import difflib
 
         if args[0] not in self._help and (near := difflib.get_close_matches(args[0], self._help, n=1)):
@@ -62,7 +63,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the lists of `--help` without importing commands."""
+        """Write the lists of commands for `--help` without importing the commands."""
         width = max(map(len, self._help))
         for section in self._sections:
             with formatter.section(section.heading):

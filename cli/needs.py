@@ -1,4 +1,4 @@
-"""Packages that commands need."""
+"""Checks that the Python packages that a command needs are installed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import importlib.util
 
 
 def need_packages(*names: str) -> None:
-    """Check that packages of the runtime are installed.
+    """Check that Python packages of the extra `runtime` are installed.
 
     Raises:
-        HyperpodExtError: a package is missing. The hint has the command that installs it.
+        HyperpodExtError: a package is missing. The hint has the command that installs the package.
     """
     from hyperpod_ext.errors import HyperpodExtError
 

@@ -1,4 +1,4 @@
-"""Prints results to stdout in the chosen format, and all other text to stderr."""
+"""Prints results to stdout in the format of `-o`, and all other messages to stderr."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def say(text: str) -> None:
 
 
 def console(stream: TextIO) -> rich.console.Console:
-    """Make a console for progress bars and live tables. The console does not escape terminal sequences, so escape the
-    text of bars and tables."""
+    """Return a rich console for progress bars and live tables. The console does not escape control characters, so the
+    caller must escape the texts of bars and tables."""
     from rich.console import Console
 
     return Console(file=drawing(stream))
 
 
 def print_result(result: Mapping[str, object] | Sequence[object], output: str, table: str) -> None:
-    """Print `result` as JSON or YAML, or `table`."""
+    """Print a result on stdout: `result` as JSON or YAML if `output` is `json` or `yaml`, otherwise the text
+    `table`."""
     match output:
         case "json":
             _print(json.dumps(result, indent=2))
@@ -52,7 +53,7 @@ def _print(text: str, *, nl: bool = True) -> None:
 
 
 def print_error(error: HyperpodExtError, output: str | None) -> None:
-    """Print an error on stderr, and as an object on stdout for `-o json` and `yaml`."""
+    """Print an error on stderr. With `-o json` or `-o yaml`, also print the error as an object on stdout."""
     from hyperpod_ext.errors import ConfigError
 
     say(str(error) if isinstance(error, ConfigError) else f"error: {error}")
@@ -61,7 +62,7 @@ def print_error(error: HyperpodExtError, output: str | None) -> None:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:
-    """Align rows in columns."""
+    """Return rows as text, with the cells of each column aligned."""
     rows = [[escape(cell).replace("\n", "\\n") for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(

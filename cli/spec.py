@@ -1,4 +1,4 @@
-"""Reads the job's and the cluster's specs of a command, with changes by options."""
+"""Reads the specs of a job and a cluster that a command names, and applies changes by command-line options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Specs:
-    """The specs of one command.
+    """The specs that one command reads: the spec of a job, and optionally the spec of a cluster.
 
     Raises:
         ConfigError: the specs have problems. The error lists the problems of both specs.
@@ -72,7 +72,8 @@ class Specs:
         self.job = loaded.config
 
     def _spec_checks(self) -> list[Check]:
-        """Return the checks of whole specs, which run together with the checks of single fields."""
+        """Return the checks that compare several fields. Checks of several fields run together with checks of single
+        fields, so that all problems are reported at once."""
         from hyperpod_ext.config.files.checks import Check
         from hyperpod_ext.jobs.plan import draft_checks
 
@@ -86,12 +87,13 @@ class Specs:
         return [*checks, Check(((),), self._note_that_all_ran)] if self._cluster_is_known else checks
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
-        """Record that all checks ran. This check reads every field, so it is skipped if any other check is skipped."""
+        """Record that all checks have run. `_note_that_all_ran` is itself a check that is skipped if any field is
+        invalid, because the check reads every field."""
         self._all_checked = True
         return iter(())
 
     def _fill(self, document: Document) -> None:
-        """Fill in fields from the cluster that the spec names."""
+        """Fill in unset fields of the job's spec from the outputs of the cluster that the spec names."""
         if not (isinstance(document.data, dict) and document.data.get("cluster")):
             return
         from hyperpod_ext.clusters.cdk.jobs import fill, outputs_for
@@ -105,7 +107,7 @@ class Specs:
             say(f"cluster {name}: outputs read {age}; `hp-ext cluster outputs {name}` reads them again")
 
     def job_on(self, target: str | None) -> JobConfig:
-        """Return the job with its cluster's values for this target."""
+        """Return the job with unset fields filled from its cluster, for the target `target`."""
         return self._with_outputs(self.job, target)
 
     def _with_outputs(self, job: JobConfig, target: str | None) -> JobConfig:
@@ -116,7 +118,11 @@ class Specs:
         return on_cluster(job, self._outputs, target)
 
     def check(self, target: str | None) -> None:
-        """Check job, cluster and target together, and report problems with lines."""
+        """Check that the job fits the cluster and the target.
+
+        Raises:
+            UnsupportedError: the job does not fit. The error lists all problems with their lines.
+        """
         from hyperpod_ext.errors import UnsupportedError
         from hyperpod_ext.jobs.plan import find_problems
 
@@ -127,17 +133,17 @@ class Specs:
             raise UnsupportedError(self._loaded.locate(problems))
 
     def warnings(self, target: str | None) -> list[Problem]:
-        """Return probable mistakes in a valid spec, with lines."""
+        """Return the probable mistakes in a valid spec, with their lines."""
         from hyperpod_ext.jobs.plan import find_warnings
 
         folder = Path(self._file).parent
         return self._loaded.locate(find_warnings(self.job_on(target), self.cluster, target, self._ignored, folder))
 
     def plan(self, target: str, templates: str | None = None) -> Plan:
-        """Check and plan the job, and print warnings.
+        """Check the job, print warnings, and return the plan of its submission.
 
         Args:
-            templates: a folder with templates of the user's own.
+            templates: folder with the user's own templates. None: use the shipped templates.
         """
         from hyperpod_ext.jobs.contract.render import own_templates
         from hyperpod_ext.jobs.plan import make_plan
@@ -160,7 +166,7 @@ class Specs:
             raise ConfigError(found)
 
     def check_templates(self, target: str | None, folder: str) -> None:
-        """Check the user's own templates; for a target, also render them and parse the result.
+        """Check the user's own templates in `folder`. With `target`, also render the templates and parse the results.
 
         Raises:
             ConfigError: a template cannot be read or rendered, or is never used.
@@ -176,14 +182,14 @@ class Specs:
             read_back(make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored))
 
     def without_faults(self) -> None:
-        """Remove the job's faults. A comparison stays."""
+        """Remove the faults to inject from the job's spec. The setting `chaos.compare` is kept."""
         if self.job.chaos is not None:
             without_faults = self.job.chaos.model_copy(update={"faults": (), "inject": ()})
             self.job = self.job.model_copy(update={"chaos": without_faults})
 
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:
-    """Refuse unknown ids of rules, because they would have no effect."""
+    """Return the ids of rules as a tuple. Unknown ids are refused, because they would have no effect."""
     if not ignored:
         return ()
     from hyperpod_ext.jobs.rules import REGISTRY
@@ -192,7 +198,11 @@ def _known(ignored: Sequence[str]) -> tuple[str, ...]:
 
 
 def known_ids(registry: Registry[Any], ids: Sequence[str]) -> tuple[str, ...]:
-    """Return ids of a registry's rules, or raise BadParameter for an unknown one."""
+    """Return `ids`, after a check that the registry contains a rule with each id.
+
+    Raises:
+        BadParameter: an id is unknown.
+    """
     import click
 
     try:

@@ -2,7 +2,7 @@
 
     from hyperpod_ext import JobConfig, load, make_plan, submit, estimator_kwargs
 
-Names are loaded on first use: importing this package needs neither torch nor pydantic.
+The package imports these names on first use, so that `import hyperpod_ext` needs neither torch nor pydantic.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Every error that a user can see, with its exit code. Imports nothing heavy.
+"""Every error class that a user can see, with its exit code. The module imports nothing that is slow to import.
 
     HyperpodExtError            1
     ├── ConfigError             3   a file or option is wrong; carries every problem found
@@ -34,20 +34,20 @@ from hyperpod_ext.terminal import escape
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in the user's input, and its place."""
+    """One mistake in the user's input, with the file, the line and the field of the mistake."""
 
     message: str
-    """The mistake, as a sentence without the place."""
+    """Description of the mistake, without file, line and field."""
     path: str = ""
-    """Dotted path of the field, `checkpoint.tiers.1.every_steps`."""
+    """Dotted path of the field with the mistake, such as `checkpoint.tiers.1.every_steps`."""
     source: str = ""
-    """The file, or the option, that the value came from."""
+    """Name of the file, or the command-line option, that contains the mistake."""
     line: int | None = None
-    """1-based line in `source`."""
+    """Line of the mistake in the file `source`, counted from 1. None if unknown."""
     hint: str = ""
-    """How to fix it: the nearest valid name, or a valid value."""
+    """How to fix the mistake, for example a similar valid name or a valid value."""
     rule: str = ""
-    """Id of the rule that found it; `hp-ext explain HPX101` explains it."""
+    """Id of the rule that found the mistake, such as HPX101; `hp-ext explain HPX101` explains the rule."""
 
     def __str__(self) -> str:
         where = ":".join(str(part) for part in (self.source, self.line) if part not in ("", None))
@@ -57,7 +57,12 @@ class Problem:
 
 
 class HyperpodExtError(Exception):
-    """Root of all errors. `hint` says what to do next. Both texts are escaped, because they may quote foreign input."""
+    """Base class of all errors that a user can see.
+
+    Args:
+        message: what happened. Control characters are escaped, because the message may quote foreign input.
+        hint: what the user can do next. Control characters are escaped as in `message`.
+    """
 
     exit_code = 1
 
@@ -79,7 +84,7 @@ class HyperpodExtError(Exception):
 
 
 class ConfigError(HyperpodExtError):
-    """The user's input is wrong; has all its problems."""
+    """Raised if the user's input is wrong. The error contains all problems of the input."""
 
     exit_code = 3
 
@@ -92,7 +97,7 @@ class ConfigError(HyperpodExtError):
 
 
 class UnsupportedError(ConfigError):
-    """Fields that are right one by one but cannot work together on this target."""
+    """Raised if fields of a spec are valid one by one, but cannot work together on the spec's target."""
 
 
 class UnreachableError(HyperpodExtError):
@@ -100,7 +105,7 @@ class UnreachableError(HyperpodExtError):
 
 
 class UnknownOutcomeError(UnreachableError):
-    """The answer to a request was lost, so it is unknown whether it was carried out."""
+    """Raised if the answer to a request was lost, so that it is unknown whether the request was carried out."""
 
 
 class ConflictError(HyperpodExtError):
@@ -116,43 +121,43 @@ class JobFailedError(HyperpodExtError):
 
 
 class MemoryTierFullError(JobFailedError):
-    """The memory tier has no room for a snapshot; existing snapshots are intact."""
+    """Raised if the memory tier has no room for another snapshot. Existing snapshots are intact."""
 
 
 class NoCheckpointError(JobFailedError):
-    """No step that every rank can restore."""
+    """Raised if no saved step can be restored by every rank."""
 
 
 class CorruptSnapshotError(JobFailedError):
-    """Bytes that do not match their manifest; they were not loaded."""
+    """Raised if bytes of a snapshot do not match the snapshot's manifest. The bytes were not loaded."""
 
 
 class NonFiniteError(JobFailedError):
-    """A loss or gradients that are not finite; the step was not committed on any rank."""
+    """Raised if the loss or a gradient is not finite. No rank has committed the step."""
 
 
 class ReplicasDifferError(JobFailedError):
-    """Ranks that should hold the same state do not."""
+    """Raised if ranks that should hold the same state hold different state."""
 
 
 class CorruptSegmentError(JobFailedError):
-    """A file of a token store that does not match its checksum; it was not read."""
+    """Raised if a file of a token store does not match its checksum. The file was not read."""
 
 
 class DatasetChangedError(JobFailedError):
-    """The data changed since the run, or the store, began."""
+    """Raised if the training data has changed since the run or the token store was begun."""
 
 
 class UnknownLengthError(JobFailedError):
-    """A growing or endless source has no length."""
+    """Raised if code asks for the length of a data source that is endless or still grows."""
 
 
 class DiskFullError(JobFailedError):
-    """There is no room for data; earlier data is intact."""
+    """Raised if the disk has no room for new data. Data that was written earlier is intact."""
 
 
 class StaleGenerationError(JobFailedError):
-    """A writer of an older generation was refused."""
+    """Raised in a process of an older generation of the job (before a recovery) whose write was refused."""
 
 
 class WaitTimeoutError(HyperpodExtError):
@@ -160,6 +165,6 @@ class WaitTimeoutError(HyperpodExtError):
 
 
 class UserInterruptError(HyperpodExtError):
-    """The user pressed Ctrl-C."""
+    """Raised if the user pressed Ctrl-C."""
 
     exit_code = 130

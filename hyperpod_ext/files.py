@@ -1,6 +1,6 @@
-"""Atomic writes, private files, and safe reads of files that others may have put in place.
+"""Atomic writes, files that only this user can read, and safe reads of files that other users may have created.
 
-Standard library only; shared by the laptop side and the container.
+The module needs only the standard library, because both the command line and the container import it.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import IO, Any
 
 LARGEST_TEXT = 64 << 20
-"""Most bytes of a file that is read whole."""
+"""Default limit in bytes for a file that is read as a whole."""
 
 
 _ROOM = "reserved"
-"""File that reserves room in a folder for last writes."""
+"""Name of a file that reserves disk space in a folder, so that the last writes succeed even if the disk is full."""
 _ROOM_BYTES = 64 << 10
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
-    """Replace `file` atomically. Only this user can read it.
+    """Write `text` to `file`, and replace an existing file atomically. Only this user can read the file.
 
     Args:
-        last: if the disk is full, use the room that `reserve_room` has reserved in its folder.
+        last: whether the write may use the disk space that `reserve_room` has reserved in the file's folder, if the
+            disk is full.
     """
     try:
         _write_atomically(file, text)
@@ -38,7 +39,7 @@ def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
 
 def _write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):  # a link in its place would be followed
+    with suppress(FileNotFoundError):  # remove a symbolic link with this name, which the open would follow
         partial.unlink()
     try:
         with open_private(partial, "x") as written:
@@ -47,14 +48,14 @@ def _write_atomically(file: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise OSError(error.errno, error.strerror, str(file)) from None  # errors of writes lack the file
+        raise OSError(error.errno, error.strerror, str(file)) from None  # an error of `write` lacks the file's name
 
 
 def reserve_room(folder: Path) -> None:
-    """Reserve room in `folder` for last writes, until `release_room`.
+    """Reserve disk space in `folder` for the last writes of a process. `release_room` frees the space.
 
     Raises:
-        OSError: the disk is full, or cannot be written.
+        OSError: the disk is full or not writable.
     """
     with open_private(folder / _ROOM, "wb") as file:
         try:
@@ -65,7 +66,7 @@ def reserve_room(folder: Path) -> None:
 
 
 def release_room(folder: Path) -> bool:
-    """Release the reserved room in `folder`, and return whether there was any."""
+    """Free the disk space that `reserve_room` reserved in `folder`. Return False if none was reserved."""
     try:
         (folder / _ROOM).unlink()
     except OSError:
@@ -74,14 +75,14 @@ def release_room(folder: Path) -> bool:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder that only this user can enter, with missing parents. Existing folders are not changed."""
+    """Create a folder and its missing parents, which only this user can enter. Existing folders are not changed."""
     if not folder.is_dir():
         make_private_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def open_private(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file; if it is new, only this user can read it. Text is UTF-8."""
+    """Open a file. If the file is new, only this user can read it. The encoding of text is UTF-8."""
     encoding = None if "b" in mode else "utf-8"
     return open(file, mode, buffering, encoding=encoding, opener=_only_ours)
 
@@ -91,10 +92,10 @@ def _only_ours(path: str, flags: int) -> int:
 
 
 def open_regular(file: Path) -> IO[bytes]:
-    """Open a file that others may have put in place, for reading. Does not block, as opening a pipe would.
+    """Open a file for reading that other users may have created. The call never blocks, even if the file is a pipe.
 
     Raises:
-        OSError: it does not exist, or is a pipe, a device, a socket or a folder.
+        OSError: the file does not exist, or is a pipe, a device, a socket or a folder.
     """
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -107,7 +108,7 @@ def open_regular(file: Path) -> IO[bytes]:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """Return the JSON files of a folder, by name; none if it is missing or cannot be read."""
+    """Return the JSON files in a folder, sorted by name. Empty if the folder is missing or cannot be read."""
     try:
         return sorted(folder.glob("*.json")) if folder.is_dir() else []
     except OSError:
@@ -115,10 +116,10 @@ def json_files(folder: Path) -> list[Path]:
 
 
 def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:
-    """Read all of a file that others may have put in place.
+    """Return the content of a file that other users may have created.
 
     Raises:
-        OSError: as `open_regular`, or the file has more than `limit` bytes.
+        OSError: the file has more than `limit` bytes, or `open_regular` refuses the file.
     """
     with open_regular(file) as opened:
         data = opened.read(limit + 1) if os.fstat(opened.fileno()).st_size <= limit else None
@@ -128,7 +129,7 @@ def read_regular(file: Path, limit: int = LARGEST_TEXT) -> bytes:
 
 
 def sync_directory(path: Path) -> None:
-    """Sync a directory, so that names of new files survive a power failure."""
+    """Write a directory to disk with fsync, so that the names of new files survive a power failure."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

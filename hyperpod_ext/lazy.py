@@ -1,4 +1,4 @@
-"""Loads the names of a package on first use."""
+"""Imports the public names of a package on first use."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any
 
 
 def loader(package: str, modules: Mapping[str, str], check: Callable[[], None] = lambda: None) -> Callable[[str], Any]:
-    """Make a `__getattr__` for `package` that imports names on first use.
+    """Return a `__getattr__` function for `package` that imports the package's public names on first use.
 
     Args:
-        modules: module that defines each name.
-        check: called before an import; raises if this environment lacks what the modules need.
+        modules: for each public name, the module that defines it, relative to `package`.
+        check: function that is called before each import, and raises an error if a dependency of the modules is
+            missing.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Free ports of this machine. Standard library only."""
+"""Finds free TCP ports on this machine. The module needs only the standard library."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _LOWEST, _TRIES = 10000, 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a free port of `host`.
+    """Return a free TCP port on the address `host` of this machine.
 
-    It is below the kernel's range for outgoing connections, which could otherwise take it before its user listens.
+    The port is below the range that the kernel uses for outgoing connections. A port in this range could be taken by an
+    outgoing connection before the caller listens on it.
     """
     for _ in range(_TRIES):
         port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))
@@ -24,7 +25,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Return the family of a numeric address, IPv4 or IPv6; for a name, IPv4."""
+    """Return the address family of `host`: IPv6 for a numeric IPv6 address, otherwise IPv4."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 

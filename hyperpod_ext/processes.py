@@ -1,6 +1,6 @@
-"""Linux processes: started processes must not outlive their starter by accident.
+"""Functions for Linux processes, which ensure that no started process outlives the process that started it.
 
-Standard library only; shared by the laptop side's local engine and the container's agent.
+The module needs only the standard library, because both the engine of local jobs and the container's agent import it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _DIES_S = 10.0
-"""Seconds to wait for the end of a killed process, which may wait for a disk."""
+"""Seconds to wait for the end of a killed process. The wait is limited because a process that waits for a disk may not
+end."""
 _not_dying: set[int] = set()
-"""Killed processes that were still alive after that time."""
+"""Ids of killed processes that were still alive after `_DIES_S` seconds."""
 _REMOVING_S = 10.0
-"""Seconds that _REMOVERS may take after all other processes have ended. They start when the last user of shared memory
-has ended, and torch's DataLoader workers check only every 5 s whether their parent lives."""
+"""Seconds that the processes in `_REMOVERS` may take to remove shared memory after all other processes have ended.
+The processes in `_REMOVERS` begin only when the last user of the memory has ended. torch's DataLoader workers, which
+use the memory, check only every 5 s whether their parent is alive."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -42,10 +44,13 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Let the kernel send `signum` to this process when its parent dies.
+    """Make the kernel send `signum` to this process when its parent dies. Call the function in the child process.
 
-    Called in the child. Exits at once if `parent_pid` is no longer the parent: the kernel only
-    reports deaths that come after the call.
+    If the parent has died already, this process exits immediately, because the kernel sends the signal only for a death
+    after the call.
+
+    Args:
+        parent_pid: process id of the expected parent.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)
     if os.getppid() != parent_pid:
@@ -53,16 +58,17 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants children of this process, so that it can wait for them and kill them."""
+    """Make this process the new parent of descendants whose parent dies, so that it can wait for them and kill them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def take_signals_from(
     loop: AbstractEventLoop, handler: Callable[[int, FrameType | None], object] | signal.Handlers
 ) -> None:
-    """Move SIGTERM and SIGINT from the event loop to `handler`.
+    """Remove the event loop's handlers of SIGTERM and SIGINT, and install `handler` for both signals.
 
-    A closing loop restores the default handlers, so that a signal would end the process before it has cleaned up.
+    The function is needed because an event loop restores the default handlers when it closes. A signal would then end
+    the process before the process has cleaned up.
     """
     signums = (signal.SIGTERM, signal.SIGINT)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
@@ -73,19 +79,22 @@ def take_signals_from(
 
 
 def collect_seldom() -> None:
-    """Let the garbage collector run after 100,000 new objects instead of 700. Call it after all imports.
+    """Make Python's garbage collector run after 100,000 new objects instead of 700. Call this function after all
+    imports.
 
-    A fault of a large job causes tens of thousands of small messages without cycles, and garbage collection took an
-    eighth of the coordinator's time for them.
+    A fault in a large job causes tens of thousands of small messages, which contain no reference cycles. Without this
+    setting, garbage collection took an eighth of the coordinator's time.
     """
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 
 
 def allow_open_files(count: int) -> bool:
-    """Raise this process's soft limit of open files to `count`, as far as its hard limit goes. Children inherit it.
+    """Raise this process's soft limit for open files to `count`, or to the hard limit if that is lower. Child processes
+    inherit the limit.
 
-    Return whether `count` files may be open now.
+    Returns:
+        Whether this process may now have `count` open files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= count:
@@ -96,9 +105,9 @@ def allow_open_files(count: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Return process ids of the children of `pid`, also of ended ones that were not reaped."""
+    """Return the process ids of the children of `pid`, including zombies (ended children that were not reaped)."""
     found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process ended while it was looked at
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
         for each in Path(f"/proc/{pid}/task").glob("*/children"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended since the listing
                 found += [int(child) for child in each.read_text().split()]
@@ -106,7 +115,8 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
-    """Return process ids of all descendants of `pid`, parents before children, without `spare`."""
+    """Return the process ids of all descendants of `pid`, parents before children. Processes in `spare` and their
+    descendants are left out."""
     found: list[int] = []
     queue = [pid]
     while queue:
@@ -123,22 +133,23 @@ def send_signal(pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
-    """SIGKILL every descendant of `pid` until none is left, and return the killed ids.
+    """Send SIGKILL to every descendant of `pid` until none is left, and return the ids of the killed processes. Ended
+    children of this process are reaped.
 
-    Only reliable if this process or `pid` is a subreaper: otherwise orphans become children of init. Ended children
-    are reaped.
+    The function is only reliable if this process or `pid` is a subreaper (see `become_subreaper`). Without a subreaper,
+    descendants whose parent has died become children of init and are not found.
 
     Args:
-        spare: children of `pid` that stay, with their descendants.
+        spare: children of `pid` that are not killed, nor are their descendants.
     """
     return _kill_all(lambda: [child for child in descendants(pid, spare=spare) if not _reaped(child)])
 
 
 def _kill_all(find: Callable[[], list[int]]) -> list[int]:
-    """SIGKILL the processes of `find` until it returns none, and return the killed ids.
+    """Send SIGKILL to the processes that `find` returns until it returns none. Return the ids of the killed processes.
 
-    Processes that remove segments of shared memory are killed last, and have some seconds to finish. A process that
-    waits for a disk may never end, and is left alone after some seconds.
+    Processes that remove segments of shared memory (`_REMOVERS`) are killed last, after `_REMOVING_S` seconds. A killed
+    process that waits for a disk may never end; it is ignored after `_DIES_S` seconds.
     """
     killed: list[int] = []
     until: float | None = None
@@ -162,7 +173,7 @@ def _kill_all(find: Callable[[], list[int]]) -> list[int]:
 
 
 def _waits_for_ever(pid: int) -> bool:
-    """Return whether a process was killed long ago, and still waits for a disk."""
+    """Return whether a process was killed, did not end within `_DIES_S` seconds, and still waits for a disk."""
     return pid in _not_dying and process_state(pid) == _STATES["D"]
 
 
@@ -170,7 +181,8 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as text: that of its first thread in an unusual state."""
+    """Return the state of a process as text, such as `running`. If some of its threads are stopped, ended or waiting
+    for a disk, return the state of such a thread."""
     states = ""
     with contextlib.suppress(OSError):
         for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -179,9 +191,9 @@ def process_state(pid: int) -> str:
 
 
 def kill_group(leader: int) -> None:
-    """SIGKILL a process group, also after its leader has ended.
+    """Send SIGKILL to all processes of the process group `leader`, even if the group's leader has ended.
 
-    Processes that remove segments of shared memory stay: they end by themselves.
+    Processes that remove segments of shared memory (`_REMOVERS`) are not killed, because they end by themselves.
     """
     seen: set[int] = set()
     while found := {pid for pid in _members(leader) if not _removes_leftovers(pid)} - seen:
@@ -191,7 +203,7 @@ def kill_group(leader: int) -> None:
 
 
 def _members(group: int) -> set[int]:
-    """Return the processes of a group, with any parent."""
+    """Return the ids of all processes in a process group, whatever their parents are."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
     return {pid for pid in pids if _group_of(pid) == group}
 
@@ -204,17 +216,19 @@ def _group_of(pid: int) -> int:
 
 
 def kill_started_for(folder: Path) -> None:
-    """SIGKILL every process with a variable `HPX_...` that names `folder` or a path in it, until none is left."""
+    """Send SIGKILL to every process that has an environment variable `HPX_...` with the path of `folder` or a path in
+    it, until no such process is left."""
     variable = re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")
     _kill_all(lambda: _started_with(variable))
 
 
 def _started_with(variable: re.Pattern[bytes]) -> list[int]:
-    """Return other living processes with an environment variable that matches."""
+    """Return the ids of living processes, except this process, that have an environment variable matching
+    `variable`."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            # it has ended meanwhile, or is another user's
+            # skip a process that has ended in the meantime or belongs to another user
             with contextlib.suppress(FileNotFoundError, ProcessLookupError, PermissionError):
                 if any(map(variable.match, (entry / "environ").read_bytes().split(b"\0"))):
                     found.append(int(entry.name))
@@ -222,7 +236,7 @@ def _started_with(variable: re.Pattern[bytes]) -> list[int]:
 
 
 def describe_exit(status: int) -> str:
-    """Return an `os.wait` status as text: `killed by SIGKILL (9)`, `exit code 3`."""
+    """Return a status from `os.wait` as text, such as `killed by SIGKILL (9)` or `exit code 3`."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return f"killed by {signal.Signals(number).name} ({number})"
@@ -230,7 +244,7 @@ def describe_exit(status: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Return whether a process runs. An ended one that was not reaped does not."""
+    """Return whether a process is alive. A zombie, which has ended but was not reaped, is not alive."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -238,16 +252,16 @@ def is_alive(pid: int) -> bool:
 
 
 def _reaped(pid: int) -> bool:
-    """Return whether a process has ended, and reap it if it is our child."""
+    """Return whether a process has ended, and reap it if it is a child of this process."""
     if is_alive(pid):
         return False
-    with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it
+    with contextlib.suppress(ChildProcessError):  # another process is the parent, and reaps the child
         os.waitpid(pid, os.WNOHANG)
     return True
 
 
 def _removes_leftovers(pid: int) -> bool:
-    """Return whether this is Python's or torch's process that removes segments of shared memory of killed owners."""
+    """Return whether `pid` is the helper process of Python or torch that removes shared memory of killed processes."""
     try:
         return any(name in Path(f"/proc/{pid}/cmdline").read_bytes() for name in _REMOVERS)
     except (FileNotFoundError, ProcessLookupError):
@@ -255,14 +269,16 @@ def _removes_leftovers(pid: int) -> bool:
 
 
 def wait_readable(descriptor: int, limit_s: float | None = None) -> bool:
-    """Wait until a descriptor can be read, and return whether it can. `select` refuses descriptors above 1023."""
+    """Wait until a file descriptor can be read, at most `limit_s` seconds. Return whether it can be read. The function
+    uses `poll`, because `select` refuses descriptors above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else limit_s * 1000))
 
 
 def _wait_gone(pid: int, limit_s: float | None = None) -> None:
-    """Wait until `pid` has ended, and reap it if it is our child."""
+    """Wait until the process `pid` has ended, at most `limit_s` seconds, and reap it if it is a child of this
+    process."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -271,5 +287,5 @@ def _wait_gone(pid: int, limit_s: float | None = None) -> None:
         wait_readable(handle, limit_s)
     finally:
         os.close(handle)
-    with contextlib.suppress(ChildProcessError):  # not ours: its parent reaps it
+    with contextlib.suppress(ChildProcessError):  # another process is the parent, and reaps the child
         os.waitpid(pid, os.WNOHANG)

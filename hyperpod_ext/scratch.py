@@ -1,8 +1,9 @@
-"""Folders for sockets that are removed with the process that made them, even if it is killed.
+"""Temporary folders for sockets. A folder is removed after the process that made it has ended, even if it was killed.
 
-Each has a file that its owner keeps locked. The kernel releases the lock with the owner's last descriptor. A folder
-without a lock is abandoned, and the next `make_scratch` removes it. Standard library only; shared by the laptop side's
-local engine and the container's agent.
+Each folder has a file that the folder's owner, the process that made the folder, keeps locked. The kernel releases the
+lock when the owner ends. A folder whose file is not locked is abandoned, and the next call of `make_scratch` removes
+it. The module needs only the standard library, because both the engine of local jobs and the container's agent import
+it.
 """
 
 from __future__ import annotations
@@ -21,26 +22,33 @@ from hyperpod_ext.processes import kill_started_for
 PREFIX = "hpx-"
 _OWNER = "owner"
 _LONGEST = 60
-"""Most characters: paths of sockets below it may have 107."""
+"""Maximum number of characters in the path of a folder. Paths of sockets in the folder may have at most 107
+characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A folder, private to this user (0700), and the descriptor that holds its lock.
+    """A temporary folder that only this user can enter (mode 0700), and the file descriptor that holds its lock.
 
-    Forked processes inherit the descriptor, and own the folder too; executed programs do not.
+    Forked processes inherit the descriptor, so the folder exists until they have ended, too. Programs that are started
+    with exec do not inherit the descriptor.
     """
 
     path: Path
     owner: int
 
     def remove(self) -> None:
-        """Remove the folder with its content. Processes that use it must have ended."""
+        """Remove the folder with its content. All processes that use the folder must have ended before the call."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 def make_scratch(prefix: str = PREFIX, within: Path | None = None) -> Scratch:
-    """Make a new folder in the temporary directory, after removing abandoned ones."""
+    """Remove abandoned folders, and create a new folder.
+
+    Args:
+        prefix: prefix of the folder's name.
+        within: parent of the new folder. Default: the temporary directory, or /tmp if the path would be too long.
+    """
     remove_abandoned(prefix, within)
     path = Path(tempfile.mkdtemp(prefix=prefix, dir=within))
     if within is None and len(str(path)) > _LONGEST:
@@ -51,13 +59,13 @@ def make_scratch(prefix: str = PREFIX, within: Path | None = None) -> Scratch:
     draft = path / f"{_OWNER}.draft"
     owner = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(owner, fcntl.LOCK_EX)
-    draft.rename(path / _OWNER)  # it is never visible without its lock
+    draft.rename(path / _OWNER)  # a rename, because the file must never be visible without its lock
     return Scratch(path, owner)
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str = PREFIX, within: Path | None = None) -> Iterator[Path]:
-    """Make a folder for the time of the block."""
+    """Create a folder as `make_scratch` does, and remove it at the end of the `with` block."""
     scratch = make_scratch(prefix, within)
     try:
         yield scratch.path
@@ -67,9 +75,9 @@ def scratch_folder(prefix: str = PREFIX, within: Path | None = None) -> Iterator
 
 
 def remove_abandoned(prefix: str = PREFIX, within: Path | None = None) -> list[Path]:
-    """Remove this user's abandoned folders, kill processes that use them, and return the folders.
+    """Remove this user's abandoned folders, and kill processes that use them. Return the removed folders.
 
-    A folder without an owner's file is another program's, or is just being made, and stays.
+    A folder without the locked file is kept, because it belongs to another program or is just being created.
     """
     removed = []
     for folder in (within or Path(tempfile.gettempdir())).glob(f"{prefix}*"):
@@ -80,7 +88,7 @@ def remove_abandoned(prefix: str = PREFIX, within: Path | None = None) -> list[P
 
 
 def end_abandoned(folder: Path) -> None:
-    """Kill processes that use an abandoned folder, and remove it."""
+    """Kill the processes that use an abandoned folder, and remove the folder."""
     kill_started_for(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -90,7 +98,7 @@ def _is_abandoned(folder: Path) -> bool:
         if folder.lstat().st_uid != os.getuid():
             return False
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # no owner's file, just removed, or no folder
+    except OSError:  # the folder has no locked file, was just removed, or is no folder
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

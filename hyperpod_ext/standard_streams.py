@@ -1,4 +1,4 @@
-"""Keeps standard streams open, and writes to them from raising."""
+"""Keeps the standard streams open, and makes writes to them never raise."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any, TextIO
 
 
 class _LossyFile(io.FileIO):
-    """An output file that drops text on write errors, such as a full disk, instead of raising."""
+    """An output file that drops text instead of raising if a write fails, for example because the disk is full."""
 
     _lost, _why = 0, ""
-    """Bytes lost since the last write, and the reason."""
+    """Number of bytes that were lost since the last successful write, and the reason."""
 
     def write(self, data: Any) -> int:
-        """Write `data`. The first write after a loss also reports the loss."""
+        """Write `data`, or count its bytes as lost if the write fails. The first write after a loss also writes a
+        message with the number of lost bytes."""
         try:
             if self._lost:
                 super().write(f"\nhyperpod_ext: {self._lost} bytes of output were lost here: {self._why}\n".encode())
@@ -27,22 +28,23 @@ class _LossyFile(io.FileIO):
 
 
 def open_standard_streams() -> None:
-    """Open closed standard streams on /dev/null, as after `command >&-`.
+    """Open /dev/null for each standard stream that is closed, for example by `command >&-` in the shell.
 
-    Otherwise the next file or socket would get the number of a closed stream, and receive its output.
+    Without this, the next opened file or socket would get the descriptor of the closed stream, and would receive the
+    output that is meant for the stream.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the kernel gives the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets `descriptor`, because the kernel chooses the lowest free number
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
 
 
 def lose_unwritable_output() -> None:
-    """Keep `print` from raising in this process and its forks, so that a full disk does not end a job."""
+    """Make `print` never raise in this process and its forks, so that a full disk does not end a job."""
     open_standard_streams()
-    sys.stdout = sys.__stdout__ = _lossy(sys.stdout)  # type: ignore[assignment,misc]  # typed as if Python alone set them
+    sys.stdout = sys.__stdout__ = _lossy(sys.stdout)  # type: ignore[assignment,misc]  # `__stdout__` is typed as final
     sys.stderr = sys.__stderr__ = _lossy(sys.stderr)  # type: ignore[assignment,misc]
 
 
@@ -50,6 +52,6 @@ def _lossy(stream: Any) -> TextIO:
     stream.flush()
     file = _LossyFile(stream.fileno(), "wb", closefd=False)
     file.name = stream.name
-    by_line, at_once = stream.line_buffering, stream.write_through  # PYTHONUNBUFFERED asks for the latter
+    by_line, at_once = stream.line_buffering, stream.write_through  # with PYTHONUNBUFFERED, `at_once` is True
     buffered: Any = file if at_once else io.BufferedWriter(file)
     return io.TextIOWrapper(buffered, stream.encoding, stream.errors, line_buffering=by_line, write_through=at_once)

@@ -1,6 +1,7 @@
-"""Escapes control sequences in foreign text, such as names, manifests, exceptions and log lines.
+"""Escapes control sequences in text from outside, such as names, manifests, exceptions and log lines.
 
-Standard library only; shared by the command line, the laptop side and the container.
+The module needs only the standard library, because the command line, the code that submits jobs and the container
+import it.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import sys
 from typing import Any, TextIO
 
 _CONTROL = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # C0 and C1, but for tab and newline
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # they change the direction of text
-    "\u2028\u2029\ud800-\udfff]"  # other ends of lines, and bytes of a name that are no text
+    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters C0 and C1, except tab and newline
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # characters that change the direction of text
+    "\u2028\u2029\ud800-\udfff]"  # other line separators, and surrogates for bytes that are not UTF-8
 )
 _SHOWN = 120
-"""Most characters of a foreign value in a message."""
+"""Maximum number of characters that a message shows of a value from outside."""
 
 
 def escape(text: str) -> str:
@@ -24,10 +25,10 @@ def escape(text: str) -> str:
 
 
 def quote(value: object) -> str:
-    """Return a foreign value as one short line for a message."""
+    """Return a value from outside as one short line for a message, with control characters escaped."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or nested too deep
+    except (ValueError, RecursionError):  # the value is an integer of thousands of digits, or nested too deeply
         text = f"<{type(value).__name__}>"
     return escape(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
@@ -39,7 +40,7 @@ class _Escaping:
         self._stream = stream
 
     def write(self, text: str | bytes) -> int:
-        if isinstance(text, bytes):  # as click prints completions
+        if isinstance(text, bytes):  # click writes completions for the shell as bytes
             text = text.decode(errors="backslashreplace")
         self._stream.write(escape(text))
         return len(text)
@@ -49,16 +50,17 @@ class _Escaping:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # it would bypass the escaping
+        if name == "buffer":  # writes to `buffer` would not be escaped
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 def escape_output() -> None:
-    """Escape all later output of this process, tracebacks included. `drawing` returns the plain stream."""
+    """Escape control characters in all later output of this process, including tracebacks. `drawing` returns the stream
+    without escaping."""
     sys.stdout, sys.stderr = (_Escaping(drawing(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def drawing(stream: TextIO) -> TextIO:
-    """Return the stream without escaping, for progress bars and other terminal sequences."""
+    """Return the stream below `stream` that does not escape, for progress bars and other terminal sequences."""
     return stream._stream if isinstance(stream, _Escaping) else stream

@@ -1,6 +1,6 @@
-"""Folders of this user. Containers often run with a user id without an entry in /etc/passwd, and without HOME.
+"""Folders of the present user. Many containers run without HOME, and with a user id that /etc/passwd does not contain.
 
-Standard library only: a local job's engine imports this first.
+The module needs only the standard library, because the engine of a local job imports it first.
 """
 
 from __future__ import annotations
@@ -13,25 +13,33 @@ from hyperpod_ext.errors import HyperpodExtError
 
 
 def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return $XDG_STATE_HOME, or ~/.local/state. Raises HyperpodExtError as `home_folder` does."""
+    """Return the folder $XDG_STATE_HOME, or ~/.local/state if the variable is not set.
+
+    Raises:
+        HyperpodExtError: neither XDG_STATE_HOME nor HOME is set, and the user has no entry in /etc/passwd.
+    """
     given = environ.get("XDG_STATE_HOME")
     return Path(given) if given else home_folder("XDG_STATE_HOME", environ) / ".local" / "state"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return $XDG_CACHE_HOME, or ~/.cache. Raises HyperpodExtError as `home_folder` does."""
+    """Return the folder $XDG_CACHE_HOME, or ~/.cache if the variable is not set.
+
+    Raises:
+        HyperpodExtError: neither XDG_CACHE_HOME nor HOME is set, and the user has no entry in /etc/passwd.
+    """
     given = environ.get("XDG_CACHE_HOME")
     return Path(given) if given else home_folder("XDG_CACHE_HOME", environ) / ".cache"
 
 
 def home_folder(instead: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return $HOME, or the home folder in /etc/passwd.
+    """Return the folder $HOME, or the user's home folder in /etc/passwd if HOME is not set.
 
     Args:
-        instead: the variable that names the wanted folder itself, for the hint of the error.
+        instead: name of an environment variable that the user can set instead of HOME, for the hint of the error.
 
     Raises:
-        HyperpodExtError: HOME is not set, and this user has no entry in /etc/passwd.
+        HyperpodExtError: HOME is not set, and the user has no entry in /etc/passwd.
     """
     if given := environ.get("HOME"):
         return Path(given)
@@ -45,10 +53,10 @@ def home_folder(instead: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
-    """Return `path` with the home folder in place of a leading `~`.
+    """Return `path` with a leading `~` or `~USER` replaced by the home folder of the user.
 
     Raises:
-        HyperpodExtError: it begins with `~`, and that user has no home folder.
+        HyperpodExtError: `path` begins with `~`, and the user has no home folder.
     """
     try:
         return Path(path).expanduser()

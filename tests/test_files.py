@@ -94,7 +94,7 @@ def test_a_kept_part_that_is_too_large_is_left_out_with_a_note(tmp_path: Path) -
     log = read_kept(store)
     assert [event.event for event in log.events] == ["go"]
     assert [note.rpartition("/")[2] for note in log.notes] == [
-        "1-00001-000001.jsonl: it is no part of an event log; it was left out"
+        "1-00001-000001.jsonl: it is not a part of an event log; it was left out"
     ]
 
 

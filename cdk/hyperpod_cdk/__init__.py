@@ -1,4 +1,4 @@
-"""CloudFormation stacks of a HyperPod cluster, its network, storage, EKS and add-ons. Reads ClusterConfig."""
+"""Builds the CloudFormation stacks of a HyperPod cluster from a ClusterConfig: network, storage, EKS and add-ons."""
 
 from hyperpod_cdk.build import build
 

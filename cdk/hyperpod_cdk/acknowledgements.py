@@ -1,4 +1,5 @@
-"""Acknowledgements of validators' findings. Each has a reason, and is next to the resource that causes the finding."""
+"""Functions that acknowledge findings of template validators such as cdk-nag. Each acknowledgement needs a reason, and
+is made where the resource with the finding is created."""
 
 from __future__ import annotations
 
@@ -13,17 +14,18 @@ _NAG = "AwsSolutions::AwsSolutions-"
 
 
 def accept(scope: IConstruct, finding: str, because: str) -> None:
-    """Acknowledge a finding by its full id, for `scope` and all constructs inside it."""
+    """Acknowledge the finding with the full id `finding`, for `scope` and all constructs inside `scope`."""
     cdk.Validations.of(scope).acknowledge(cdk.Acknowledgment(id=finding, reason=because))
 
 
 def accept_nag(scope: IConstruct, finding: str, because: str) -> None:
-    """Acknowledge a finding of cdk-nag, such as `EKS1`."""
+    """Acknowledge a finding of cdk-nag by its short id, such as `EKS1`."""
     accept(scope, f"{_NAG}{finding}", because)
 
 
 def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
-    """Add a statement to `role`. A statement with wildcards needs a reason, which applies to each wildcard."""
+    """Add a policy statement to `role`. A statement with wildcards needs the reason `because`, with which cdk-nag's
+    finding for each wildcard is acknowledged."""
     made = iam.PolicyStatement(**statement)
     role.add_to_policy(made)
     for wildcard in _wildcards(role, statement):
@@ -32,12 +34,13 @@ def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
 
 
 def accept_managed_policy(scope: IConstruct, arn: str, because: str) -> None:
-    """Acknowledge the use of an AWS managed policy."""
+    """Acknowledge cdk-nag's finding that `scope` uses the AWS managed policy `arn`."""
     accept_nag(scope, f"IAM4[Policy::{as_text(cdk.Stack.of(scope).resolve(arn))}]", because)
 
 
 def as_text(value: Any) -> str:
-    """Return a value with references in the format of cdk-nag: `arn:<AWS::Partition>:s3:::name`."""
+    """Return a template value as text, with references in the format of cdk-nag, such as
+    `arn:<AWS::Partition>:s3:::name`."""
     match value:
         case str():
             return value

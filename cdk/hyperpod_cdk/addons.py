@@ -1,4 +1,4 @@
-"""EKS add-ons. Add-ons' pods need nodes: without nodes, an add-on waits 20 minutes and fails."""
+"""Stack with the EKS add-ons whose pods need nodes. Without nodes, such an add-on waits 20 minutes and fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
 
 
 def has_addons(config: ClusterConfig) -> bool:
-    """Return whether any add-on is installed. Otherwise the stack would be empty, which CloudFormation refuses."""
+    """Return whether the stack would contain an add-on. CloudFormation refuses an empty stack."""
     assert config.infrastructure is not None
     wanted = config.infrastructure.add_ons
     switches = (wanted.cert_manager, wanted.training_operator, wanted.task_governance)
@@ -28,7 +28,7 @@ def has_addons(config: ClusterConfig) -> bool:
 
 
 class AddonsStack(StackBase):
-    """Add-ons with typed switches, and the quotas of teams."""
+    """Stack with the add-ons that the spec selects, and with the quotas of teams."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, cluster_arn: str) -> None:
         super().__init__(scope, config, "addons", "add-ons in EKS")
@@ -51,7 +51,8 @@ class AddonsStack(StackBase):
         return made
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
-        """Create the role outside of the add-on, because the add-on refuses its own association."""
+        """Create the role of AWS's training operator, and the association with its service account. The association is
+        a separate resource, because the add-on does not accept one among its own properties."""
         arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,
@@ -105,7 +106,7 @@ class AddonsStack(StackBase):
             )
 
     def _resource(self, name: str, kind: str, after: cdk.CfnResource, **properties: object) -> cdk.CfnResource:
-        """Create a resource of a type for which some CDK releases have no construct."""
+        """Create a resource from its CloudFormation type, because some CDK releases have no construct for the type."""
         made = cdk.CfnResource(self, name, type=kind, properties=properties)
         made.add_resource_dependency(after)
         return made

@@ -1,4 +1,4 @@
-"""Builds the stacks of one cluster, with their dependencies."""
+"""Builds the CloudFormation stacks of one cluster, and sets the dependencies between the stacks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 
 def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[str, StackBase]:
-    """Return the stacks by part, in the order in which they are deployed.
+    """Return the stacks of a cluster by their short names, such as `network`, in the order of deployment.
 
     Args:
-        config: a cluster in which `deployment.problems` finds nothing.
-        scale: give groups their configured machines. Otherwise they have no machines, and the stacks whose pods need
-            nodes (`addons`, `observability`) are left out.
+        config: spec of the cluster. `deployment.problems` must find no problem in it.
+        scale: whether groups have the numbers of machines in the spec. False: every group has 0 machines, and the
+            stacks whose pods need nodes (`addons`, `observability`) are left out.
     """
     made = config.infrastructure
     assert made is not None, "deployment.problems refuses such a cluster"

@@ -1,4 +1,5 @@
-"""The HyperPod cluster. The resource's properties are equal to the request that `hp-ext create-cluster` would send."""
+"""Stack with the HyperPod cluster. The properties of the cluster resource are equal to the CreateCluster request that
+`hp-ext create-cluster` would send."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ LIFECYCLE_SCRIPT = "on_init_complete.sh"
 
 
 class ClusterStack(StackBase):
-    """Roles and the cluster; for EKS also the agent that gives pods their roles."""
+    """Stack with the HyperPod cluster, the roles of its machines, and on EKS the roles of pods."""
 
     def __init__(
         self,
@@ -47,18 +48,20 @@ class ClusterStack(StackBase):
             lifecycle_script=LIFECYCLE_SCRIPT if stored.lifecycle else None,
         )
         request = create_cluster_request(bound(config, self.bindings, scale=scale))
-        # typed constructs refuse dictionaries and accept wrong values; AWS's API model has checked this request
+        # an untyped resource, because typed constructs refuse dictionaries and accept wrong values; the request was
+        # checked against AWS's API model
         self.cluster = cdk.CfnResource(self, "Cluster", type="AWS::SageMaker::Cluster", properties=request)
         self._accept_what_is_newer()
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
-                self.cluster.add_resource_dependency(child)  # no property of the cluster refers to this dependency
+                self.cluster.add_resource_dependency(child)  # no property of the cluster refers to the policy
         arn = self.cluster.get_att("ClusterArn")
-        # always exported: another stack may use it even without machines, and CloudFormation then refuses to remove it
+        # the ARN is always exported, even without machines: an existing stack may import it, and CloudFormation refuses
+        # to remove an export that is in use
         self.arn = str(self.export_value(arn)) if eks is not None else arn.to_string()
         self._pods(stored, eks)
         self.output("ClusterName", config.name, "The HyperPod cluster")
-        self.output("ClusterArn", arn.to_string(), "Its ARN")
+        self.output("ClusterArn", arn.to_string(), "ARN of the HyperPod cluster")
         self.output("ExecutionRoleArn", role, "Role of the cluster's machines")
         self.output("SubnetIds", ",".join(request["VpcConfig"]["Subnets"]), "Subnets of the cluster's machines")
         self.output(
@@ -69,8 +72,8 @@ class ClusterStack(StackBase):
         self.output("EksClusterName", eks and eks.name, "The EKS cluster that the machines join")
 
     def _accept_what_is_newer(self) -> None:
-        """Acknowledge properties that AWS's schemas have, but the CDK's validator lacks. cfn-lint checks these
-        properties."""
+        """Acknowledge findings about properties that are newer than the CDK validator's schemas. cfn-lint, whose
+        schemas are newer, checks these properties."""
         groups = self.config.instance_groups
         if any(group.image_release for group in groups):
             accept(

@@ -1,4 +1,4 @@
-"""The EKS control plane, and the add-ons that machines need before they join."""
+"""Stack with the EKS control plane, and with the EKS add-ons that machines need before they join the cluster."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _BEFORE_NODES = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
-"""Add-ons that run once on each node. Without nodes, a deployment need not wait for them."""
+"""Add-ons that run one pod on each node. CloudFormation can install them before the cluster has nodes."""
 
 
 @dataclass(frozen=True)
 class Eks:
-    """An EKS cluster, new or existing."""
+    """Name and ARN of a new or existing EKS cluster."""
 
     name: str
     arn: str
 
 
 def existing_eks(config: ClusterConfig) -> Eks:
-    """Return the existing cluster that the config names."""
+    """Return name and ARN of the existing EKS cluster in `config.eks_cluster_arn`."""
     arn = str(config.eks_cluster_arn)
     return Eks(name=arn.rpartition("/")[2], arn=arn)
 
 
 class EksStack(StackBase):
-    """Control plane with secrets encrypted by the cluster's key. The control plane is private unless the config allows
-    addresses."""
+    """Stack with the EKS control plane. Kubernetes Secrets are encrypted with the cluster's KMS key. The API is
+    reachable only from inside the VPC, unless `infrastructure.eks.public_access` allows IP ranges."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
         super().__init__(scope, config, "eks", "EKS control plane")
         wanted = self.made.eks
-        # created before EKS creates the log group, which would keep logs for ever
+        # created here, because EKS would create the log group without an end of the logs' retention
         log_group = logs.CfnLogGroup(
             self, "Logs", log_group_name=f"/aws/eks/{config.name}/cluster", retention_in_days=wanted.log_days
         )
@@ -87,7 +87,7 @@ class EksStack(StackBase):
                 endpoint_public_access=bool(wanted.public_access),
                 public_access_cidrs=list(wanted.public_access) or None,
             ),
-            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator requires it
+            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator requires this tag
         )
         cluster.add_resource_dependency(log_group)
         if wanted.public_access:

@@ -1,7 +1,8 @@
-"""IAM roles of machines, of HyperPod itself, and of the pods of jobs.
+"""Creates the IAM roles of machines, of HyperPod itself, and of the pods of jobs.
 
-A pod of a job reads data, and writes below the folders of its own job. Machines of EKS clusters cannot access
-checkpoints. Machines of Slurm clusters can, because jobs on Slurm run with the role of their machine.
+A pod of a job can read training data, and write below the checkpoint folders of its own job. Machines of EKS clusters
+cannot access checkpoints. Machines of Slurm clusters can access checkpoints, because jobs on Slurm run with the role of
+their machine.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def hyperpod_role(stack: StackBase, stored: Stored) -> iam.Role:
 
 
 def pod_role(stack: StackBase, name: str, wanted: JobRole, stored: Stored, cluster: Eks) -> iam.Role:
-    """Create the role of one service account's pods, and its association."""
+    """Create the IAM role for the pods of one service account, and the association of the role with the service
+    account."""
     trusted = iam.ServicePrincipal(
         "pods.eks.amazonaws.com",
         conditions={
@@ -167,8 +169,8 @@ def _use_key(role: iam.Role, sid: str, key: KeyGrant) -> None:
 
 
 def _read_scripts(role: iam.Role, stack: StackBase) -> None:
-    """Allow reading the groups' lifecycle scripts. AWS's policy only covers buckets with names that begin with
-    sagemaker-."""
+    """Allow `role` to read the groups' lifecycle scripts in buckets whose names do not begin with `sagemaker-`. AWS's
+    managed policy covers the other buckets."""
     sources = {group.lifecycle.source for group in own_groups(stack.config) if group.lifecycle is not None}
     for place, source in enumerate(sorted(sources), 1):
         bucket, _, prefix = source.removeprefix("s3://").partition("/")
@@ -192,8 +194,8 @@ def _pull_images(role: iam.Role, stack: StackBase) -> None:
 
 
 def _use_interfaces(role: iam.Role, stack: StackBase, places: SubnetPlacement) -> None:
-    """Allow machines and the VPC CNI to manage network interfaces, only in the cluster's subnets and security
-    groups."""
+    """Allow machines and the VPC CNI plugin to manage network interfaces, but only in the subnets and security groups
+    of the cluster."""
     new = "interfaces of machines that do not exist yet"
     groups = [stack.arn_of("ec2", f"security-group/{group}") for group in places.all_security_groups]
     interfaces, machines = stack.arn_of("ec2", "network-interface/*"), stack.arn_of("ec2", "instance/*")

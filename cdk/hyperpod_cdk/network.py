@@ -1,4 +1,4 @@
-"""The network: a VPC whose machines reach S3 and AWS without the internet, and each other over EFA."""
+"""Stack with the VPC, in which machines reach S3 and AWS's services without the internet, and each other over EFA."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ ENDPOINTS = (
     *("ecr.api", "ecr.dkr", "sts", "logs", "monitoring", "ec2", "ssm", "ssmmessages", "ec2messages"),
     "sagemaker.api",
 )
-"""Services that machines use. S3 has its own gateway."""
+"""AWS services for which the VPC gets interface endpoints. S3 is not listed, because it has a gateway endpoint."""
 _ONLY_EKS = ("eks-auth",)
 
 
 @dataclass(frozen=True)
 class SubnetPlacement:
-    """Network, subnets and security groups of a cluster, as ids or tokens."""
+    """VPC, subnets and security groups of a cluster, each as an id or as a CDK token."""
 
     vpc_id: str
     machine_subnets: tuple[str, ...]
-    """Subnets of the cluster, in the first zone. VpcConfig cannot be updated, so subnets in other zones are set per
-    group."""
+    """Subnets of the cluster, all in the first availability zone. Subnets in other zones are set for single groups
+    instead, because VpcConfig of a cluster cannot be updated."""
     control_subnets: tuple[str, ...]
-    """Subnets of the EKS control plane, in two zones or more."""
+    """Subnets of the EKS control plane, in at least two availability zones."""
     security_groups: tuple[str, ...]
-    """Security groups of machines."""
+    """Security groups of the machines."""
     group_subnets: Mapping[str, str] = field(default_factory=dict)
-    """Subnet of each group in another zone, by the group's name."""
+    """Subnets of groups that are not in the first availability zone, by the group's name."""
     named: tuple[Vpc, ...] = ()
-    """Networks of groups that have their own network."""
+    """VPC settings of groups that have a `vpc` of their own in the spec."""
 
     @property
     def all_machine_subnets(self) -> tuple[str, ...]:
-        """Return every subnet that can have machines."""
+        """Return every subnet in which machines can be."""
         of_groups = (*self.group_subnets.values(), *(subnet for vpc in self.named for subnet in vpc.subnets))
         return tuple(dict.fromkeys((*self.machine_subnets, *of_groups)))
 
     @property
     def all_security_groups(self) -> tuple[str, ...]:
-        """Return every security group that can have machines."""
+        """Return every security group that machines can have."""
         return tuple(
             dict.fromkeys((*self.security_groups, *(one for vpc in self.named for one in vpc.security_groups)))
         )
 
 
 def existing_places(config: ClusterConfig) -> SubnetPlacement:
-    """Return the placement in the existing network of the config."""
+    """Return the subnets and security groups of a cluster in the existing VPC that its spec names."""
     assert config.infrastructure is not None
     assert config.vpc is not None
     network = config.infrastructure.network
@@ -71,7 +71,7 @@ def existing_places(config: ClusterConfig) -> SubnetPlacement:
 
 
 class NetworkStack(StackBase):
-    """VPC, subnets by zone, gateways, endpoints, and the security group of machines."""
+    """Stack with the VPC, its subnets in each zone, gateways, endpoints, and the security group of machines."""
 
     def __init__(self, scope: Construct, config: ClusterConfig) -> None:
         super().__init__(scope, config, "network", "its network")
@@ -108,7 +108,8 @@ class NetworkStack(StackBase):
         )
 
     def _gateways(self, cidrs: list[str]) -> dict[int, str | None]:
-        """Return the NAT gateway of each zone, counted from 1."""
+        """Create the NAT gateways, and return the gateway of each zone; None without NAT gateways. Zones are counted
+        from 1."""
         network = self.made.network
         if network.nat == "none":
             return dict.fromkeys(range(1, len(cidrs) + 1))
@@ -135,7 +136,8 @@ class NetworkStack(StackBase):
         return found
 
     def _subnet(self, name: str, zone: str, cidr: str, nat: str | None) -> str:
-        """Create a private subnet with its own routes, to the internet over `nat`."""
+        """Create a private subnet with its own route table, and return the subnet. With `nat`, the table has a route to
+        the internet over this NAT gateway."""
         subnet = self._plain_subnet(name, zone, cidr)
         table = ec2.CfnRouteTable(self, f"{name}Routes", vpc_id=self._vpc.ref)
         ec2.CfnSubnetRouteTableAssociation(self, f"{name}Association", route_table_id=table.ref, subnet_id=subnet)
@@ -159,11 +161,11 @@ class NetworkStack(StackBase):
         return subnet.ref
 
     def _machine_group(self) -> str:
-        """Create the security group of machines. EFA traffic only matches rules that name the group itself, in both
-        directions.
+        """Create the security group of machines, and return its id.
 
-        The rules are separate resources because a group's own definition cannot refer to it. AWS's default egress rule
-        does not match EFA traffic.
+        EFA traffic matches only rules that name the security group itself, one for each direction. AWS's default egress
+        rule does not match EFA traffic. The rules are separate resources, because the definition of a security group
+        cannot refer to the group itself.
         """
         group = ec2.CfnSecurityGroup(
             self,
@@ -189,7 +191,7 @@ class NetworkStack(StackBase):
             vpc_id=self._vpc.ref,
             vpc_endpoint_type="Gateway",
             service_name=f"com.amazonaws.{region}.s3",
-            route_table_ids=self._tables,  # other subnets would send checkpoints through the NAT gateway
+            route_table_ids=self._tables,  # without the route, checkpoints would pass the NAT gateway
         )
         if not self.made.network.private_endpoints:
             return
@@ -213,12 +215,12 @@ class NetworkStack(StackBase):
                 vpc_endpoint_type="Interface",
                 service_name=f"com.amazonaws.{region}.{service}",
                 private_dns_enabled=True,
-                subnet_ids=[self._control[zone] for zone in busy],  # each endpoint costs money per hour and zone
+                subnet_ids=[self._control[zone] for zone in busy],  # only zones with machines: each zone costs money
                 security_group_ids=[group.attr_group_id],
             )
 
     def _services(self) -> Iterator[str]:
-        """Yield the services that machines and add-on pods reach without the internet."""
+        """Yield the names of the AWS services that machines and pods of add-ons reach through interface endpoints."""
         yield from ENDPOINTS
         if self.config.orchestrator == "eks":
             yield from _ONLY_EKS

@@ -1,4 +1,5 @@
-"""Metrics of nodes and jobs: a workspace of Amazon Managed Prometheus, and AWS's add-on that fills it."""
+"""Stack for metrics of nodes and jobs: a workspace of Amazon Managed Prometheus, and AWS's add-on that sends metrics to
+the workspace."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _MEASURED = ("trainingMetrics", "nodeMetrics", "acceleratedComputeMetrics")
 
 
 class ObservabilityStack(StackBase):
-    """The add-on's role may only write metrics to one workspace, and logs to CloudWatch."""
+    """Stack with the observability add-on, whose role may only write metrics to one workspace and logs to
+    CloudWatch."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, cluster: Eks, wanted: Observability) -> None:
         super().__init__(scope, config, "observability", "its metrics")

@@ -1,4 +1,4 @@
-"""Base of all stacks: account, region, name, tags and outputs."""
+"""Base class of all stacks, which sets account, region, name, tags and outputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from hyperpod_ext.config.clusters.infrastructure import Infrastructure
 
 
 class StackBase(cdk.Stack):
-    """One stack of a cluster, `NAME-part`. The synthesis of a stack sends no requests to AWS."""
+    """Base class for a stack of a cluster. The stack's name is `CLUSTER-PART`. The synthesis of the stack sends no
+    requests to AWS.
+
+    Args:
+        part: last part of the stack's name, such as `network`.
+        about: description of the content of the stack.
+        kept: whether the stack is protected against deletion.
+    """
 
     def __init__(self, scope: Construct, config: ClusterConfig, part: str, about: str, *, kept: bool = False) -> None:
         assert config.infrastructure is not None, "deployment.problems refuses such a cluster"
@@ -27,16 +34,17 @@ class StackBase(cdk.Stack):
             cdk.Tags.of(self).add(key, value)
 
     def output(self, name: str, value: str | None, about: str) -> None:
-        """Add an output that `hp-ext` reads after a deployment, unless `value` is None."""
+        """Add an output to the stack, unless `value` is None. `hp-ext` reads outputs after a deployment."""
         if value is not None:
             cdk.CfnOutput(self, name, value=value, description=about)
 
     def arn_of(self, service: str, resource: str, *, anywhere: bool = False) -> str:
-        """Return an ARN in this account and region, or in any."""
+        """Return the ARN of a resource in the account and region of the stack. With `anywhere`, the ARN matches all
+        accounts and regions."""
         region, account = ("*", "*") if anywhere else (self.region, self.account)
         return f"arn:{cdk.Aws.PARTITION}:{service}:{region}:{account}:{resource}"
 
 
 def managed_policy(name: str) -> str:
-    """Return the ARN of a policy that AWS manages."""
+    """Return the ARN of the AWS managed policy with the name `name`."""
     return f"arn:{cdk.Aws.PARTITION}:iam::aws:policy/{name}"

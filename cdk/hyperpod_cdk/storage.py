@@ -1,4 +1,5 @@
-"""Key, buckets and file system, which outlive the cluster. If the stack is deleted, the buckets are kept."""
+"""Stack with the KMS key, the buckets and the file system, which outlive the cluster. Even if the stack is deleted, the
+buckets are kept."""
 
 from __future__ import annotations
 
@@ -19,26 +20,27 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.clusters.infrastructure import Bucket
 
 JOBS, EPHEMERAL, MILESTONES = "jobs", "ephemeral", "milestones"
-"""Folders of the checkpoint bucket. Nothing expires by age in `jobs`: during an outage the newest checkpoint is old."""
+"""Folders of the checkpoint bucket. Objects in `jobs` never expire by age, because after a long outage even the newest
+checkpoint is old."""
 LIFECYCLE = "lifecycle"
-"""Folder of the lifecycle bucket that holds the scripts."""
+"""Folder of the lifecycle bucket that contains the scripts for new machines."""
 _LUSTRE_PORTS = ((988, 988), (1018, 1023))
 
 
 @dataclass(frozen=True)
 class BucketLocation:
-    """A bucket, in the form that policies of other stacks need."""
+    """ARN of a bucket, which IAM policies in other stacks need."""
 
     arn: str
 
     def below(self, path: str) -> str:
-        """Return the ARN of objects, such as `jobs/*`."""
+        """Return the ARN of objects in the bucket by their path, such as `jobs/*`."""
         return f"{self.arn}/{path}"
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Parts of the storage stack that other stacks use."""
+    """Resources of the storage stack that other stacks use."""
 
     key: kms.IKey
     checkpoints: BucketLocation
@@ -48,7 +50,7 @@ class Stored:
 
 
 class StorageStack(StackBase):
-    """Stack with KMS key, buckets and file system. The stack is protected against accidental deletion."""
+    """Stack with the KMS key, the buckets and the file system. The stack is protected against accidental deletion."""
 
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement) -> None:
         super().__init__(scope, config, "storage", "key, buckets and file system", kept=True)
@@ -96,12 +98,14 @@ class StorageStack(StackBase):
         self.output("FileSystemMount", mount and mount.mount_name, "Mount name of the file system")
 
     def _place(self, bucket: s3.IBucket) -> BucketLocation:
-        """Return a bucket's ARN, and export it now, because wildcards of policies are acknowledged by ARN."""
+        """Export the ARN of a bucket to other stacks, and return it. The export must exist before policies refer to the
+        bucket, because wildcards in policies are acknowledged by the text of the ARN."""
         made_here = bucket.node.find_all()[1:]
         return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
     def _named_lifecycle(self) -> Bucket:
-        """Name the lifecycle bucket `sagemaker-...`, the prefix that HyperPod requires."""
+        """Return the lifecycle bucket of the spec. If it has no name, set one with the prefix `sagemaker-`, which
+        HyperPod requires."""
         wanted = self.made.buckets.lifecycle
         if wanted.name or wanted.existing:
             return wanted
@@ -109,7 +113,8 @@ class StorageStack(StackBase):
         return Bucket.model_construct(name=name, existing=None)
 
     def _kept(self) -> list[s3.LifecycleRule]:
-        """Return the lifecycle rules of every bucket. The rules delete no current object."""
+        """Return the S3 lifecycle rules that every bucket has, which delete unfinished uploads and old versions, but no
+        current object."""
         buckets = self.made.buckets
         return [
             s3.LifecycleRule(
@@ -124,7 +129,7 @@ class StorageStack(StackBase):
     def _bucket(self, name: str, wanted: Bucket, rules: list[s3.LifecycleRule], logs: s3.IBucket | None) -> s3.IBucket:
         if wanted.existing is not None:
             return s3.Bucket.from_bucket_name(self, name, wanted.existing)
-        plain = logs is None  # S3 cannot deliver access logs to a bucket with a KMS key, such as the log bucket itself
+        plain = logs is None  # the log bucket, which has no KMS key, because S3 cannot write access logs with one
         bucket = s3.Bucket(
             self,
             name,
@@ -147,8 +152,8 @@ class StorageStack(StackBase):
         return bucket
 
     def _only_our_key(self, bucket: s3.Bucket) -> None:
-        """Refuse writes that request another key or encryption. Writes without a request are encrypted with the
-        cluster's key."""
+        """Add a policy to the bucket that refuses writes with another KMS key or another encryption in their header.
+        Writes without such a header are encrypted with the cluster's key."""
         how = "s3:x-amz-server-side-encryption"
         for sid, header, wanted in (
             ("OnlyKms", how, "aws:kms"),
@@ -161,7 +166,7 @@ class StorageStack(StackBase):
                     principals=[iam.AnyPrincipal()],
                     actions=["s3:PutObject"],
                     resources=[bucket.arn_for_objects("*")],
-                    # StringNotEquals also matches a missing header; Null exempts writes without the header
+                    # `Null` exempts writes without the header, which StringNotEquals alone would also match
                     conditions={"StringNotEquals": {header: wanted}, "Null": {how: "false"}},
                 )
             )
@@ -175,7 +180,7 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            # in the machines' zone, because traffic between zones costs money
+            # a subnet in the zone of the machines, because traffic between zones costs money
             subnet_ids=[places.machine_subnets[0]],
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,
@@ -194,7 +199,8 @@ class StorageStack(StackBase):
         return Mount(system.attr_dns_name, system.attr_lustre_mount_name, wanted.path)
 
     def _lustre_group(self, places: SubnetPlacement) -> str:
-        """Create the file system's security group, which allows machines and file servers only on Lustre's ports."""
+        """Create the security group of the file system, and return its id. The group allows traffic from machines and
+        from the file system's own servers, only on Lustre's ports."""
         group = ec2.CfnSecurityGroup(
             self,
             "FileSystemGroup",
@@ -231,7 +237,7 @@ class StorageStack(StackBase):
                 auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(events=events)
             ),
         )
-        self._key.add_to_resource_policy(  # FSx reads the bucket with a separate role for each file system
+        self._key.add_to_resource_policy(  # FSx reads the bucket with a service-linked role for each file system
             iam.PolicyStatement(
                 sid="FileSystemReadsData",
                 principals=[iam.AccountRootPrincipal()],

@@ -1,4 +1,4 @@
-"""Divides a range of addresses among zones. Pure."""
+"""Divides the IP range of a VPC into subnets for each availability zone. Pure."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ZonePlan:
-    """The subnets of one zone, as CIDRs."""
+    """IP ranges of the subnets in one availability zone, in CIDR notation."""
 
     zone: str
     machines: str
-    """Subnet of machines: a quarter of all addresses, because a machine with many interfaces needs dozens."""
+    """Range of the subnet for machines: a quarter of the VPC's range, because a machine with many interfaces needs
+    dozens of IP addresses."""
     control: str
-    """Subnet of the EKS control plane's interfaces, and of endpoints."""
+    """Range of the subnet for network interfaces of the EKS control plane and of VPC endpoints."""
     public: str
-    """Subnet of the gateway to the internet, and of nothing else."""
+    """Range of the public subnet, which contains only the NAT gateway."""
 
 
 def plan_subnets(cidr: str, zones: Sequence[str]) -> list[ZonePlan]:
-    """Divide `cidr`: a quarter for the machines of each of up to three zones, sixteenths of the last for the rest.
+    """Divide the range `cidr` among up to three availability zones.
 
-    A zone's ranges depend only on its index, so appending a zone moves no other zone's ranges.
+    Each zone gets a quarter of the range for its machines. The last quarter is divided into sixteen small ranges for
+    the other subnets. The ranges of a zone depend only on the zone's index, so appending a zone does not change the
+    ranges of other zones.
     """
     *quarters, rest = ipaddress.ip_network(cidr).subnets(prefixlen_diff=2)
     small = list(rest.subnets(prefixlen_diff=4))

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Runs on each new Slurm node, as root, once HyperPod's own set-up is done; it may run again. Everybody in the account
-# who runs HyperPod can read it: no secrets here.
+# HyperPod runs this script as root on each new Slurm node, after its own set-up, possibly more than once. Do not put
+# secrets into the script, because every HyperPod role of the AWS account can read it.
 set -euo pipefail
 
 log() { echo "hyperpod_ext: $*"; }
 
-# Pinned memory of GPUs and EFA, and the memory tier, need more locked memory and open files than the defaults.
+# Raise the limits of locked memory and open files: GPUs, EFA and the memory tier need more than the defaults.
 cat >/etc/security/limits.d/90-hyperpod-ext.conf <<'LIMITS'
 * soft memlock unlimited
 * hard memlock unlimited
@@ -13,7 +13,7 @@ cat >/etc/security/limits.d/90-hyperpod-ext.conf <<'LIMITS'
 * hard nofile 1048576
 LIMITS
 
-# Jobs inherit the limits of slurmd, not those of a login.
+# Set the same limits for slurmd, because jobs inherit the limits of slurmd and not those of a login.
 if systemctl cat slurmd.service >/dev/null 2>&1; then
     mkdir -p /etc/systemd/system/slurmd.service.d
     cat >/etc/systemd/system/slurmd.service.d/90-hyperpod-ext.conf <<'UNIT'
@@ -25,7 +25,7 @@ UNIT
     log "slurmd gets the new limits when it next starts"
 fi
 
-# Snapshots live in shared memory: as much as 90 % of it may be used.
+# Allow /dev/shm to use 90 % of the node's memory, because snapshots are stored in shared memory.
 if mountpoint -q /dev/shm; then
     mount -o remount,size=90% /dev/shm
     log "/dev/shm may hold 90 % of the memory"

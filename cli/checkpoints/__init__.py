@@ -1,4 +1,4 @@
-"""`hp-ext checkpoints`: checkpoints in the tiers, one file a subcommand."""
+"""The commands `hp-ext checkpoints ...`, for the checkpoints of a job. Each command has its own file."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ PLACE is the folder of one job's checkpoints, s3://bucket/prefix/my-job or a dir
 /fsx/checkpoints/my-job, or the name of a local job.""",
 )
 def command() -> None:
-    """Show, verify, copy and prune checkpoints. These commands need neither a running job nor torch."""
+    """Show, verify, copy and prune checkpoints. The commands for checkpoints need neither a running job nor torch."""

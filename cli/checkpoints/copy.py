@@ -1,4 +1,4 @@
-"""hp-ext checkpoints copy"""
+"""The command `hp-ext checkpoints copy`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Examples:
   hp-ext checkpoints copy /fsx/checkpoints/my-job s3://archive/my-job --all
 
 \b
-An interrupted copy is resumed by the same command. Images over 1 GiB go through a file in TMPDIR,
-one at a time. The copy is signed with the secret of the job that wrote it.""",
+The same command resumes an interrupted copy. Files over 1 GiB are copied one at a time, through a
+file in TMPDIR. The copy is signed with the secret of the job that wrote the checkpoint.""",
 )
 @click.argument("place")
 @click.argument("dest")
@@ -37,7 +37,8 @@ one at a time. The copy is signed with the secret of the job that wrote it.""",
 def command(place: str, dest: str, secret_file: str | None, step: int | None, all_steps: bool, output: str) -> None:
     """Copy checkpoints from PLACE to DEST, a directory or s3://..., and verify each byte.
 
-    The manifest is copied last, so that an unfinished copy is never restored. Other checkpoints are never overwritten.
+    The manifest of a checkpoint is copied last, so that an unfinished copy is never restored. Checkpoints that exist in
+    DEST are never overwritten.
     """
     if all_steps and step is not None:
         raise click.UsageError("--step and --all cannot be used together.")
@@ -67,7 +68,7 @@ def _check(inventory: Inventory, chosen: list[InventoryEntry]) -> None:
         if seen.state in ("damaged", "foreign"):
             raise CorruptSnapshotError(
                 f"{shown(inventory.store.url)}/{seen.found.folder} is {seen.state}: {seen.detail}",
-                hint="Choose another one with --step; `hp-ext checkpoints list` shows which are complete.",
+                hint="Choose another checkpoint with --step; `hp-ext checkpoints list` shows which are complete.",
             )
 
 

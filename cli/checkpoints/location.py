@@ -1,4 +1,4 @@
-"""Finds checkpoint folders from PLACE or a spec, and one checkpoint in them."""
+"""Finds the checkpoint folders that PLACE or a spec names, and selects one checkpoint in a folder."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 30.0
-"""Timeout of a request to storage. A job waits ten minutes; a person at a terminal should not."""
+"""Seconds after which a request to storage fails. A job waits ten minutes, but a user at a terminal should not wait so
+long."""
 _MOST_FOLDERS = 50
 
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Checkpoints of one job in one durable tier."""
+    """The folder with the checkpoints of one job in one durable tier."""
 
     store: ObjectStore
     job: str | None = None
-    """Job that the checkpoints must belong to, if known."""
+    """Name of the job that the checkpoints must belong to. None: unknown."""
     tier: DurableTier | None = None
-    """The tier in the job's spec, with its retention."""
+    """The tier in the job's spec, which has the retention policy. None: the spec is unknown."""
     secret_file: Path | None = None
-    """Secret of a local job."""
+    """File with the secret of a local job. None for other jobs."""
 
     @property
     def kind(self) -> str:
@@ -45,23 +46,28 @@ class CheckpointLocation:
 
     @property
     def shown(self) -> str:
-        """The URL, or the path of a directory."""
+        """URL of the folder for messages; for a directory, its path."""
         return shown(self.store.url)
 
     def secret(self, named: str | None) -> bytes | None:
-        """Return the job's secret, from the file `named` or a local job's folder; None if there is neither."""
+        """Return the job's secret from the file `named`, or from the folder of a local job. None if there is
+        neither."""
         from hyperpod_ext.runtime.ipc.environment import read_secret
 
         file = Path(named) if named is not None else self.secret_file
         return None if file is None else read_secret(file)
 
     def inventory(self, secret: bytes | None = None, *, lenient: bool = False) -> Inventory:
-        """List the checkpoints.
+        """Return an inventory of the checkpoints in the folder.
+
+        Args:
+            secret: secret of the job, to check signatures. None: signatures are not checked.
+            lenient: report a damaged claim file on stderr instead of raising an error.
 
         Raises:
-            NotFoundError: the folder holds no checkpoints of a job. The hint suggests another folder.
-            CorruptSnapshotError: a generation's claim is damaged, so valid checkpoints are unknown. With `lenient`, the
-            damage is reported on stderr instead.
+            NotFoundError: the folder contains no checkpoints of a job. The hint suggests another folder.
+            CorruptSnapshotError: the claim file of a generation, which records the generation's first step, is damaged.
+                Without the claim file, it is unknown which checkpoints are valid.
         """
         from hyperpod_ext.runtime.storage.inventory import take_inventory
 
@@ -74,12 +80,12 @@ class CheckpointLocation:
 
 
 def shown(url: str) -> str:
-    """Return a store's URL, or the path of a directory."""
+    """Return the URL of a store for messages; for a directory, return its path."""
     return unquote(urlsplit(url).path) if url.startswith("file:") else url
 
 
 def open_place(url: str) -> CheckpointLocation:
-    """Open the checkpoint folder at a URL or path."""
+    """Return the checkpoint folder at a URL or path."""
     from hyperpod_ext.runtime.storage.open import open_store
 
     return CheckpointLocation(open_store(url, deadline_s=_TIMEOUT_S))
@@ -88,10 +94,18 @@ def open_place(url: str) -> CheckpointLocation:
 def find_places(
     text: str | None, file: str | None, overrides: Sequence[str]
 ) -> tuple[list[CheckpointLocation], Submission | None]:
-    """Return the durable tiers that PLACE or `-f` names, and the local job if it names one.
+    """Return the checkpoint folders that the argument PLACE or the option `-f` names.
+
+    Args:
+        text: value of PLACE, or None.
+        file: value of `-f`, or None.
+
+    Returns:
+        The checkpoint folders, and the local job if PLACE is the name of a local job.
 
     Raises:
-        ConfigError, NotFoundError: there is no such place or job.
+        ConfigError: the spec has mistakes.
+        NotFoundError: the place, the job or the file does not exist.
     """
     if (text is None) == (file is None):
         raise click.UsageError("Name one place, for example s3://bucket/prefix/my-job or -f job.yaml")
@@ -108,24 +122,25 @@ def find_places(
 
 
 def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[CheckpointLocation]:
-    """Return `find_places`, for commands that need a durable tier.
+    """Return the checkpoint folders as `find_places` does, for commands that need at least one folder.
 
     Raises:
-        NotFoundError: the job has no durable tier.
+        NotFoundError: the job has no durable tier, and therefore no checkpoint folder.
     """
     from hyperpod_ext.config.checkpoint import DURABLE
     from hyperpod_ext.errors import NotFoundError
 
     places, submission = find_places(text, file, overrides)
     if not places:
-        more = " Its memory tier is shown by `hp-ext checkpoints list`." if submission else ""
+        more = " `hp-ext checkpoints list` shows the job's memory tier." if submission else ""
         hint = f"Add a tier of kind {' or '.join(sorted(DURABLE, reverse=True))} under checkpoint.tiers.{more}"
         raise NotFoundError(f"{file or text} has no durable tier", hint=hint)
     return places
 
 
 def _local_job(text: str) -> Submission | None:
-    """Return the local job of this name; None for a path. `./name` always means a directory."""
+    """Return the local job with the name `text`; None if `text` is a path or URL. A text such as `./name` is always a
+    path."""
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.local import store as local_store
@@ -150,7 +165,8 @@ def _places_of_local(submission: Submission) -> list[CheckpointLocation]:
 
 
 def places_of(policy: CheckpointPolicy, job: str) -> list[CheckpointLocation]:
-    """Return the job's shared durable tiers, nearest first. Disks of nodes are not among them."""
+    """Return the checkpoint folders of a job in the durable tiers that all nodes share, nearest first. Disks of single
+    nodes are left out."""
     from hyperpod_ext.runtime.storage.open import open_tier
 
     return [CheckpointLocation(open_tier(tier, job, deadline_s=_TIMEOUT_S), job, tier) for tier in policy.shared()]
@@ -167,7 +183,7 @@ def _explain_empty(place: CheckpointLocation) -> None:
     folders = list(place.store.folders())[:_MOST_FOLDERS]
     if jobs := [f"{where}/{folder}" for folder in folders if _holds_checkpoints(place.store, folder)]:
         raise NotFoundError(f"{where} is not a checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
-    hint = "Checkpoints of a job are in a folder of its name below the tier's, as in s3://bucket/prefix/my-job."
+    hint = "A job's checkpoints are in a folder with the job's name below the tier, as in s3://bucket/prefix/my-job."
     if parent not in ("", "s3:/"):
         above = open_place(parent).store
         others = [other for other in above.folders() if _holds_checkpoints(above, other)][:_MOST_FOLDERS]
@@ -181,7 +197,8 @@ def _holds_checkpoints(store: ObjectStore, folder: str) -> bool:
 
 
 def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
-    """Return the generations whose claims are damaged, as JSON."""
+    """Return the generations whose claim files are damaged, as JSON. A claim file records the first step of a
+    generation."""
     from hyperpod_ext.runtime.storage.names import fence_name
 
     return [
@@ -191,10 +208,10 @@ def damaged_fences(inventory: Inventory) -> list[dict[str, Any]]:
 
 
 def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
-    """Return the checkpoint of one step. Default: the newest complete or damaged one.
+    """Return the checkpoint of the step `step`. By default, return the newest checkpoint that is complete or damaged.
 
     Raises:
-        NotFoundError: there is no such checkpoint. The hint has the nearest steps.
+        NotFoundError: there is no such checkpoint. The hint names the nearest steps with checkpoints.
     """
     from hyperpod_ext.errors import NotFoundError
 
@@ -215,4 +232,4 @@ def _near(inventory: Inventory, step: int) -> str:
     steps = {one.found.step for one in inventory.seen if one.state in ("complete", "damaged", "uncertain")} - {step}
     below, above = max((s for s in steps if s < step), default=None), min((s for s in steps if s > step), default=None)
     near = [str(each) for each in (below, above) if each is not None]
-    return f"the nearest: {' and '.join(near)}" if near else ""
+    return f"the nearest steps: {' and '.join(near)}" if near else ""

@@ -1,4 +1,4 @@
-"""Reads the memory tier of a running local job from each node's memory server."""
+"""Reads the snapshots in the memory tier of a running local job, from the memory server of each node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ _SHOWN = ("rank", "step", "generation", "state", "replica", "nbytes", "saved_at"
 
 
 def ask_memory(submission: Submission) -> dict[str, Any] | None:
-    """Return the snapshots of each node; None if the job is not running, because its memory is then lost."""
+    """Return the snapshots in the memory of each node. None if the job is not running, because its memory tier is then
+    lost."""
     scratch = submission.read_status().get("scratch")
     if not submission.is_running() or scratch is None:
         return None
@@ -28,7 +29,7 @@ def ask_memory(submission: Submission) -> dict[str, Any] | None:
 
 
 def nodes_of(submission: Submission) -> list[int]:
-    """Return the job's present nodes, including spares and replacements, excluding lost nodes."""
+    """Return the numbers of the job's present nodes. Spares and replacements are included; lost nodes are not."""
     from ..job_events import nodes_in, read_events_of
 
     members = nodes_in(read_events_of(str(submission.folder))).members
@@ -49,7 +50,7 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
             connection.connect(str(scratch / f"node{node}.memory"))
             wire.send(connection, with_version(encode(request)))
             if (answer := wire.receive(connection)) is None:
-                raise wire.WireError("it closed the connection")
+                raise wire.WireError("the memory server closed the connection")
             status = read_answer(request, answer)
     except FileNotFoundError:
         problem = "its memory server is not up yet"
@@ -65,7 +66,7 @@ def _ask(node: int, scratch: Path) -> dict[str, Any]:
 
 
 def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one row for each step, with its ranks and their states."""
+    """Return one table row for each step with snapshots in memory: its ranks, and the states of their snapshots."""
     groups: dict[tuple[int, int, bool], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node["snapshots"]:
@@ -82,7 +83,7 @@ def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _piece_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one row for each step with parity, with the ranks whose parity pieces are in memory."""
+    """Return one table row for each step with parity data in memory, with the ranks whose parity data is there."""
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node.get("pieces", ()):
@@ -107,7 +108,8 @@ def _states(group: Sequence[Mapping[str, Any]]) -> str:
 
 
 def copying_table(memory: Mapping[str, Any]) -> str:
-    """Return the progress of copies to other tiers, one row for each node and tier; empty if there is none."""
+    """Return a table with the progress of copies from memory to other tiers, one row for each node and tier. Empty if
+    there are no copies."""
     rows: list[tuple[str, ...]] = [("NODE", "COPIES TO", "STEP", "SENT", "DONE", "SUPERSEDED", "SKIPPED", "FAILED")]
     problems = []
     for node in memory["nodes"]:

@@ -1,4 +1,4 @@
-"""Options that the subcommands share."""
+"""Options that several `hp-ext checkpoints` commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def place_options(function: F) -> F:
-    """Add PLACE, `-f`, `--set` and `--secret-file`."""
+    """Add the argument PLACE and the options `-f`, `--set` and `--secret-file` to a command."""
     for decorate in (
         secret_option,
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
@@ -25,7 +25,7 @@ def place_options(function: F) -> F:
 
 
 def secret_option(function: F) -> F:
-    """Add `--secret-file`."""
+    """Add the option `--secret-file` to a command."""
     return click.option(
         "--secret-file",
         envvar="HPX_SECRET_FILE",
@@ -37,14 +37,14 @@ def secret_option(function: F) -> F:
 
 
 def step_option(function: F) -> F:
-    """Add `--step`."""
+    """Add the option `--step` to a command."""
     return click.option("--step", type=click.IntRange(min=0), help="Step of the checkpoint. Default: the newest.")(
         function
     )
 
 
 def keep_options(function: F) -> F:
-    """Add `--keep`, `--keep-every` and `--keep-step`."""
+    """Add the options `--keep`, `--keep-every` and `--keep-step` to a command."""
     for decorate in (
         click.option("--keep-step", "keep_steps", multiple=True, type=int, metavar="S", help="Also keep step S."),
         click.option(

@@ -1,4 +1,4 @@
-"""Progress of a transfer, on stderr: a bar on a terminal, a line every 30 seconds in a log."""
+"""Shows the progress of a transfer on stderr: as a bar on a terminal, otherwise as a line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ _LINE_S = 30.0
 
 @contextmanager
 def transfer(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress of a transfer. Yields a function to call, from any thread, with the bytes just transferred."""
+    """Show the progress of a transfer of `total` bytes.
+
+    Yields:
+        A function that the caller calls after each part of the transfer, from any thread, with the number of bytes in
+        the part.
+    """
     if not sys.stderr.isatty():
         yield _Lines(label, total).count
         return

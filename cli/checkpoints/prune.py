@@ -1,4 +1,4 @@
-"""hp-ext checkpoints prune"""
+"""The command `hp-ext checkpoints prune`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,13 @@ Examples:
   hp-ext checkpoints prune -f job.yaml --yes
 
 \b
-The newest complete checkpoint and everything after it are never deleted. With -f, the spec's
-retention applies unless options replace it.""",
+The newest complete checkpoint and all later checkpoints are never deleted. With -f, the retention
+policy of the spec applies, unless options replace it.""",
 )
 @place_options
 @keep_options
 @click.option("--damaged", is_flag=True, help="Also delete damaged checkpoints.")
-@click.option(
-    "--verify", is_flag=True, help="First read the newest checkpoint in full; delete nothing if it is damaged."
-)
+@click.option("--verify", is_flag=True, help="First verify the newest checkpoint; delete nothing if it is damaged.")
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
@@ -53,7 +51,7 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Delete checkpoints beyond the retention policy, and unfinished ones older than the newest."""
+    """Delete checkpoints that the retention policy does not keep, and old unfinished checkpoints."""
     chosen: list[tuple[Inventory, list[InventoryEntry]]] = []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
@@ -115,7 +113,7 @@ def _verify_newest(inventory: Inventory, secret: bytes | None) -> None:
     if newest is not None and (problems := check(inventory, newest, secret)["problems"]):
         what = "\n".join(f"{each['file']}: {each['message']}" for each in problems)
         where = f"{shown(inventory.store.url)}/{newest.found.folder}"
-        raise CorruptSnapshotError(f"{where}, the newest, is damaged; nothing was deleted\n{what}")
+        raise CorruptSnapshotError(f"{where}, the newest checkpoint, is damaged; nothing was deleted\n{what}")
 
 
 def _delete(chosen: list[tuple[Inventory, list[InventoryEntry]]]) -> None:

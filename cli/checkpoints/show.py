@@ -1,4 +1,4 @@
-"""hp-ext checkpoints show"""
+"""The command `hp-ext checkpoints show`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
         what = "\n".join(f"{defect.file}: {defect.message}" for defect in seen.defects)
         raise CorruptSnapshotError(
             f"{shown(inventory.store.url)}/{seen.found.folder} is {seen.state}\n{what}",
-            hint="Show another one with --step.",
+            hint="Show another checkpoint with --step.",
         )
     manifest = seen.read_manifest(inventory.store, secret)
     plans = read_plans(inventory.store, seen, secret, manifest)
@@ -87,7 +87,7 @@ def _describe(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) 
 
 
 def _holds(plans: Iterable[Plan]) -> dict[str, dict[str, Any]]:
-    """Count tensors, elements and types over all ranks, by the first part of the tensors' names."""
+    """Return the numbers of tensors, elements and dtypes over all ranks, by the first part of the tensors' names."""
     tensors = {item.fqn: item for plan in plans for item in plan.items}
     found: dict[str, dict[str, Any]] = {}
     for name, item in tensors.items():
@@ -122,7 +122,7 @@ def _text(one: Mapping[str, Any]) -> str:
 
 
 def _rank_rows(one: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one row for each image. Ranks with identical state share a file."""
+    """Return one table row for each file of the checkpoint. Ranks with identical state share a file."""
     rows: list[tuple[str, ...]] = [("RANKS", "FILE", "SIZE", "CRC64-NVME", "PLAN")]
     by_file: dict[str, list[Mapping[str, Any]]] = {}
     for each in one["ranks"]:

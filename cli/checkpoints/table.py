@@ -1,4 +1,4 @@
-"""Sizes, ages, counts and ranks as text. Pure."""
+"""Formats sizes, ages, counts and ranks as text. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _AGES = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"))
 
 
 def size(nbytes: float) -> str:
-    """Return bytes in the largest unit above 1."""
+    """Return a number of bytes as text, in the largest unit in which it is at least 1, such as `2.5 GiB`."""
     for unit in _UNITS:
         if nbytes < 1024 or unit == _UNITS[-1]:
             break
@@ -16,7 +16,8 @@ def size(nbytes: float) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """Return seconds in the largest unit above 2."""
+    """Return a number of seconds as text, in the largest unit in which it is at least 2, such as `3 h`; `-` for
+    None."""
     if seconds is None:
         return "-"
     for length, unit in _AGES:
@@ -26,7 +27,7 @@ def age(seconds: float | None) -> str:
 
 
 def ranks(numbers: list[int]) -> str:
-    """Return ranks as `0-3,5`."""
+    """Return rank numbers as text with ranges, such as `0-3,5`."""
     runs: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][1] + 1:
@@ -37,5 +38,5 @@ def ranks(numbers: list[int]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Return `1 file` or `2 files`."""
+    """Return a number with a noun, such as `1 file` or `2 files`. `what` is the singular of the noun."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""hp-ext checkpoints verify"""
+"""The command `hp-ext checkpoints verify`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ Examples:
   hp-ext checkpoints verify -f job.yaml --all --secret-file secret
 
 \b
-Exits with 7 if a checkpoint is damaged, or the claim file of a generation, which records its first step.""",
+Exits with 7 if a checkpoint is damaged, or if a claim file is damaged. The claim file of a generation
+records the first step of the generation.""",
 )
 @place_options
 @step_option
-@click.option("--all", "all_steps", is_flag=True, help="Every checkpoint.")
+@click.option("--all", "all_steps", is_flag=True, help="Verify every checkpoint.")
 @output_option()
 @click.pass_context
 def command(
@@ -43,7 +44,7 @@ def command(
     all_steps: bool,
     output: str,
 ) -> None:
-    """Read every byte, compare it with the manifest, and report all damage."""
+    """Read every byte of a checkpoint, compare the checksums with the manifest, and report all damage."""
     from hyperpod_ext.errors import CorruptSnapshotError, NotFoundError
 
     if all_steps and step is not None:
@@ -76,7 +77,7 @@ def _all(inventory: Inventory) -> Sequence[InventoryEntry]:
 
 
 def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> dict[str, Any]:
-    """Verify one checkpoint."""
+    """Verify one checkpoint, and return the result as JSON."""
     from hyperpod_ext.runtime.storage.mac import UNBOUND
     from hyperpod_ext.runtime.storage.verify import verify
 

@@ -1,4 +1,4 @@
-"""Commands on one job of a cluster: describe, exec, port-forward and delete."""
+"""Commands for one job on a cluster: describe, exec, port-forward and delete."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def run(command: Sequence[str]) -> int:
-    """Run a command of this machine on this terminal, and return its exit code.
+    """Run a command on this machine, connected to this terminal, and return its exit code.
 
     Raises:
         UnreachableError: the program is not installed on this machine.
@@ -18,5 +18,5 @@ def run(command: Sequence[str]) -> int:
     try:
         return subprocess.run(command, check=False).returncode
     except FileNotFoundError:
-        hint = "install it, or use --dry-run and run the command elsewhere"
+        hint = "install it; or use --dry-run, and run the shown command on another machine"
         raise UnreachableError(f"{command[0]} is not installed on this machine", hint=hint) from None

@@ -1,4 +1,4 @@
-"""hp-ext delete"""
+"""The command `hp-ext delete`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ Examples:
 @click.option(
     "--with-secret",
     is_flag=True,
-    help="Also delete the job's secret. Then the job's checkpoints can no longer be verified.",
+    help="Also delete the job's secret. Without it, the signatures of the job's checkpoints cannot be verified.",
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, output: str) -> None:
-    """Delete an ended job's objects on Kubernetes: the job, its pods and its network policy.
+    """Delete the Kubernetes objects of an ended job: the job, its pods and its network policy.
 
-    Checkpoints stay. The secret that signs them also stays, so that the next job of this name can read them.
+    Checkpoints are kept. The secret that signs checkpoints is also kept, so that the next job with this name can read
+    them.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import LEFTOVERS

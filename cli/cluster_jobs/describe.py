@@ -1,4 +1,4 @@
-"""hp-ext describe"""
+"""The command `hp-ext describe`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Examples:
 )
 @output_option()
 def command(job: str, target: str, events: int, output: str) -> None:
-    """Show one job: its state, and on Kubernetes its pods, why they wait, and events."""
+    """Show the state of one job. On Kubernetes, also show its pods, why pods wait, and its events."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import DETAILS, get_target
 
@@ -42,7 +42,7 @@ def command(job: str, target: str, events: int, output: str) -> None:
 
 
 def text(found: Mapping[str, Any], most: int) -> str:
-    """Return the job as text, with its newest `most` events."""
+    """Return the description of a job as text, with at most `most` of its newest events."""
     step = None if found["step"] is None else f"{found['step']}/{found['of'] or '?'}"
     facts = {"name": found["name"], "state": found["state"], "step": step, "submitted": found["submitted_at"]}
     facts |= {"ended": found["ended_at"], "url": found["handle"], "files": found["folder"]}

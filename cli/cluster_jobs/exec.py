@@ -1,4 +1,4 @@
-"""hp-ext exec"""
+"""The command `hp-ext exec`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
 ) -> None:
     """Run a command on a node of a running job: with kubectl on Kubernetes, with srun on Slurm.
 
-    Write options before the job. The exit code is the command's own.
+    Write options before the job's name. The exit code is the exit code of the command on the node.
     """
     import shlex
 
@@ -38,7 +38,7 @@ def command(
 
     from . import run
 
-    words = words[words[0] == "--" :]  # click passes `--` on, because options must come before the job
+    words = words[words[0] == "--" :]  # click leaves `--` in `words`, because options must come before the job
     if not words:
         raise click.UsageError("Write the command after --, for example: hp-ext exec gpt-7b -- nvidia-smi")
     handle = JobHandle.parse(job, target)

@@ -1,4 +1,4 @@
-"""hp-ext port-forward"""
+"""The command `hp-ext port-forward`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Show the command, and stop.")
 @output_option()
 def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: bool, output: str) -> None:
-    """Forward ports of a job's pod to this machine, with kubectl, until Ctrl-C: metrics, a profiler, TensorBoard."""
+    """Forward ports of a job's pod to this machine until Ctrl-C, for example for metrics or TensorBoard. Uses
+    kubectl."""
     import shlex
 
     from hyperpod_ext.jobs.contract.handle import JobHandle

@@ -1,1 +1,1 @@
-"""Commands that create, change and show clusters."""
+"""Commands that create, change, show and delete HyperPod clusters."""

@@ -1,4 +1,4 @@
-"""`hp-ext cluster`: a cluster with its network, storage and EKS, one file a subcommand."""
+"""The commands `hp-ext cluster ...`, for a cluster with its network, storage and EKS. Each command has its own file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
     "synth": "Write the templates, and show their resources and cost.",
-    "diff": "Show changes to deployed stacks, and what would be replaced.",
+    "diff": "Show changes of deployed stacks, and which resources are replaced.",
     "deploy": "Create or update the cluster from its file.",
     "outputs": "Read a cluster's outputs, and store them for jobs.",
     "list": "List the clusters of a region.",
@@ -30,8 +30,8 @@ Examples:
   hp-ext cluster nodes research
 
 \b
-A new cluster has no machines. `--scale` adds the machines of its file in a second step. A job with
-`cluster: NAME` in its spec then uses the bucket, role, queue and subnets of this cluster.""",
+A new cluster has no machines. A second `deploy`, with `--scale`, adds the machines of the file. A job
+with `cluster: NAME` in its spec then uses the bucket, role, queue and subnets of the cluster.""",
 )
 def command() -> None:
-    """Create network, buckets, EKS, roles and the cluster itself with CDK, from one file."""
+    """Create a HyperPod cluster with its network, buckets, EKS and roles from one file. Uses AWS CDK."""

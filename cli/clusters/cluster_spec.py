@@ -1,4 +1,4 @@
-"""Reads a cluster's spec, and adds its lines to the library's problems."""
+"""Reads a cluster's spec, and adds file and line to problems that the library finds in it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
-    """Read the spec, with the lines of its values."""
+    """Return the cluster's spec from `file`, with the line of each value."""
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
     from hyperpod_ext.config.files.load import read
 
@@ -27,7 +27,8 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
 
 
 def ignore_option(function: F) -> F:
-    """Add `--ignore`. An unknown id of a check is refused, because it would have no effect."""
+    """Add the option `--ignore` to a command. The option refuses ids of unknown checks, because they would have no
+    effect."""
     return click.option(
         "--ignore",
         "ignored",
@@ -47,7 +48,7 @@ def _known(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
-    """Print warnings of the checks, and of outdated facts about AWS, on stderr."""
+    """Print on stderr the warnings of checks of the spec, and a warning if built-in facts about AWS are outdated."""
     from datetime import UTC, datetime
 
     from hyperpod_ext.catalog.age import stale
@@ -65,7 +66,7 @@ def say_warnings(loaded: Loaded[ClusterConfig], ignored: Sequence[str]) -> None:
 
 @contextmanager
 def with_lines(loaded: Loaded[ClusterConfig]) -> Iterator[None]:
-    """Add file and line to problems that are raised in the block with fields only."""
+    """Add file and line to the problems of an error that is raised in the `with` block."""
     from hyperpod_ext.errors import UnsupportedError
 
     try:

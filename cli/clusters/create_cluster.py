@@ -1,4 +1,4 @@
-"""hp-ext create-cluster"""
+"""The command `hp-ext create-cluster`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ Examples:
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
-@click.option("--dry-run", is_flag=True, help="Check the spec, show the request, and stop. Needs no network.")
+@click.option(
+    "--dry-run", is_flag=True, help="Check the spec, and show the request without sending it. Needs no network."
+)
 @click.option(
     "--check-account",
     is_flag=True,
-    help="First read subnets, plans, quotas and scripts from AWS, and check the spec against them.",
+    help="Read subnets, training plans, quotas and scripts from AWS, and check that the spec fits them.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the cluster is in service or has failed.")
 @click.option(

@@ -1,4 +1,4 @@
-"""hp-ext cluster delete"""
+"""The command `hp-ext cluster delete`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Examples:
 )
 @click.argument("name", metavar="NAME|ARN")
 @region_option
-@click.option("--dry-run", is_flag=True, help="Show the nodes that would be deleted, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the nodes that would be deleted, and delete nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--wait", is_flag=True, help="Wait until the cluster is deleted, or its deletion has failed.")
+@click.option("--wait", is_flag=True, help="Wait until the cluster is deleted, or until its deletion has failed.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0),
@@ -33,7 +33,8 @@ def command(
 ) -> None:
     """Delete a HyperPod cluster with all its nodes. Shows the nodes, and asks for confirmation.
 
-    Buckets, network and EKS cluster stay. To delete resources of `hp-ext cluster deploy`, delete their stacks.
+    The buckets, network and EKS cluster are kept. To delete resources that `hp-ext cluster deploy` has created, delete
+    their CloudFormation stacks.
     """
     from hyperpod_ext.clusters import existing
 

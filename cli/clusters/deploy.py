@@ -1,4 +1,4 @@
-"""hp-ext cluster deploy"""
+"""The command `hp-ext cluster deploy`."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ Examples:
 @click.option(
     "--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from this folder into EKS."
 )
-@click.option("--chart-installed", is_flag=True, help="Continue after HyperPod's Helm chart was installed in EKS.")
-@click.option("--bootstrap", is_flag=True, help="First prepare account and region for CDK, if they are not prepared.")
+@click.option(
+    "--chart-installed", is_flag=True, help="HyperPod's Helm chart is installed in EKS; continue with the cluster."
+)
+@click.option("--bootstrap", is_flag=True, help="If needed, first run `cdk bootstrap` for the account and region.")
 @output_option()
 def command(
     file: str,
@@ -54,8 +56,8 @@ def command(
 ) -> None:
     """Create or update a cluster, its network, storage and EKS. Shows changes and costs, and asks for confirmation.
 
-    A new cluster has no machines; --scale adds machines in a second step. Changes that would replace a resource are
-    refused. A deployment that stopped half-way is resumed by the same command.
+    A new cluster has no machines; a second deployment with --scale adds them. Changes that would replace a resource are
+    refused. The same command resumes a deployment that has failed or was interrupted.
     """
     import tempfile
     from pathlib import Path
@@ -160,7 +162,7 @@ def _bootstrap(
     place = f"aws://{account}/{cluster.region}"
     if not wanted:
         hint = f"use --bootstrap, or run: {program} bootstrap {place}"
-        raise NotFoundError(f"{place} is not prepared for CDK: there is no stack {stacks.BOOTSTRAP}", hint=hint)
+        raise NotFoundError(f"{place} is not bootstrapped for CDK: there is no stack {stacks.BOOTSTRAP}", hint=hint)
     run_cdk(program, environment, cluster.region, "bootstrap", place)
 
 
@@ -184,7 +186,7 @@ def _run(
                 pass
             case MakeStacks(names=names):
                 say(f"deploying {', '.join(names)} ...")
-                # no CDK change sets: the changes were shown and confirmed above
+                # without CloudFormation change sets, because the user has seen and confirmed the changes already
                 options = ("--exclusively", "--require-approval", "never", "--method", "direct", "--progress", "events")
                 run_cdk(program, environment, cluster.region, "deploy", *names, "--app", str(assembly.folder), *options)
             case InstallChart() if chart is not None:
@@ -201,7 +203,7 @@ def _stop_for_chart(cluster: ClusterConfig, step: InstallChart) -> None:
     commands = "\n".join(f"  {command}" for command in step.commands)
     message = f"EKS is ready. HyperPod's Helm chart must be installed in EKS before the cluster is created:\n{commands}"
     raise HyperpodExtError(
-        message, hint="then run the same command with --chart-installed; or let --chart DIR install it"
+        message, hint="then run the same command with --chart-installed; or let --chart DIR install the chart"
     )
 
 

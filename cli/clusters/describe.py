@@ -1,4 +1,4 @@
-"""hp-ext cluster describe"""
+"""The command `hp-ext cluster describe`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def command(name: str, region: str | None, output: str) -> None:
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """Return the cluster on one screen."""
+    """Return the description of a cluster as text."""
     head = [(key, str(found[key])) for key in ("name", "status", "failure", "orchestrator") if found[key]]
     head += [(key.replace("_", " "), str(found[key])) for key in ("node_recovery", "created_at", "arn") if found[key]]
     if found["eks_cluster_arn"]:

@@ -1,4 +1,4 @@
-"""hp-ext cluster diff"""
+"""The command `hp-ext cluster diff`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 BREAKS, CHANGES = 10, 11
 
 ENDS = ("network", "storage", "eks", "cluster", "addons", "observability")
-"""Last parts of the names of a cluster's stacks."""
+"""Last parts of the names of a cluster's stacks. A stack is named `CLUSTER-PART`."""
 
 
 @click.command(
@@ -31,14 +31,17 @@ Examples:
   hp-ext cluster diff -f cluster.yaml --against cdk.out --exit-code -o json
 
 \b
-Exit codes: 0 nothing is replaced or deleted, 10 something would be replaced or deleted;
-with --exit-code also 11: there are changes, and all are made in place.""",
+Exit codes: 0 no resource would be replaced or deleted; 10 a resource would be replaced or deleted;
+with --exit-code also 11: there are changes, but no resource would be replaced or deleted.""",
 )
 @file_options
 @click.option(
-    "--against", type=click.Path(), metavar="DIR", help="Compare with the templates in this folder. Needs no account."
+    "--against",
+    type=click.Path(),
+    metavar="DIR",
+    help="Compare with the templates in this folder. Needs no AWS account.",
 )
-@click.option("--exit-code", is_flag=True, help="Exit with 11 if there are changes that replace nothing.")
+@click.option("--exit-code", is_flag=True, help="Exit with 11 if there are changes, but no resource is replaced.")
 @output_option()
 def command(
     file: str,
@@ -50,7 +53,8 @@ def command(
     exit_code: bool,
     output: str,
 ) -> None:
-    """Compare the file with the deployed stacks, field by field. Exits with 10 if a resource would be replaced."""
+    """Compare the cluster's file with the deployed stacks, field by field. Exits with 10 if a resource would be
+    replaced."""
     import tempfile
     from pathlib import Path
 
@@ -77,7 +81,8 @@ def command(
 
 
 def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str, Template]:
-    """Return the deployed templates from the account, or from the folder `against`."""
+    """Return the templates to compare with: from the folder `against`, or by default the deployed templates from
+    AWS."""
     from pathlib import Path
 
     from hyperpod_ext.clusters.cdk.assembly import read_assembly
@@ -89,12 +94,13 @@ def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str,
 
 
 def as_deployed(scale: bool | None, there: Mapping[str, Template]) -> bool:
-    """Return whether to deploy machines: as `scale` says, or as now deployed if it is None."""
+    """Return whether to deploy machines. If `scale` is None, machines are deployed if the cluster has machines now."""
     return has_machines(there) if scale is None else scale
 
 
 def replaced_fields(changes: Sequence[ResourceChange]) -> list[str]:
-    """Return the fields whose change replaces or deletes a resource, as STACK.RESOURCE.FIELD, or STACK.RESOURCE."""
+    """Return the fields whose change replaces or deletes a resource, as STACK.RESOURCE.FIELD. A resource that is
+    deleted as a whole is returned as STACK.RESOURCE."""
     found = []
     for change in changes:
         stuck = [field for field in change.fields if field.effect != "update"]
@@ -105,7 +111,7 @@ def replaced_fields(changes: Sequence[ResourceChange]) -> list[str]:
 
 
 def say_what_breaks(changes: Sequence[ResourceChange]) -> None:
-    """Print each resource that would be replaced or deleted, and the fields that cause it."""
+    """Print each resource that would be replaced or deleted, with the changed fields that are the reason."""
     for change in changes:
         if not change.breaks:
             continue

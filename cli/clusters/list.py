@@ -1,4 +1,4 @@
-"""hp-ext cluster list"""
+"""The command `hp-ext cluster list`."""
 
 from __future__ import annotations
 

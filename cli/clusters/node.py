@@ -1,4 +1,4 @@
-"""`hp-ext node`: commands on nodes of a cluster, one file a subcommand."""
+"""The command group `hp-ext node`, with commands for nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "reboot": "Reboot nodes; their disks stay.",
+    "reboot": "Reboot nodes; their disks keep their content.",
     "replace": "Replace nodes by other machines.",
-    "drain": "Stop scheduling work on nodes, or allow it again.",
+    "drain": "Stop scheduling jobs on nodes, or allow it again.",
 }
 
 
@@ -23,8 +23,8 @@ Examples:
   hp-ext node drain hyperpod-i-0123456789abcdef0
 
 \b
-A node is named by its instance id, its logical id, its name in Kubernetes or its host:
-`hp-ext cluster nodes research` lists them.""",
+Name a node by its instance id, its logical id, its name in Kubernetes or its host name.
+`hp-ext cluster nodes research` lists the nodes of a cluster.""",
 )
 def command() -> None:
     """Reboot, replace and drain nodes of a HyperPod cluster."""

@@ -1,4 +1,4 @@
-"""hp-ext cluster nodes"""
+"""The command `hp-ext cluster nodes`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Examples:
   hp-ext cluster nodes research --group workers -o json""",
 )
 @click.argument("name", metavar="NAME|ARN")
-@click.option("--group", metavar="GROUP", help="List only this group.")
+@click.option("--group", metavar="GROUP", help="List only the nodes of this group.")
 @region_option
 @output_option()
 def command(name: str, group: str | None, region: str | None, output: str) -> None:
@@ -38,7 +38,7 @@ def command(name: str, group: str | None, region: str | None, output: str) -> No
 
 
 def text(found: Sequence[Mapping[str, Any]]) -> str:
-    """Return one line for each node."""
+    """Return a table with one line for each node."""
     rows = [("NODE", "GROUP", "TYPE", "STATUS", "HOST", "")]
     for node in found:
         wrong = node["message"] if node["status"] != "Running" else None

@@ -1,4 +1,5 @@
-"""Options that the subcommands share, and the cluster's file and templates."""
+"""Options that several `hp-ext cluster` commands share, and functions that read the cluster's file and run the CDK
+app."""
 
 from __future__ import annotations
 
@@ -19,19 +20,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def region_option(function: F) -> F:
-    """Add `--region`, for clusters that are named without a file."""
+    """Add the option `--region` to a command that gets the name of a cluster instead of a file."""
     help = "AWS region. Default: the region that the `aws` command uses."
     return click.option("--region", metavar="REGION", help=help)(function)
 
 
 def file_options(function: F) -> F:
-    """Add `-f`, `--set`, `--app`, `--scale` and `--ignore`."""
+    """Add the options `-f`, `--set`, `--app`, `--scale` and `--ignore` to a command."""
     for decorate in (
         ignore_option,
         click.option(
             "--scale/--no-scale",
             default=None,
-            help="Deploy the machines of the file, or none. Default: as now deployed; none for a new cluster.",
+            help="Deploy the machines of the file, or no machines. Default: as deployed now; a new cluster gets none.",
         ),
         click.option(
             "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: the app in this checkout."
@@ -48,7 +49,7 @@ def file_options(function: F) -> F:
 
 
 def read_checked(file: str, overrides: tuple[str, ...], ignored: tuple[str, ...]) -> Loaded[ClusterConfig]:
-    """Read the cluster's file, and run every check that needs no CDK."""
+    """Return the cluster's spec from `file`, after all checks that do not need the CDK app."""
     from hyperpod_ext.clusters.deployment import problems
     from hyperpod_ext.errors import UnsupportedError
 
@@ -60,7 +61,7 @@ def read_checked(file: str, overrides: tuple[str, ...], ignored: tuple[str, ...]
 
 
 def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, scale: bool) -> Assembly:
-    """Run the CDK app."""
+    """Run the CDK app, and return the templates that it writes to the folder `out`."""
     from hyperpod_ext.clusters.cdk.synth import synthesise
 
     region = loaded.config.region
@@ -68,7 +69,7 @@ def make_templates(loaded: Loaded[ClusterConfig], out: Path, app: str | None, sc
 
 
 def has_machines(templates: Mapping[str, Template]) -> bool:
-    """Return whether a cluster in these templates has machines."""
+    """Return whether a HyperPod cluster in the templates has machines."""
     from hyperpod_ext.clusters.cdk.assembly import resources_of
     from hyperpod_ext.clusters.cdk.changes import CLUSTER
 

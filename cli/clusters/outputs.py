@@ -1,4 +1,4 @@
-"""hp-ext cluster outputs"""
+"""The command `hp-ext cluster outputs`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Examples:
   hp-ext cluster outputs research --out .hyperpod_ext/clusters/research.json
 
 \b
-A file .hyperpod_ext/clusters/NAME.json next to a job's spec takes precedence over this machine's copy.""",
+Jobs prefer a file .hyperpod_ext/clusters/NAME.json in the folder of their spec to the outputs that are
+stored on this machine.""",
 )
 @click.argument("name")
 @click.option("--region", metavar="REGION", help="Region of the cluster. Default: the region of the AWS configuration.")
@@ -25,7 +26,7 @@ A file .hyperpod_ext/clusters/NAME.json next to a job's spec takes precedence ov
 @click.option("--out", type=click.Path(dir_okay=False), metavar="FILE", help="Also write the outputs to this file.")
 @output_option()
 def command(name: str, region: str | None, cached: bool, out: str | None, output: str) -> None:
-    """Read the outputs of a cluster's stacks, and store them for jobs with `cluster: NAME`."""
+    """Read the outputs of a cluster's CloudFormation stacks, and store them for jobs with `cluster: NAME`."""
     from pathlib import Path
 
     from hyperpod_ext.clusters.cdk.outputs import fetch, keep, recall, to_json

@@ -1,4 +1,4 @@
-"""hp-ext cluster synth"""
+"""The command `hp-ext cluster synth`."""
 
 from __future__ import annotations
 

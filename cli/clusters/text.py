@@ -1,4 +1,4 @@
-"""Text of a cluster's resources, costs and changes."""
+"""Formats a cluster's resources, costs and changes as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOTES = {
 
 
 def contents(assembly: Assembly) -> dict[str, dict[str, int]]:
-    """Count the resources of each type, by stack."""
+    """Return the number of resources of each CloudFormation type, for each stack."""
     return {
         stack.name: dict(sorted(Counter(one["Type"] for one in stack.resources.values()).items()))
         for stack in assembly.stacks
@@ -31,7 +31,7 @@ def contents(assembly: Assembly) -> dict[str, dict[str, int]]:
 
 
 def contents_text(assembly: Assembly) -> str:
-    """Return `contents`, one line for each stack."""
+    """Return a table with the resources of each stack, one line for each stack."""
     rows = [("STACK", "RESOURCES")]
     for stack, kinds in contents(assembly).items():
         rows.append((stack, _counted(kinds)))
@@ -43,7 +43,8 @@ def _counted(kinds: dict[str, int]) -> str:
 
 
 def estimate_text(estimate: Estimate, scale: bool) -> str:
-    """Return the costs per hour, without machines and with them."""
+    """Return the costs per hour as a table. Without `scale`, the table has one column for the cluster as it is deployed
+    and one for the cluster with all machines."""
     heads = ("NOW", "SCALED") if not scale else ("", "AN HOUR")
     rows: list[tuple[str, ...]] = [("USD AN HOUR", "EACH", *heads, "")]
     rows += [_line(line, scale) for line in estimate.items]
@@ -74,11 +75,12 @@ def _usd(value: float | None) -> str:
 
 def _missing(estimate: Estimate) -> str:
     unknown = len(estimate.unknown)
-    return f"without {unknown} of unknown price" if unknown else ""
+    return f"without {unknown} items of unknown price" if unknown else ""
 
 
 def changes_text(changes: Sequence[ResourceChange]) -> str:
-    """Return the changes: new resources counted by type and stack, all others one by one with their fields."""
+    """Return the changes of a deployment as text. New resources are counted by type and stack; all other changes are
+    listed one by one, with the changed fields."""
     new: dict[str, Counter[str]] = {}
     lines = []
     for change in changes:

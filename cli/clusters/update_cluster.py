@@ -1,4 +1,4 @@
-"""hp-ext update-cluster"""
+"""The command `hp-ext update-cluster`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Examples:
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
-@click.option("--dry-run", is_flag=True, help="Show the changes, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the changes without making them.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--delete-groups", is_flag=True, help="Delete groups that are not in the spec.")
 @click.option("--wait", is_flag=True, help="Wait until the update is done or has failed.")
@@ -46,9 +46,9 @@ def command(
     ignored: tuple[str, ...],
     output: str,
 ) -> None:
-    """Update a HyperPod cluster to its spec. Shows the changes, and asks for confirmation.
+    """Update a HyperPod cluster to match its spec. Shows the changes, and asks for confirmation.
 
-    Changes that UpdateCluster cannot make, because they need a new cluster or group, are refused.
+    Changes that need a new cluster or a new group are refused, because UpdateCluster cannot make them.
     """
     from hyperpod_ext.clusters import service
     from hyperpod_ext.clusters.changes import update_cluster_request
@@ -93,8 +93,8 @@ def _refuse(stuck: list[RequestChange]) -> None:
     from hyperpod_ext.errors import Problem, UnsupportedError
 
     how = {
-        "replace cluster": "only a new cluster can have it: delete this cluster and create it again, or create another",
-        "replace group": "only a new group can have it: give the group another name, and delete the old group",
+        "replace cluster": "this needs a new cluster: delete this cluster and create it again, or create another one",
+        "replace group": "this needs a new group: give the group another name, and delete the old group",
     }
     raise UnsupportedError(
         [Problem("UpdateCluster cannot change this", path=change.path, hint=how[change.effect]) for change in stuck]

@@ -1,4 +1,4 @@
-"""`hp-ext data`: token stores on this machine, one file a subcommand."""
+"""The commands `hp-ext data ...`, for token stores on this machine. Each command has its own file."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..lazy_group import LazyGroup, Section
 
 COMMANDS = {
     "build": "Convert a dataset to a token store, or resume the conversion.",
-    "inspect": "Show a store, a dataset's file, or all stores of a folder.",
-    "verify": "Read every byte, and compare checksums.",
+    "inspect": "Show a token store, a file of a dataset, or all stores in a folder.",
+    "verify": "Read every byte of a token store, and compare checksums.",
 }
 
 
@@ -23,5 +23,5 @@ Examples:
   hp-ext data verify /nvme/data/wiki-0123456789abcdef""",
 )
 def command() -> None:
-    """Convert datasets to memory-mapped token stores. A node converts once; all ranks read the store, also after a
-    fault."""
+    """Convert datasets to memory-mapped token stores. Each node converts a dataset once. All ranks of the node read the
+    store, also after a fault."""

@@ -1,4 +1,4 @@
-"""hp-ext data build"""
+"""The command `hp-ext data build`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class Size(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """A size: 200GiB, 512 MiB, 1000000."""
+    """Type of an option whose value is a size in bytes, such as 200GiB, 512 MiB or 1000000."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the size in bytes."""
+        """Return the size as a number of bytes."""
         if isinstance(value, int):
             return value
         text = str(value).replace(" ", "").upper()
@@ -46,9 +46,9 @@ Examples:
   hp-ext data build train.jsonl --tokenizer my_package.words:encode --budget 200GiB -o json
 
 \b
-SOURCE is a file, a folder or a pattern: .jsonl, .json, .txt (also .gz), .parquet, .arrow. Megatron's .bin/.idx need no
-conversion, nor do tokens in most Arrow files: see `hp-ext data inspect FILE`. An interrupted or killed conversion
-is resumed by the same command.""",
+SOURCE is a file, a folder or a pattern. Formats are .jsonl, .json, .txt (also with .gz), .parquet and .arrow.
+Megatron's .bin/.idx files need no conversion, nor do tokens in most Arrow files: see `hp-ext data inspect FILE`. The
+same command resumes an interrupted or killed conversion.""",
 )
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
 @click.option(
@@ -56,17 +56,20 @@ is resumed by the same command.""",
     default="bytes",
     show_default=True,
     metavar="NAME",
-    help="bytes, none (records are tokens), hf:NAME, path/to/tokenizer.json, or module:function.",
+    help="Tokenizer: bytes, none (records are tokens), hf:NAME, path/to/tokenizer.json, or module:function.",
 )
 @click.option(
-    "--field", default="text", show_default=True, help="Field of a record that has its text, or a list of its tokens."
+    "--field",
+    default="text",
+    show_default=True,
+    help="Field of a record with the record's text, or with a list of its tokens.",
 )
 @click.option(
     "--split",
     type=click.Choice(["file", "lines", "paragraphs"]),
     default="file",
     show_default=True,
-    help="Unit of a plain text file that becomes one document.",
+    help="Part of a plain text file that becomes one document.",
 )
 @click.option("--eod", type=click.IntRange(min=0), metavar="TOKEN", help="Append this token to each document.")
 @click.option(
@@ -74,15 +77,18 @@ is resumed by the same command.""",
     type=click.Choice(["fail", "skip"]),
     default="fail",
     show_default=True,
-    help="Action on a record that cannot be read.",
+    help="Action for a record that cannot be read.",
 )
 @click.option(
-    "--out", type=click.Path(), metavar="DIR", help="Folder of the stores. Default: $HPX_DATA_DIR, or the cache."
+    "--out",
+    type=click.Path(),
+    metavar="DIR",
+    help="Folder for token stores. Default: $HPX_DATA_DIR, or the cache of this user.",
 )
 @click.option("--segment", type=Size(), default="128MiB", show_default=True, help="Size of one file of the store.")
-@click.option("--budget", type=Size(), help="Evict the least recently used stores if the folder exceeds this size.")
+@click.option("--budget", type=Size(), help="Delete the least recently used stores if the folder exceeds this size.")
 @click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Also pack samples of N tokens.")
-@click.option("--whole-documents", is_flag=True, help="Pack without cutting documents that fit one sample.")
+@click.option("--whole-documents", is_flag=True, help="Do not cut documents that fit into one packed sample.")
 @output_option()
 def command(
     sources: tuple[str, ...],
@@ -94,7 +100,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Convert a dataset to a token store. An existing store of the dataset is only shown."""
+    """Convert a dataset to a token store. If a store of the dataset exists already, it is only shown."""
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
     need_packages("numpy", "awscrt")
@@ -134,12 +140,13 @@ def _convert(prepared: Prepared, budget: int | None) -> None:
         with transfer(f"converting {size(prepared.nbytes)}", prepared.nbytes) as on_bytes:
             run(prepared, budget_bytes=budget, on_bytes=on_bytes)
     except KeyboardInterrupt:
-        hint = "Run the command again: it continues after the finished part."
+        hint = "Run the command again. The command continues after the part that is finished."
         raise UserInterruptError(f"{prepared.folder} is not finished", hint=hint) from None
 
 
 def _tell_mappable(prepared: Prepared) -> None:
-    """Print that the dataset can also be read without conversion. A token store is smaller, and has checksums."""
+    """Print a message if the dataset can also be read without conversion. `hp-ext data build` still converts such a
+    dataset, because a token store is smaller and has checksums."""
     from .files import is_mappable
 
     recipe, path = prepared.recipe, prepared.files[0]
@@ -151,6 +158,6 @@ def _refuse_megatron(sources: tuple[str, ...]) -> None:
     from hyperpod_ext.errors import ConfigError, Problem
     from hyperpod_ext.runtime.data.token_store.megatron import is_megatron
 
-    hint = "it is mapped in place: MegatronStore(path); `hp-ext data inspect` shows it"
+    hint = "a Megatron dataset is read in place with MegatronStore(path); `hp-ext data inspect` shows it"
     if wrong := [Problem("needs no conversion", source=one, hint=hint) for one in sources if is_megatron(one)]:
         raise ConfigError(wrong)

@@ -1,4 +1,4 @@
-"""Files of datasets: mapped in place or converted, and why."""
+"""Describes a file of a dataset: whether it can be memory-mapped as it is or must be converted, and why."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_dataset(path: Path) -> bool:
 
 
 def is_mappable(path: Path, field: str) -> bool:
-    """Return whether a column of the file is mapped in place."""
+    """Return whether the column `field` of a file can be memory-mapped without conversion."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
@@ -31,10 +31,11 @@ def is_mappable(path: Path, field: str) -> bool:
 
 
 def store_in(path: Path, field: str | None) -> ArrowStore | None:
-    """Map the column `field` of an Arrow file. Default: its only mappable column; None if it has none or several.
+    """Memory-map the column `field` of an Arrow file. By default, map the only column that can be mapped. Return None
+    if there is no such column or several of them.
 
     Raises:
-        ConfigError: the column `field` cannot be mapped.
+        ConfigError: the column `field` cannot be memory-mapped.
     """
     from hyperpod_ext.runtime.data.token_store.arrow import ArrowStore, columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
@@ -46,7 +47,7 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
 
 
 def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
-    """Return a dataset's file as JSON, with the counts of the mapped column."""
+    """Return the description of a dataset's file as JSON. With `store`, also return the counts of its mapped column."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 
@@ -72,7 +73,7 @@ def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
 
 
 def text_of_file(found: Mapping[str, Any]) -> str:
-    """Return the file as text."""
+    """Return the description of a dataset's file as text."""
     lines = [("path", found["path"]), ("size", size(found["nbytes"]))]
     if "columns" not in found:
         lines.append(("read", f"{CONVERTED}, by `hp-ext data build`"))

@@ -1,4 +1,4 @@
-"""hp-ext data inspect"""
+"""The command `hp-ext data inspect`."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ Examples:
   hp-ext data inspect train.arrow --field input_ids
 
 \b
-PLACE is a store, a Megatron dataset (with or without .bin), a dataset's file, or a folder of stores; by default
-$HPX_DATA_DIR, or the cache of this user. For an Arrow file, the output lists the columns that are mapped in place.""",
+PLACE is a token store, a Megatron dataset (with or without .bin), a file of a dataset, or a folder of stores. Default:
+$HPX_DATA_DIR, or the cache of this user. For an Arrow file, the output lists the columns that need no conversion.""",
 )
 @click.argument("place", required=False, type=click.Path(), metavar="[PLACE]")
 @click.option("--document", type=click.IntRange(min=0), metavar="ID", help="Show the tokens of one document.")
 @click.option("--field", metavar="COLUMN", help="Column of an Arrow file that has several token columns.")
 @output_option()
 def command(place: str | None, document: int | None, field: str | None, output: str) -> None:
-    """Show a store, a Megatron dataset, a dataset's file, or all stores of a place."""
+    """Show a token store, a Megatron dataset, a file of a dataset, or all stores in a folder."""
     need_packages("numpy", "awscrt")
     from hyperpod_ext.runtime.data.convert.convert import default_place
     from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore, is_megatron
@@ -78,7 +78,7 @@ def _show_file(path: Path, document: int | None, field: str | None, output: str)
 
 
 def of_store(store: TokenStore) -> dict[str, Any]:
-    """Return a store as JSON."""
+    """Return the description of a token store as JSON."""
     infos = [segment.info for segment in store.segments]
     done = store.done or {}
     return {
@@ -99,7 +99,7 @@ def of_store(store: TokenStore) -> dict[str, Any]:
 
 
 def of_megatron(store: MegatronStore) -> dict[str, Any]:
-    """Return a Megatron dataset as JSON, with the fields of a store."""
+    """Return the description of a Megatron dataset as JSON, with the same fields as for a token store."""
     return {
         "kind": "megatron",
         "path": str(store.prefix),
@@ -113,7 +113,7 @@ def of_megatron(store: MegatronStore) -> dict[str, Any]:
 
 
 def text_of(found: Mapping[str, Any]) -> str:
-    """Return a store or a Megatron dataset as text."""
+    """Return the description of a token store or a Megatron dataset as text."""
     lines = [("path", found["path"]), ("state", found["state"])]
     lines += [("fingerprint", found["fingerprint"] or "-"), ("documents", f"{found['documents']:,}")]
     lines += [("tokens", f"{found['tokens']:,} {found['dtype']}")]

@@ -1,4 +1,4 @@
-"""hp-ext data verify"""
+"""The command `hp-ext data verify`."""
 
 from __future__ import annotations
 
@@ -29,12 +29,14 @@ Exits with 7 if the store is damaged, or its source has changed.""",
 @click.argument("store", type=click.Path(), metavar="STORE")
 @click.option("--source", is_flag=True, help="Also check that the dataset has not changed since it was converted.")
 @click.option(
-    "--drop-damaged", is_flag=True, help="Remove the first damaged segment and all later ones, to build them again."
+    "--drop-damaged",
+    is_flag=True,
+    help="Remove the first damaged segment and all later segments, so that they can be built again.",
 )
 @output_option()
 @click.pass_context
 def command(ctx: click.Context, store: str, source: bool, drop_damaged: bool, output: str) -> None:
-    """Read every byte of a store, compare checksums, and report all damage."""
+    """Read every byte of a token store, compare checksums, and report all damage."""
     need_packages("numpy", "awscrt")
     from hyperpod_ext.errors import CorruptSegmentError
     from hyperpod_ext.runtime.data.convert.check import check, drop_from, nbytes_of_segments
@@ -73,6 +75,6 @@ def _text(result: Mapping[str, Any]) -> str:
         )
     elif result["problems"]:
         lines.append(
-            "`--drop-damaged` removes them; then run the store's `hp-ext data build` command again to rebuild them"
+            "`--drop-damaged` removes damaged segments; then run the store's `hp-ext data build` command again"
         )
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Commands on one job, from its spec to its end."""
+"""Commands for jobs, from the spec of a job to its end."""

@@ -1,4 +1,4 @@
-"""hp-ext cancel"""
+"""The command `hp-ext cancel`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Example:
 @target_option
 @output_option()
 def command(job: str, target: str, output: str) -> None:
-    """Stop a job, and wait until all its processes have ended. A job that ended earlier is not changed."""
+    """Stop a job, and wait until all of its processes have ended. A job that has ended already is not changed."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
 

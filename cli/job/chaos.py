@@ -1,4 +1,4 @@
-"""hp-ext chaos"""
+"""The command `hp-ext chaos`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..command import Command, F, output_option
 from ..output import print_result
 
 _KINDS = {
-    "exception": "The training function raises.",
-    "sigkill": "The process dies, or all processes of the node.",
-    "sigsegv": "The process crashes.",
-    "hang": "The process hangs, see --how.",
+    "exception": "The training function raises an exception.",
+    "sigkill": "SIGKILL kills the rank's process. With --node: all processes of the node.",
+    "sigsegv": "The rank's process crashes with SIGSEGV.",
+    "hang": "The rank's process hangs, in the way that --how names.",
     "slow": "The rank takes --seconds longer for each phase, for --steps steps.",
     "oom": "The rank allocates more memory than its limit.",
-    "cut-network": "The rank's connections to other ranks close, or the node's to the coordinator.",
+    "cut-network": "The rank's connections to other ranks close. With --node: the node's to the coordinator.",
     "corrupt-memory": "A bit flips in the rank's snapshots in memory.",
     "corrupt-weights": "A bit flips in the rank's first parameter.",
 }
@@ -38,21 +38,29 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @_kinds
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank that gets the fault.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank in which the fault is injected.")
 @click.option(
-    "--node", type=click.IntRange(min=0), metavar="N", help="Node that gets the fault, with all its processes."
+    "--node", type=click.IntRange(min=0), metavar="N", help="Node in which the fault is injected: all its processes."
 )
-@click.option("--step", type=click.IntRange(min=1), metavar="S", help="Step of the fault. Default: at once.")
+@click.option(
+    "--step", type=click.IntRange(min=1), metavar="S", help="Step in which the fault happens. Default: immediately."
+)
 @click.option(
     "--phase",
     type=click.Choice(["data", "forward", "backward", "optimizer", "rest", "checkpoint"]),
-    help="Phase of the step. Default: its beginning.",
+    help="Phase of the step in which the fault happens. Default: the first phase.",
 )
-@click.option("--how", type=click.Choice(["stop", "deadlock", "loop", "gil"]), help="Kind of --hang. Default: stop.")
 @click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Delay of --slow in each phase. Default: 0.2."
+    "--how",
+    type=click.Choice(["stop", "deadlock", "loop", "gil"]),
+    help="How the process hangs with --hang. Default: stop.",
 )
-@click.option("--steps", type=click.IntRange(min=1), help="Number of slow steps of --slow. Default: 1.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds by which --slow delays each phase. Default: 0.2.",
+)
+@click.option("--steps", type=click.IntRange(min=1), help="Number of steps that --slow delays. Default: 1.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on targets that cost money.")
 @output_option()
 def command(
@@ -68,7 +76,8 @@ def command(
     yes: bool,
     output: str,
 ) -> None:
-    """Inject a fault into a running job, to test its recovery: on target local, and on hyperpod-eks with kubectl."""
+    """Inject a fault into a running job, to test its recovery. Works on target local, and with kubectl on
+    hyperpod-eks."""
     from hyperpod_ext.config.fault_injection import InjectedFault, NodeFault
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import FAULTS, get_target
@@ -95,4 +104,4 @@ def command(
         )
     name = faults.order(handle, fault)
     when = f" in step {step}" if step is not None else ""
-    print_result({"order": name, **fault.model_dump()}, output, f"{kind} ordered for {where}{when}")
+    print_result({"order": name, **fault.model_dump()}, output, f"{kind} requested for {where}{when}")

@@ -1,4 +1,4 @@
-"""hp-ext create-job"""
+"""The command `hp-ext create-job`."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ Examples:
 @click.option(
     "--templates", type=click.Path(), metavar="DIR", help="Folder whose templates replace the shipped templates."
 )
-@click.option("--dry-run", is_flag=True, help="Show the plan, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show the files that would be submitted, without submitting them.")
 @click.option("--server-dry-run", is_flag=True, help="Let the target's server check the job, without submitting it.")
-@click.option("--wait", is_flag=True, help="Show progress until the job has ended, and then its result.")
+@click.option("--wait", is_flag=True, help="Show progress until the job has ended, and then show its result.")
 @click.option("--follow", is_flag=True, help="Also show the output of the workers. Implies --wait.")
 @click.option(
     "--timeout",
@@ -49,7 +49,7 @@ Examples:
     "kills",
     multiple=True,
     metavar="rank=R@step=S|node=N@step=S",
-    help="Inject this fault instead of the spec's.",
+    help="Inject this fault instead of the faults in the spec.",
 )
 @click.option("--no-kill", is_flag=True, help="Inject no fault.")
 @output_option("name")
@@ -71,7 +71,7 @@ def command(
     no_kill: bool,
     output: str,
 ) -> None:
-    """Submit a job. With --wait: Ctrl-C cancels it, and a job that fails exits with 7."""
+    """Submit a job. With --wait, Ctrl-C cancels the job, and the exit code is 7 if the job fails."""
     from ..spec import Specs
 
     if kills and no_kill:
@@ -96,7 +96,7 @@ def command(
     if wait or follow:
         submit_and_wait(plan, output, timeout, follow)
         return
-    with held_back():  # an interrupt waits until the job's name can be printed
+    with held_back():  # Ctrl-C is delayed until the submission is done, so that the job's name is known
         handle = submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
@@ -105,7 +105,7 @@ def command(
 
 
 def _say_what_goes(name: str) -> None:
-    """Print the old runs of this name that this start removes."""
+    """Print a note for each old run of the job `name` that is removed when the job is submitted again."""
     from hyperpod_ext.jobs.local.store import KEPT, removed_by_next
 
     for old in removed_by_next(name):
@@ -113,7 +113,8 @@ def _say_what_goes(name: str) -> None:
 
 
 def fault_overrides(kills: tuple[str, ...]) -> list[Override]:
-    """Return `--kill` as changes to the spec, so that a wrong rank is reported like other mistakes in it."""
+    """Return the `--kill` options as changes of the spec, so that a wrong rank in an option is reported like a mistake
+    in the spec."""
     from hyperpod_ext.config.fault_injection import KillFault
     from hyperpod_ext.config.files.overrides import Override
 
@@ -131,7 +132,7 @@ def fault_overrides(kills: tuple[str, ...]) -> list[Override]:
 
 
 def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool) -> None:
-    """Submit the job, and wait for its end. Ctrl-C and SIGTERM cancel it."""
+    """Submit a job, and wait until it has ended. Ctrl-C and SIGTERM cancel the job."""
     from hyperpod_ext.errors import UserInterruptError
     from hyperpod_ext.jobs.contract.targets import get_target
     from hyperpod_ext.jobs.submit import submit
@@ -150,7 +151,8 @@ def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool
 
 
 def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
-    """Return whether a known reason explains that a job made no step: mode `plain`, or unprotected training."""
+    """Return whether a known reason explains that a job completed no step: mode `plain`, or training outside of
+    run.steps()."""
     from hyperpod_ext.jobs.local.store import latest
     from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
@@ -161,8 +163,9 @@ def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
 
 
 def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: bool) -> None:
-    """Show progress until the job has ended, and then its result. Exits with 7 if it failed."""
-    # CI systems and schedulers send SIGTERM; it cancels the job as Ctrl-C does
+    """Show the progress of a job until it has ended, and then show its result. The exit code is 7 if the job has
+    failed."""
+    # treat SIGTERM, which CI systems and schedulers send, like Ctrl-C, so that it cancels the job
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with remembered() as check:
         from hyperpod_ext.errors import JobFailedError
@@ -178,9 +181,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     if result["state"] != "succeeded":
         _exit_as_failed(result, folder)
     if result.get("steps") == 0 and not result.get("resumed_step") and not _explained(handle, result):
-        say(
-            "warning: the job made no step; the script must call its @resilient function, and this function run.steps()"
-        )
+        say("warning: the job made no step; the script must call its @resilient function, which must use run.steps()")
     if (different := why_it_differs(result)) is not None:
         say(f"error: {different[0]}")
         say(different[1])
@@ -188,7 +189,11 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
 
 
 def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check: Callable[[], None]) -> str:
-    """Watch the job until it ends, and return the folder of its files. `check` raises a lost KeyboardInterrupt."""
+    """Show the progress of a job until it has ended, and return the folder with its files.
+
+    Args:
+        check: function that raises KeyboardInterrupt if an earlier interrupt was lost.
+    """
     from hyperpod_ext.errors import WaitTimeoutError
     from hyperpod_ext.jobs.contract.targets import get_target
 
@@ -208,7 +213,7 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check
 
 
 def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
-    """Print why the job failed, and where its logs are, on stderr, and exit."""
+    """Print on stderr why the job failed and where its logs are, and exit with the code of a failed job."""
     from hyperpod_ext.errors import JobFailedError
 
     error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}
@@ -224,5 +229,5 @@ def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
 
 def _plan_text(plan: Plan) -> str:
     ranks = f"{plan.job.nodes} nodes x {plan.job.workers_per_node} workers = {plan.world_size} ranks"
-    head = f"{plan.name} on {plan.target}: {ranks}\nnothing was submitted; these files would be:"
+    head = f"{plan.name} on {plan.target}: {ranks}\nnothing was submitted; these files would be submitted:"
     return "\n".join([head, *(f"\n--- {name}\n{text}".rstrip("\n") for name, text in plan.files.items())])

@@ -1,4 +1,4 @@
-"""hp-ext diff"""
+"""The command `hp-ext diff`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Examples:
   hp-ext diff -f job.yaml --target hyperpod-eks --with rendered/job.yaml --exit-code""",
 )
 @spec_options
-@click.option("--target", type=TARGET, default="hyperpod-eks", show_default=True, help="Target that runs the job.")
+@click.option("--target", type=TARGET, default="hyperpod-eks", show_default=True, help="Target on which the job runs.")
 @click.option(
     "--with", "other", type=click.Path(), metavar="FILE", help="Compare with this file instead of the running job."
 )
@@ -38,7 +38,8 @@ def command(
     exit_code: bool,
     output: str,
 ) -> None:
-    """Show the changes that a spec would make to a job, field by field. Fields that the server adds are ignored."""
+    """Show the changes that a spec would make to a job on Kubernetes, field by field. Fields that the Kubernetes server
+    adds are ignored."""
     from hyperpod_ext.jobs.contract.differences import differences
     from hyperpod_ext.jobs.contract.yaml_text import read_all
 
@@ -49,7 +50,7 @@ def command(
         raise click.UsageError(f"`hp-ext diff` works only for jobs on Kubernetes; {target} does not run on Kubernetes.")
     (wanted,) = read_all(plan.files["job.yaml"])
     there = _file(other, wanted["kind"]) if other else _live(target, plan.job)
-    for one in (wanted, there):  # the annotation with the spec repeats the fields
+    for one in (wanted, there):  # ignore the annotation with a copy of the spec
         (one["metadata"].get("annotations") or {}).pop("hyperpod-ext/spec", None)
     found = list(differences(wanted, there))
     listed = [{"path": one.path, "there": one.there, "wanted": one.wanted} for one in found]
@@ -72,5 +73,5 @@ def _file(name: str, kind: str) -> dict[str, Any]:
 
     found = [one for one in check_yaml(name, text_of(name)) if one["kind"] == kind]
     if not found:
-        raise ConfigError([Problem(f"holds no {kind}", source=name)])
+        raise ConfigError([Problem(f"contains no {kind}", source=name)])
     return found[0]

@@ -1,4 +1,4 @@
-"""hp-ext import"""
+"""The command `hp-ext import`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ Examples:
   kubectl get hyperpodpytorchjob NAME -o yaml | hp-ext import -""",
 )
 @click.argument("file", type=click.Path(allow_dash=True), metavar="FILE|DIR")
-@click.option("--set", "sets", multiple=True, metavar="NAME=VALUE", help="Set a placeholder. Repeatable.")
+@click.option(
+    "--set", "sets", multiple=True, metavar="NAME=VALUE", help="Value of a placeholder in the file. Repeatable."
+)
 @click.option("--values", type=click.Path(), metavar="FILE", help="YAML file with values of placeholders.")
 @click.option(
     "--env-file", type=click.Path(), metavar="FILE", help="File with values of placeholders, one NAME=VALUE per line."
 )
 @output_option()
 def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
-    """Convert a job for Kubernetes, a config.yaml of AWS's hyp, an sbatch file or a CreateTrainingJob request to a
-    spec. Parts that the spec lacks are listed on stderr."""
+    """Convert a Kubernetes job, a config.yaml of AWS's `hyp`, an sbatch file or a CreateTrainingJob request to a spec.
+    Parts of the file that a spec cannot express are listed on stderr."""
     from pathlib import Path
 
     from hyperpod_ext.config.files.load import text_of

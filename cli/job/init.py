@@ -1,4 +1,4 @@
-"""hp-ext init"""
+"""The command `hp-ext init`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Examples:
 )
 @click.argument("folder", default=".", type=click.Path(file_okay=False), metavar="[DIR]")
 @click.option("--name", default="tiny-gpt", show_default=True, help="Name of the job.")
-@click.option("--target", type=TARGET, help="Target of the spec. Default: local, with an injected fault.")
+@click.option("--target", type=TARGET, help="Target that the spec is for. Default: local, with an injected fault.")
 def command(folder: str, name: str, target: str | None) -> None:
     """Write job.yaml, train.py and job.schema.json into DIR. Existing files are never overwritten."""
     import json
@@ -33,7 +33,7 @@ def command(folder: str, name: str, target: str | None) -> None:
     from hyperpod_ext.jobs.contract.targets import get_target
 
     if target is not None:
-        get_target(target)  # raises for an unknown target
+        get_target(target)  # get_target raises an error for an unknown target
     written = name if parse(name, "--name").data == name else json.dumps(name)
     spec = render("init/job.yaml.j2", name=written, schema="job.schema.json", target=target)
     load_text(JobConfig, spec, f"--name {name}")

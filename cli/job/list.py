@@ -1,4 +1,4 @@
-"""hp-ext list"""
+"""The command `hp-ext list`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ Examples:
 )
 @output_option()
 def command(target: str, kept: str | None, output: str) -> None:
-    """List the jobs of a target. On Kubernetes: all jobs in the current context's namespace. On Slurm: your own. On
-    SageMaker: all jobs of the region. On local: all jobs of this machine."""
+    """List the jobs of a target. On Kubernetes, these are all jobs in the namespace of the current context; on Slurm,
+    your own jobs; on SageMaker, all jobs in the region; on target local, all jobs of this machine."""
     from hyperpod_ext.jobs.contract.targets import get_target
 
     from .status import table

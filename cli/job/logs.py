@@ -1,4 +1,4 @@
-"""hp-ext logs"""
+"""The command `hp-ext logs`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Examples:
   hp-ext logs tiny-gpt --rank 0 --follow""",
 )
 @click.argument("job", metavar="NAME|URL")
-@click.option("--rank", type=click.IntRange(min=0), help="Show only this rank.")
+@click.option("--rank", type=click.IntRange(min=0), help="Show only the output of this rank.")
 @target_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended.")
 def command(job: str, target: str, rank: int | None, follow: bool) -> None:
-    """Show the output of a job's workers. Each line begins with its rank."""
+    """Show the output of a job's workers. Each line begins with the rank of the worker."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
 

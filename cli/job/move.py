@@ -1,4 +1,4 @@
-"""hp-ext move"""
+"""The command `hp-ext move`."""
 
 from __future__ import annotations
 
@@ -21,18 +21,24 @@ Examples:
 )
 @click.argument("job", metavar="NAME|URL")
 @target_option
-@click.option("--node", required=True, metavar="N", help="Number of the node in the job; on Slurm also its name.")
-@click.option("--drain/--no-drain", default=True, help="Let Slurm start no other job on the node. Default: --drain.")
+@click.option(
+    "--node", required=True, metavar="N", help="Number of the node in the job; on Slurm also the node's name."
+)
+@click.option(
+    "--drain/--no-drain",
+    default=True,
+    help="Drain the node in Slurm, so that no other job starts on it. Default: --drain.",
+)
 @click.option("--wait/--no-wait", default=True, help="Wait until the node has stopped. Default: --wait.")
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Stop waiting after this time."
 )
 @output_option()
 def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: float | None, output: str) -> None:
-    """Move the ranks of a node to a spare between two steps, and stop the node.
+    """Move the ranks of a node to a spare node between two steps, and stop the job's processes on the node.
 
-    Use it before maintenance or removal of a node. No step is lost, and no fault is counted. The job needs a
-    spare. With --no-wait the node is not drained.
+    Use this command before maintenance or removal of a node. No step is lost, and the move does not count as a fault.
+    The job needs a spare node. With --no-wait, the node is not drained in Slurm.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import MOVE
@@ -51,7 +57,7 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     pause = f"after step {done['step']}, {done['pause_s']:.2f} s without a step"
-    if done["to"] is None:  # no spare was left, and the node left the job anyway
+    if done["to"] is None:  # no spare was left, so the job continues without the node
         parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
     else:
         parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]
@@ -61,7 +67,7 @@ def _sentence(name: str, done: Mapping[str, Any]) -> str:
     if done.get("why_no_drain"):
         parts.append(f"Slurm does not drain the node: {done['why_no_drain']}")
     if done.get("given_back"):
-        parts.append(f"{', '.join(done['given_back'])} went back")
+        parts.append(f"returned to Slurm: {', '.join(done['given_back'])}")
     if done.get("kept"):
         parts.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
     return "; ".join(parts)

@@ -1,4 +1,4 @@
-"""Progress of a job on stderr: a live bar on a terminal, some lines in a log."""
+"""Shows the progress of a job on stderr: as a live bar on a terminal, otherwise as a few lines."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LINES_A_RUN = 8
 
 
 class ProgressDisplay(Protocol):
-    """Shows updates of a job."""
+    """Interface of a display that shows the progress of a job."""
 
     def show(self, update: StatusUpdate) -> None:
-        """Show one update."""
+        """Show one update of the job's status."""
 
 
 @contextmanager
 def make_progress() -> Iterator[ProgressDisplay]:
-    """Make a display for a terminal or for a log."""
+    """Yield a display with a live bar if stderr is a terminal, otherwise a display that prints lines."""
     if not sys.stderr.isatty():
         yield PlainProgress()
         return
@@ -42,14 +42,14 @@ def make_progress() -> Iterator[ProgressDisplay]:
 
 
 class PlainProgress:
-    """Prints whole lines, a few for each run."""
+    """Display that prints lines: events, and about eight of the steps of each run."""
 
     def __init__(self) -> None:
         self._event_text = EventText()
         self._shown = (self._event_text.run, 0)
 
     def show(self, update: StatusUpdate) -> None:
-        """Print the events, and some of the steps."""
+        """Print the events of the update, and some of its steps."""
         for line in update.lines:
             say(line)
         for event in update.events:
@@ -69,7 +69,7 @@ class PlainProgress:
 
 
 class BarProgress:
-    """Draws one bar for each run, and prints the events above the bars."""
+    """Display that draws one bar for each run, and prints the events above the bars."""
 
     def __init__(self, bar: rich.progress.Progress) -> None:
         self._bar = bar
@@ -77,12 +77,12 @@ class BarProgress:
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
     def show(self, update: StatusUpdate) -> None:
-        """Print the events, and move the bar."""
+        """Print the events of the update, and move the bar."""
         for line in update.lines:
             self._bar.console.print(escape(line), markup=False, highlight=False)
         for event in update.events:
             if event["run"] != self._event_text.run:
-                self._move()  # shows the last step of the previous run
+                self._move()  # show the last step of the previous run before its bar stops
             for line in self._event_text.tell(event):
                 self._bar.console.print(escape(line), markup=False, highlight=False)
         self._move()

@@ -1,4 +1,4 @@
-"""hp-ext render"""
+"""The command `hp-ext render`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Examples:
   hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 @spec_options
-@click.option("--target", type=TARGET, default="local", show_default=True, help="Target that would run the job.")
+@click.option(
+    "--target", type=TARGET, default="local", show_default=True, help="Target for which the files are rendered."
+)
 @click.option(
     "--templates", type=click.Path(), metavar="DIR", help="Folder whose templates replace the shipped templates."
 )
@@ -35,7 +37,7 @@ def command(
     out: str | None,
     output: str,
 ) -> None:
-    """Show the files that create-job would submit, byte for byte."""
+    """Show exactly the files that `hp-ext create-job` would submit."""
     from pathlib import Path
 
     from ..spec import Specs

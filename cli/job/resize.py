@@ -1,4 +1,4 @@
-"""hp-ext resize"""
+"""The command `hp-ext resize`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
     if ordered.note:
         say(ordered.note)
     if not wait:
-        print_result({"order": ordered.name, "nodes": nodes}, output, f"{handle.name}: {nodes} nodes ordered")
+        print_result({"order": ordered.name, "nodes": nodes}, output, f"{handle.name}: {nodes} nodes requested")
         return
     done = resizer.outcome(ordered, timeout)
     print_result(done, output, _sentence(handle.name, done))
@@ -54,7 +54,7 @@ def _sentence(name: str, done: Mapping[str, Any]) -> str:
         parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
         parts.append("remaining nodes kept their processes" if done["pids_kept"] else "a process was replaced")
     if done.get("given_back"):
-        parts.append(f"{', '.join(done['given_back'])} went back")
+        parts.append(f"returned to Slurm: {', '.join(done['given_back'])}")
     if done.get("kept"):
         parts.append(f"{', '.join(done['kept'])} stays in the allocation: {done['why_kept']}")
     return "; ".join(parts)

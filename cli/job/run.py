@@ -1,4 +1,4 @@
-"""hp-ext run"""
+"""The command `hp-ext run`."""
 
 from __future__ import annotations
 
@@ -41,14 +41,19 @@ Examples:
     "--preload/--no-preload",
     default=True,
     show_default=True,
-    help="Import the packages at the top of the script once, before its workers are forked.",
+    help="Import the packages that the script imports once per node, before workers are forked.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Wait no longer; the job goes on.")
-@click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill this rank in that step.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop waiting after this time; the job continues.",
+)
+@click.option("--kill", "kills", multiple=True, metavar="rank=R@step=S", help="Kill the process of rank R in step S.")
 @click.option(
     "--compat",
     type=click.Choice(["aws"]),
-    help="Replace AWS's packages for checkpointless training by this project's, for a script that imports them.",
+    help="Let the script import AWS's packages for checkpointless training; this project implements them.",
 )
 @output_option("name")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
@@ -67,9 +72,9 @@ def command(
 ) -> None:
     """Run an unchanged script as torchrun would, and restart all of its processes quickly after a fault.
 
-    The script must save checkpoints, and load the newest one when it starts. A fault loses the steps since its last
-    save; with @resilient (docs/move-your-script.md) it loses none. So does a fault with --compat aws, if the script
-    uses AWS's CheckpointManager (docs/compat-aws.md).
+    The script must save checkpoints, and load the newest checkpoint when it starts. A fault loses the steps since the
+    last save. A script with @resilient (docs/move-your-script.md) loses no steps, nor does a script that uses AWS's
+    CheckpointManager with --compat aws (docs/compat-aws.md).
     """
     from .create_job import fault_overrides, submit_and_wait
 
@@ -97,7 +102,7 @@ def _name_of(script: str) -> str:
 
 
 def _modules_of(script: str, compat: str | None) -> list[str]:
-    """Return the modules that workers find imported when they start: none of the replaced packages."""
+    """Return the modules to import before workers are forked. Packages that `compat` replaces are left out."""
     from hyperpod_ext.catalog.aws_terms import packages
     from hyperpod_ext.config.restart import RestartPolicy
     from hyperpod_ext.jobs.script_imports import first_imports
@@ -108,7 +113,8 @@ def _modules_of(script: str, compat: str | None) -> list[str]:
 
 
 def _mode_of(script: str) -> str:
-    """Return the mode of a script with AWS's names: `ours` if it imports a checkpoint manager of AWS's."""
+    """Return the mode for a script with `--compat`: `ours` if the script imports a checkpoint manager of AWS, otherwise
+    `run`."""
     from hyperpod_ext.jobs.rules.script_code import imports, read_all
 
     managers = {"CheckpointManager", "PEFTCheckpointManager"}

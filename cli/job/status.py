@@ -1,4 +1,4 @@
-"""hp-ext status"""
+"""The command `hp-ext status`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def command(job: str | None, target: str, output: str) -> None:
 
 
 def _warn_of_unprotected(folder: str) -> None:
-    """Warn if a job trains without run.steps(). Call this only for jobs without steps, whose logs are short."""
+    """Print a warning if a job trains without run.steps(). Call the function only for jobs without completed steps,
+    because it reads the whole event log."""
     from hyperpod_ext.runtime.events.report import unprotected
 
     from ..job_events import read_events_of
@@ -62,7 +63,7 @@ def _warn_of_unprotected(folder: str) -> None:
 
 
 def table(jobs: list[JobStatus]) -> str:
-    """Return one line for each job."""
+    """Return a table with one line for each job."""
     rows = [("NAME", "STATE", "STEP", "SUBMITTED", "URL")]
     for job in jobs:
         step = "-" if job.step is None else f"{job.step}/{job.of or '?'}"

@@ -1,4 +1,4 @@
-"""hp-ext validate"""
+"""The command `hp-ext validate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Examples:
     "--templates",
     type=click.Path(),
     metavar="DIR",
-    help="Check the templates of this folder; with --target, render them.",
+    help="Also check the templates in this folder; with --target, also render them.",
 )
 @output_option()
 def command(
@@ -38,7 +38,7 @@ def command(
     templates: str | None,
     output: str,
 ) -> None:
-    """Check a job's spec. Reports all mistakes at once, with their lines and corrections."""
+    """Check a job's spec. Reports all mistakes at once, each with its line and a correction."""
     from ..spec import Specs
 
     if templates is not None and spec is None and file is None and target is None:
@@ -66,7 +66,7 @@ def command(
 
 
 def _templates_alone(folder: str, output: str) -> None:
-    """Check the templates of a folder without rendering them."""
+    """Check the templates in a folder without a job's spec, so without rendering them."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError

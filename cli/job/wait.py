@@ -1,4 +1,4 @@
-"""hp-ext wait"""
+"""The command `hp-ext wait`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Examples:
 )
 @output_option("name")
 def command(job: str, target: str, follow: bool, timeout: float | None, output: str) -> None:
-    """Wait until a job has ended, then show its result. Exits with 7 if the job failed, and with 8 after the
+    """Wait until a job has ended, and show its result. The exit code is 7 if the job has failed, and 8 after the
     timeout."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
 

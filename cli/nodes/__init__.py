@@ -1,1 +1,1 @@
-"""`hp-ext node`: commands on nodes of a cluster, one file a subcommand."""
+"""The commands `hp-ext node ...`, for nodes of a cluster. Each command has its own file."""

@@ -1,4 +1,4 @@
-"""hp-ext node drain"""
+"""The command `hp-ext node drain`."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ Examples:
     type=click.Choice(["hyperpod-eks", "hyperpod-slurm"]),
     default="hyperpod-eks",
     show_default=True,
-    help="Scheduler of the nodes: EKS by the kubeconfig's context, or this machine's Slurm.",
+    help="Scheduler of the nodes: EKS of the kubeconfig's current context, or Slurm of this machine.",
 )
-@click.option("--reason", default="hp-ext node drain", show_default=True, help="Reason that Slurm shows.")
-@click.option("--undo", is_flag=True, help="Allow work on the nodes again.")
-@click.option("--dry-run", is_flag=True, help="Show the pods or jobs, and stop.")
+@click.option(
+    "--reason", default="hp-ext node drain", show_default=True, help="Reason that Slurm shows for the drained nodes."
+)
+@click.option("--undo", is_flag=True, help="Allow jobs on the nodes again.")
+@click.option("--dry-run", is_flag=True, help="Show the pods or jobs on the nodes, without draining.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(
     names: tuple[str, ...], target: str, reason: str, undo: bool, dry_run: bool, yes: bool, output: str
 ) -> None:
-    """Stop scheduling work on nodes. Shows their pods or jobs, and asks for confirmation.
+    """Drain nodes, so that no new jobs start on them. Shows the nodes' pods or jobs, and asks for confirmation.
 
-    On EKS, all pods except those of daemon sets are evicted, including pods of jobs. On Slurm, running jobs continue
-    until they end.
+    On EKS, all pods on the nodes are evicted, including pods of jobs, but not pods of daemon sets. On Slurm, running
+    jobs continue until they end.
     """
     on_target = _on_slurm if target == "hyperpod-slurm" else _on_kubernetes
     on_target(names, reason, undo, dry_run, yes, output)
@@ -65,7 +67,7 @@ def _on_slurm(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, ye
     jobs = [] if undo else client.jobs_on(nodes)
     table = columns([("JOB", ""), *((job, "continues until it ends") for job in jobs)])
     if not dry_run:
-        _ask(f"Drain {', '.join(nodes)}?", table if jobs else "no jobs run there", yes or undo)
+        _ask(f"Drain {', '.join(nodes)}?", table if jobs else "no jobs run on these nodes", yes or undo)
         client.take_no_jobs(nodes, None if undo else reason)
     _print(nodes, {"jobs": jobs}, table if jobs else "", undo, dry_run, output)
 

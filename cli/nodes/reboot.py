@@ -1,4 +1,4 @@
-"""hp-ext node reboot"""
+"""The command `hp-ext node reboot`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Examples:
 def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
     """Reboot nodes of a HyperPod cluster. Shows the nodes, and asks for confirmation.
 
-    Disks and instance ids stay. Processes end, and memory is lost.
+    The nodes keep their disks and instance ids. All processes on the nodes end, and the content of memory is lost.
     """
-    warning = "jobs on these nodes lose them until they are back, and lose the content of their memory"
+    warning = "jobs lose these nodes until the reboot is done, and the content of the nodes' memory is lost"
     run("reboot", warning, cluster, names, region, dry_run, yes, output)

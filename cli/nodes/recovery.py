@@ -1,4 +1,4 @@
-"""Options, confirmation and outcomes of `hp-ext node reboot` and `replace`."""
+"""Options, confirmation and results of `hp-ext node reboot` and `hp-ext node replace`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def recovery_options(function: F) -> F:
-    """Add the arguments for the cluster and its nodes, `--region`, `--dry-run`, `--yes` and `-o`."""
+    """Add the arguments CLUSTER and NODE and the options `--region`, `--dry-run`, `--yes` and `-o` to a command."""
     for decorate in (
         output_option(),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
-        click.option("--dry-run", is_flag=True, help="Show the nodes and the request, and stop."),
+        click.option("--dry-run", is_flag=True, help="Show the nodes and the request, without sending it."),
         region_option,
         click.argument("names", nargs=-1, required=True, metavar="NODE..."),
         click.argument("cluster", metavar="CLUSTER"),
@@ -41,8 +41,8 @@ def run(
     yes: bool,
     output: str,
 ) -> None:
-    """Show the nodes, ask for confirmation, send the requests, and report refused nodes. The first refusal decides the
-    exit code."""
+    """Show the nodes, ask for confirmation, send the requests, and report nodes that AWS refuses. The first refused
+    node determines the exit code."""
     from hyperpod_ext.clusters import node_recovery
 
     from ..clusters.nodes import text

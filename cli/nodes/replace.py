@@ -1,4 +1,4 @@
-"""hp-ext node replace"""
+"""The command `hp-ext node replace`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Examples:
 def command(cluster: str, names: tuple[str, ...], region: str | None, dry_run: bool, yes: bool, output: str) -> None:
     """Replace nodes of a HyperPod cluster by other machines. Shows the nodes, and asks for confirmation.
 
-    Everything on a node is lost: checkpoints in memory, local disks, and its instance id.
+    The content of a node's memory and local disks is lost, including snapshots of jobs. The new machine has another
+    instance id.
     """
-    warning = "jobs on these nodes lose them, and the content of their memory and disks"
+    warning = "jobs lose these nodes, and the content of the nodes' memory and disks is lost"
     run("replace", warning, cluster, names, region, dry_run, yes, output)

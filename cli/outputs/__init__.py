@@ -1,4 +1,4 @@
-"""Models of the outputs of `-o json`. `hp-ext schema` publishes the models; tests check each output against its model.
+"""Pydantic models of the outputs of `-o json`. `hp-ext schema` prints their schemas, and tests check each output.
 
-Later versions may add fields; a field keeps its name and meaning.
+Later versions may add fields to an output. Existing fields keep their names and meanings.
 """

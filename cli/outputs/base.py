@@ -1,4 +1,4 @@
-"""Parts of several outputs."""
+"""Models that are parts of several outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Request = dict[str, Any]
 
 
 class ErrorOutput(Output):
-    """Printed under `-o json` by every command that fails, unless its options are wrong (exit code 2)."""
+    """Output of a command that fails, with `-o json`. A command with wrong options (exit code 2) prints no such
+    output."""
 
     error: ErrorDetails
 

@@ -1,4 +1,4 @@
-"""Outputs of commands on checkpoints."""
+"""Models of the outputs of `hp-ext checkpoints` commands."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .base import Defect
 
 
 class DamagedClaim(Output):
-    """A damaged claim file, which should record the first step of a generation."""
+    """A damaged claim file. A claim file records the first step of a generation."""
 
     url: str
     generation: int
@@ -24,17 +24,17 @@ class Checkpoint(Output):
     generation: int
     folder: str
     state: str
-    """complete, unfinished, damaged, abandoned, uncertain or foreign."""
+    """State of the checkpoint: complete, unfinished, damaged, abandoned, uncertain or foreign."""
     detail: str
     ranks: int | None
     nbytes: int
     created_at: float | None
     kept: bool | None
-    """Whether the tier's retention keeps the checkpoint; null if the job's policy is unknown."""
+    """Whether the tier's retention policy keeps the checkpoint; null if the policy is unknown."""
 
 
 class TierCheckpoints(Output):
-    """One durable tier."""
+    """The checkpoints of a job in one durable tier."""
 
     tier: str
     url: str
@@ -45,7 +45,7 @@ class TierCheckpoints(Output):
 
 
 class Snapshot(Output):
-    """A snapshot in a node's memory."""
+    """A snapshot in the memory of a node."""
 
     rank: int
     step: int
@@ -58,19 +58,19 @@ class Snapshot(Output):
 
 
 class MemoryNode(Output):
-    """The memory of one node."""
+    """The snapshots in the memory of one node."""
 
     node: int
     error: str | None
     snapshots: list[Snapshot]
     copying: list[dict[str, Any]]
-    """Counters of each tier that snapshots are copied to."""
+    """Counters of copies, for each tier to which the node copies snapshots."""
     pieces: list[dict[str, Any]] = []
-    """Parity pieces of other nodes' snapshots."""
+    """Parity pieces in the node's memory: XOR data of other nodes' snapshots."""
 
 
 class Memory(Output):
-    """The memory tier of a running local job."""
+    """The snapshots in the memory tier of a running local job."""
 
     job: str
     nodes: list[MemoryNode]
@@ -84,12 +84,13 @@ class ListOutput(Output):
 
 
 class RankFile(Output):
-    """The files of one rank's image."""
+    """The files that contain the state of one rank."""
 
     rank: int
     file: str
     frozen_file: str | None = None
-    """File of the frozen parameters, the first bytes of the image; null: `file` has the whole image."""
+    """File with the rank's frozen parameters, which are the first bytes of its state. null: `file` contains the whole
+    state."""
     nbytes: int
     crc64nvme: str
     plan: str
@@ -97,7 +98,7 @@ class RankFile(Output):
 
 
 class HeldTensors(Output):
-    """Tensors of one object."""
+    """Numbers of tensors, elements and dtypes of one object in a checkpoint."""
 
     tensors: int
     elements: int
@@ -119,18 +120,18 @@ class ShownCheckpoint(Output):
     signature: Literal["good", "not checked"]
     ranks: list[RankFile]
     holds: dict[str, HeldTensors]
-    """Tensors of each object, by its name."""
+    """Tensors of each object, by the name of the object."""
     plain_values: int
 
 
 class ShowOutput(Output):
-    """The newest checkpoint of each place, or the checkpoint of `--step`."""
+    """Output of `hp-ext checkpoints show`: in each tier, the newest checkpoint or the checkpoint of `--step`."""
 
     checkpoints: list[ShownCheckpoint]
 
 
 class VerifiedCheckpoint(Output):
-    """A checkpoint of which every byte was read."""
+    """Result for one verified checkpoint, of which every byte was read."""
 
     url: str
     step: int
@@ -144,27 +145,27 @@ class VerifiedCheckpoint(Output):
 
 
 class VerifyOutput(Output):
-    """Verified checkpoints."""
+    """Output of `hp-ext checkpoints verify`."""
 
     checkpoints: list[VerifiedCheckpoint]
     damaged_claims: list[DamagedClaim]
 
 
 class CopiedCheckpoint(Output):
-    """A copied checkpoint."""
+    """A checkpoint that was copied."""
 
     step: int
     generation: int
     url: str
     new: bool
-    """false if the destination had the checkpoint already."""
+    """Whether the checkpoint was copied; false if it existed in the destination already."""
     files_copied: int
     files_already_there: int
     nbytes_copied: int
 
 
 class CopyOutput(Output):
-    """Copied checkpoints."""
+    """Output of `hp-ext checkpoints copy`."""
 
     copied: list[CopiedCheckpoint]
 
@@ -180,7 +181,8 @@ class PrunedCheckpoint(Output):
 
 
 class PruneOutput(Output):
-    """Deleted checkpoints; with `--dry-run`, the checkpoints to delete."""
+    """Output of `hp-ext checkpoints prune`: deleted checkpoints, or with `--dry-run` the checkpoints that would be
+    deleted."""
 
     deleted: list[PrunedCheckpoint]
     would_delete: list[PrunedCheckpoint]

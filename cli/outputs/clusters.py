@@ -1,4 +1,4 @@
-"""Outputs of commands on clusters and their nodes."""
+"""Models of the outputs of commands for clusters and their nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .base import Request
 
 
 class CreateRequest(Output):
-    """A CreateCluster request that was not sent."""
+    """A CreateCluster request that was checked, but not sent."""
 
     request: Request
 
@@ -25,26 +25,26 @@ class CreatedCluster(Output):
     region: str
     arn: str
     status: str | None = None
-    """The cluster's last status, with `--wait`."""
+    """Last status of the cluster. Only set with `--wait`."""
 
 
 class UpdateOutput(Output):
-    """An UpdateCluster request."""
+    """Changes of a cluster, and the UpdateCluster request that makes them."""
 
     name: str
     changes: list[RequestChange]
     request: Request | None
-    """null if nothing changes, or only tags."""
+    """The UpdateCluster request; null if nothing changes, or only tags change."""
 
 
 class ResourceChanged(Output):
-    """One resource that differs."""
+    """Change of one resource of a stack."""
 
     stack: str
     id: str
-    """Logical id in the template."""
+    """Logical id of the resource in the template."""
     kind: str
-    """CloudFormation type."""
+    """CloudFormation type of the resource."""
     effect: Effect
     fields: list[FieldChange]
     breaks: bool
@@ -52,31 +52,31 @@ class ResourceChanged(Output):
 
 
 class DiffOutput(Output):
-    """Differences between a file and the deployed stacks."""
+    """Differences between a cluster's file and the deployed stacks."""
 
     name: str
     changes: list[ResourceChanged]
     replaces: list[str]
-    """Fields whose change replaces or deletes a resource, as STACK.RESOURCE.FIELD."""
+    """Fields whose change would replace or delete a resource, as STACK.RESOURCE.FIELD."""
 
 
 class CostItem(Output):
-    """A resource with a price per hour."""
+    """A kind of resource with a price per hour."""
 
     what: str
     price: Price | None
-    """Price of one item per hour; null if unknown."""
+    """Price of one resource per hour; null if unknown."""
     now: int
-    """Number of existing items."""
+    """Number of resources in the templates that will be deployed."""
     scaled: int
-    """Number of items with `--scale`."""
+    """Number of resources if the cluster is deployed with `--scale`, which starts all machines."""
     note: str
     usd_now: float | None
     usd_scaled: float | None
 
 
 class Costs(Output):
-    """Costs per hour."""
+    """Estimated costs of a cluster per hour."""
 
     currency: Literal["USD"]
     region: str
@@ -85,20 +85,20 @@ class Costs(Output):
     unknown: list[str]
     """Resources whose price is unknown."""
     by_use: dict[str, str]
-    """CloudFormation types that are paid by use."""
+    """CloudFormation types for which AWS charges by use, each with the unit of use."""
     lines: list[CostItem]
     sources: dict[str, Source]
 
 
 class SynthOutput(Output):
-    """Templates that were written."""
+    """Output of `hp-ext cluster synth`: the templates that were written."""
 
     name: str
     out: str
-    """Folder of the templates."""
+    """Folder with the templates."""
     scale: bool
     stacks: dict[str, dict[str, int]]
-    """Number of resources of each type, by stack."""
+    """Number of resources of each CloudFormation type, for each stack."""
     costs: Costs
 
 
@@ -115,17 +115,17 @@ class DeployOutput(Output):
 
 
 class OutputsOutput(Output):
-    """Outputs of a cluster's stacks."""
+    """CloudFormation outputs of a cluster's stacks."""
 
     name: str
     region: str
     read_at: float
-    """Seconds since 1970."""
+    """Time at which the outputs were read from AWS, in seconds since 1970."""
     outputs: dict[str, str]
 
 
 class ClusterSummary(Output):
-    """One cluster of a list."""
+    """One cluster in the list of clusters."""
 
     name: str
     status: str
@@ -134,7 +134,7 @@ class ClusterSummary(Output):
 
 
 class Group(Output):
-    """A group of nodes."""
+    """A group of nodes in a cluster."""
 
     name: str
     instance_type: str | None
@@ -158,7 +158,7 @@ class Node(Output):
     """A node of a cluster."""
 
     id: str
-    """Instance id."""
+    """EC2 instance id of the node."""
     logical_id: str | None
     group: str
     instance_type: str | None
@@ -169,12 +169,12 @@ class Node(Output):
 
 
 class DeletedCluster(Output):
-    """A cluster that is deleted, or with `--dry-run` would be."""
+    """A cluster that is deleted, or with `--dry-run` would be deleted."""
 
     name: str
     request: Request
     nodes: list[Node]
-    """Nodes that are deleted with the cluster."""
+    """Nodes that are deleted together with the cluster."""
     arn: str | None = None
     status: Literal["deleting", "deleted"] | None = None
 
@@ -189,14 +189,14 @@ class NodeOutcome(Output):
 
 
 class RecoveryOutput(Output):
-    """Nodes that are rebooted or replaced."""
+    """Output of `hp-ext node reboot` and `hp-ext node replace`."""
 
     cluster: str
     action: Literal["reboot", "replace"]
     nodes: list[Node]
     requests: list[Request]
     outcomes: list[NodeOutcome] = []
-    """Missing with `--dry-run`."""
+    """AWS's response for each node. Empty with `--dry-run`."""
 
 
 class EvictedPod(Output):
@@ -213,6 +213,6 @@ class DrainOutput(Output):
     nodes: list[str]
     state: Literal["unchanged", "schedulable", "unschedulable"]
     pods: list[EvictedPod] = []
-    """Pods that were evicted, on Kubernetes."""
+    """On Kubernetes: pods that were evicted from the nodes."""
     jobs: list[str] = []
-    """Running jobs on the nodes, on Slurm."""
+    """On Slurm: jobs that run on the nodes, and continue until they end."""

@@ -1,4 +1,4 @@
-"""Outputs of commands on datasets."""
+"""Models of the outputs of `hp-ext data` commands."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SourceFile(Output):
     nbytes: int
     mtime_ns: int
     ends_crc64nvme: str
-    """Checksum of the file's first and last bytes."""
+    """Checksum of the first and the last bytes of the file."""
 
 
 class SkippedRecord(Output):
@@ -35,11 +35,11 @@ class Document(Output):
     id: int
     length: int
     tokens: list[int]
-    """The first 64 tokens."""
+    """The first 64 tokens of the document."""
 
 
 class Packed(Output):
-    """Samples of equal length."""
+    """Packed samples of equal length, from the documents of a store."""
 
     sequence_length: int
     documents: str
@@ -62,7 +62,7 @@ class StoreOutput(Output):
     tokenizer: str | None = None
     source: list[SourceFile] = []
     skipped: int = 0
-    """Records that could not be read."""
+    """Number of records that could not be read, and are not in the store."""
     skipped_examples: list[SkippedRecord] = []
     packed: Packed | None = None
     document: Document | None = None
@@ -75,7 +75,7 @@ class Column(Output):
     type: str
     read: Read
     why: str
-    """Why the column must be converted."""
+    """Why the column must be converted; empty if it can be memory-mapped."""
 
 
 class DatasetFile(Output):
@@ -87,7 +87,7 @@ class DatasetFile(Output):
     read: Read
     columns: list[Column] = []
     column: str | None = None
-    """Column that the following counts describe."""
+    """Name of the column that `fingerprint`, `documents`, `tokens` and `dtype` describe."""
     fingerprint: str | None = None
     documents: int | None = None
     tokens: int | None = None
@@ -96,24 +96,24 @@ class DatasetFile(Output):
 
 
 class ListedStore(Output):
-    """One store of a folder."""
+    """One token store in a folder."""
 
     path: str
     state: Literal["finished", "growing"]
     nbytes: int
     used_at: float
-    """Seconds since 1970."""
+    """Time at which the store was last used, in seconds since 1970."""
 
 
 class StoresOutput(Output):
-    """Stores of a folder."""
+    """The token stores in a folder."""
 
     place: str
     stores: list[ListedStore]
 
 
 class VerifiedStore(Output):
-    """A store of which every byte was read."""
+    """Result for a verified token store, of which every byte was read."""
 
     path: str
     state: Literal["good", "damaged", "growing"]

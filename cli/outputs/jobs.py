@@ -1,4 +1,4 @@
-"""Outputs of commands on jobs."""
+"""Models of the outputs of commands for jobs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ class StatusOutput(Output):
 
     name: str
     handle: str
-    """The job's URL, `local:///tiny-gpt`."""
+    """URL of the job, such as `local:///tiny-gpt`."""
     state: str
-    """starting, running, comparing, succeeded, failed or cancelled."""
+    """State of the job: starting, running, comparing, succeeded, failed or cancelled."""
     step: int | None
-    """Newest finished step."""
+    """Number of the newest finished step; null if unknown."""
     of: int | None
-    """Number of steps of the whole job."""
+    """Number of steps in the whole job; null if unknown."""
     submitted_at: str
     ended_at: str | None
     error: ErrorDetails | None
     folder: str
-    """Folder of the job's logs."""
+    """Folder with the job's logs. Empty if the logs are not on this machine."""
 
 
 class RankNow(Output):
-    """One rank in `hp-ext top`."""
+    """The present state of one rank, in the output of `hp-ext top`."""
 
     rank: int
     node: int | None
@@ -37,13 +37,13 @@ class RankNow(Output):
 
 
 class TierNow(Output):
-    """One tier in `hp-ext top`."""
+    """The present state of one tier, in the output of `hp-ext top`."""
 
     newest_step: int | None
 
 
 class TopOutput(Output):
-    """A running job."""
+    """Output of `hp-ext top`: the present state of a job."""
 
     name: str | None = None
     handle: str | None = None
@@ -52,11 +52,11 @@ class TopOutput(Output):
     of: int | None
     loss: Number | None
     step_s: Seconds | None
-    """Newest finished step of the slowest rank."""
+    """Seconds that the slowest rank took for its newest finished step."""
     left_s: Seconds | None
-    """Estimated seconds until the last step."""
+    """Estimated seconds until the job's last step is finished."""
     goodput: float | None
-    """Share of all ranks' time that was spent on kept steps, 0 to 1."""
+    """Share of all ranks' time that was spent on steps that were kept, from 0 to 1."""
     world_size: int | None
     nodes: int | None
     generation: int
@@ -71,7 +71,7 @@ class TopOutput(Output):
 
 
 class PlannedFiles(Output):
-    """Files that would be submitted."""
+    """The files that would be submitted for a job."""
 
     target: str
     name: str
@@ -80,7 +80,7 @@ class PlannedFiles(Output):
     workers_per_node: int
     warnings: list[str]
     files: dict[str, str]
-    """Text of each file, by its name."""
+    """Text of each file, by the name of the file."""
 
 
 class WrittenFiles(Output):
@@ -90,7 +90,7 @@ class WrittenFiles(Output):
 
 
 class Accepted(Output):
-    """A job that the target's server would accept, of `--server-dry-run`."""
+    """Output of `--server-dry-run` for a job that the target's server would accept."""
 
     name: str
     target: str
@@ -103,11 +103,11 @@ class Submitted(Output):
     name: str
     target: str
     handle: str
-    """The job's URL."""
+    """URL of the job."""
 
 
 class EndedOutput(Output):
-    """An ended job without a report on this machine."""
+    """Result of an ended job whose report is not on this machine."""
 
     name: str
     target: str
@@ -140,22 +140,23 @@ class ValidTemplates(Output):
 
 
 class Imported(Output):
-    """A spec made from another tool's file."""
+    """A job's spec that was converted from a file of another tool."""
 
     target: str
     job: dict[str, Any]
-    """The spec, as `hp-ext schema` describes it."""
+    """The job's spec. The schema of the spec is the output of `hp-ext schema`."""
     left_out: list[str]
     """Parts of the file that the spec cannot express."""
     notes: list[str]
 
 
 class ImportedFile(Output):
-    """One file of an imported folder."""
+    """Result for one file in an imported folder."""
 
     file: str
     outcome: Literal["carried", "named", "refused"]
-    """`named`: converted, except the parts in `left_out`."""
+    """`carried`: the file was converted completely. `named`: converted except for the parts in `left_out`. `refused`:
+    not converted."""
     target: str | None
     job: dict[str, Any] | None
     left_out: list[str]
@@ -164,7 +165,7 @@ class ImportedFile(Output):
 
 
 class ImportedFolder(Output):
-    """All files of a folder."""
+    """Results for all files in an imported folder."""
 
     files: int
     carried: int
@@ -174,21 +175,22 @@ class ImportedFolder(Output):
 
 
 class OrderedResize(Output):
-    """A request that was sent with `--no-wait`."""
+    """Output of `hp-ext resize --no-wait`: a request that was sent."""
 
     order: str
     nodes: int
 
 
 class OrderedMove(Output):
-    """A request that was sent with `--no-wait`."""
+    """Output of `hp-ext move --no-wait`: a request that was sent."""
 
     order: str
     node: str
 
 
 class ResizeOutput(Output):
-    """A job that was resized. Fields with a default are missing if the target does not report them."""
+    """Output of `hp-ext resize`: a resize that is done. Fields with defaults are missing if the target does not report
+    them."""
 
     of: int
     """Number of nodes before the resize."""
@@ -200,34 +202,34 @@ class ResizeOutput(Output):
     world_size: int | None = None
     cause: str = ""
     step: int | None = None
-    """Last step before the resize."""
+    """Number of the last step before the resize."""
     pause_s: Seconds | None = None
-    """Seconds without a step."""
+    """Seconds during which the job trained no step because of the resize."""
     pids_kept: bool | None = None
     local_share: float | None = None
-    """Share of the state that stayed on its node."""
+    """Share of the training state that did not have to move to another node, from 0 to 1."""
     full_size: int | None = None
     samples: str = ""
     given_back: list[str] = []
     """Nodes that were returned to Slurm."""
     kept: list[str] = []
-    """Nodes that left the job and stay in its allocation."""
+    """Nodes that have left the job, but stay in the job's Slurm allocation."""
     why_kept: str = ""
 
 
 class MoveOutput(ResizeOutput):
-    """A node whose ranks moved to a spare."""
+    """Output of `hp-ext move`: a node whose ranks moved to a spare node."""
 
     node: int
     to: int | None
-    """Node that has the ranks now."""
+    """Number of the node that has the ranks now; null if the job continues without the node."""
     drain: str = ""
-    """The node's name in Slurm, if it was drained."""
+    """Name of the node in Slurm, if Slurm drains the node."""
     why_no_drain: str = ""
 
 
 class ChaosOutput(Output):
-    """A fault that was requested."""
+    """Output of `hp-ext chaos`: a fault that was requested."""
 
     order: str
     kind: str
@@ -258,7 +260,7 @@ class Pod(Output):
     node: str | None
     restarts: int
     why: str | None
-    """Why the pod does not run."""
+    """Why the pod does not run; null if it runs."""
 
 
 class PodEvent(Output):
@@ -273,7 +275,7 @@ class PodEvent(Output):
 
 
 class DescribeOutput(StatusOutput):
-    """A job with its pods. Fields are null if the target has no pods."""
+    """Output of `hp-ext describe`. Conditions, pods and events are null if the target has no pods."""
 
     conditions: list[Condition] | None
     pods: list[Pod] | None
@@ -281,22 +283,22 @@ class DescribeOutput(StatusOutput):
 
 
 class CommandOutput(Output):
-    """A command that would be run."""
+    """Output of `--dry-run`: the command that would be run, as a list of words."""
 
     command: list[str]
 
 
 class KubernetesObject(Output):
-    """An object of Kubernetes."""
+    """A Kubernetes object of a job."""
 
     kind: str
     name: str
 
 
 class DeleteOutput(Output):
-    """Objects of a job."""
+    """Output of `hp-ext delete`: the Kubernetes objects of a job."""
 
     name: str
     objects: list[KubernetesObject]
     deleted: bool
-    """false with `--dry-run`."""
+    """Whether the objects were deleted; false with `--dry-run`."""

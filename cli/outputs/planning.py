@@ -1,4 +1,4 @@
-"""Outputs of commands that plan a job."""
+"""Models of the outputs of commands that plan a job."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ from hyperpod_ext.jobs.job_files.job_report import Number, Output
 
 
 class TierEstimate(Output):
-    """A tier that state is restored from."""
+    """The part of a goodput estimate about one tier."""
 
     tier: str
     every_steps: int | None
-    """Steps between saves; null if nothing is saved in this tier."""
+    """Steps between saves to this tier; null if nothing is saved to this tier."""
     interval_s: Number
     blocked_s: Number
-    """Seconds that a save blocks training."""
+    """Seconds for which one save blocks training."""
     latency_s: Number
-    """Seconds from the start of a save until it can be restored."""
+    """Seconds from the start of a save until the save can be restored."""
     restart_s: Number
     failures_a_day: dict[str, Number]
-    """Failures a day that this tier recovers from, by class."""
+    """Failures per day that this tier recovers, by class of failure."""
     lost_steps_a_failure: Number
 
 
 class UsdLost(Output):
-    """Money that failures and saves cost."""
+    """US dollars that failures and saves cost, per month and per failure."""
 
     a_month: Number
     a_failure: Number
 
 
 class GoodputOutput(Output):
-    """Expected goodput with one choice of intervals."""
+    """Expected goodput of a job with given intervals between saves."""
 
     goodput: Number
-    """Share of time that is spent on kept steps, 0 to 1."""
+    """Share of the job's time that is spent on steps that are kept, from 0 to 1."""
     failures_a_month: Number
     lost_steps_a_month: Number
     tiers: list[TierEstimate]
     usd_lost: UsdLost | None = None
-    """Set only if the price of a node is known."""
+    """Cost of failures and saves; null if the price of a node is unknown."""
 
 
 class StateOutput(Output):
-    """Size of the training state: one copy, all ranks."""
+    """Size of one copy of the training state, over all ranks."""
 
     what: str
     parameters: Number | None
@@ -53,7 +53,7 @@ class StateOutput(Output):
 
 
 class PlanOutput(Output):
-    """A job's best intervals, and their cost."""
+    """Output of `hp-ext plan`: the best intervals between saves, and their cost."""
 
     state: StateOutput
     nodes: int
@@ -64,21 +64,21 @@ class PlanOutput(Output):
     plan: GoodputOutput
     """Goodput with the best intervals."""
     as_written: GoodputOutput | None
-    """Goodput with the spec's intervals; null if the spec does not set them."""
+    """Goodput with the intervals in the spec; null if the spec does not set all intervals in steps."""
     without: dict[str, GoodputOutput]
-    """Goodput without each single tier, by tier."""
+    """Goodput without single features, by a description of the variant."""
     set: list[str]
-    """The best intervals, as values of `--set`."""
+    """The best intervals, as values for `--set` options."""
     notes: list[str]
     warnings: list[str]
 
 
 class Goodput(Output):
-    """Mean of all simulated jobs."""
+    """Mean goodput of all simulated jobs."""
 
     mean: Number
     margin_95: Number | None
-    """Half of the 95 % confidence interval; null if one job was simulated."""
+    """Half the width of the mean's 95 % confidence interval; null if only one job was simulated."""
 
 
 class SimulatedJob(Output):
@@ -89,18 +89,18 @@ class SimulatedJob(Output):
     lost_steps: int
     seconds: dict[str, Number]
     faults: dict[str, int]
-    """Number of failures, by class."""
+    """Number of failures, by class of failure."""
     fell_back_to: dict[str, int]
-    """Number of restores from each tier."""
+    """Number of restores, by the tier that was read."""
     sources: dict[str, int]
     relaunches: int
     given_up: list[str]
-    """Why the job gave up."""
+    """Reasons why the job gave up and failed."""
     traffic_gb: dict[str, Number]
 
 
 class SimulateOutput(Output):
-    """Simulated jobs."""
+    """Output of `hp-ext simulate`: the simulated jobs."""
 
     nodes: int
     spares: int
@@ -108,20 +108,20 @@ class SimulateOutput(Output):
     runs: int
     seed: int
     every_steps: dict[str, int]
-    """Steps between saves, by tier."""
+    """Number of steps between saves, by tier."""
     goodput: Goodput
     planner: Number
-    """Goodput that `hp-ext plan` expects."""
+    """Goodput that `hp-ext plan` computes for the same job."""
     each: list[SimulatedJob]
     notes: list[str]
     warnings: list[str]
 
 
 class ScalesOutput(Output):
-    """Numbers of nodes, and how a global batch divides among them."""
+    """Output of `hp-ext scales`: how a global batch divides for each number of nodes."""
 
     file: str
     at_least: Number
     scales: list[Scale]
     replicaDiscreteValues: list[int]  # noqa: N815  (the operator's name)
-    """Numbers of nodes that are efficient enough."""
+    """Numbers of nodes whose efficiency is at least `at_least`."""

@@ -1,4 +1,4 @@
-"""Outputs of commands that explain and examine."""
+"""Models of the outputs of `hp-ext explain`, `hp-ext instances` and `hp-ext doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..report.last_fault import LastFault
 
 
 class RuleSummary(Output):
-    """One rule of a list."""
+    """One rule in the list of rules."""
 
     id: str
     severity: str
@@ -34,7 +34,7 @@ class FieldOutput(Output):
     default: str | None
     example: str | None
     fields: list[str]
-    """Names of its child fields."""
+    """Names of the fields inside this field."""
     aws_tiers: list[str]
     """Tiers of AWS's checkpointless training that the field belongs to."""
 
@@ -44,34 +44,34 @@ class UsableInstance(Instance):
     """One instance type, with the resources that pods can use."""
 
     usable_cpus: float
-    """CPUs for pods."""
+    """Number of CPUs that pods can use on one machine."""
     usable_memory_mib: int
-    """Memory for pods."""
+    """Memory in MiB that pods can use on one machine."""
 
 
 class KeptState(Output):
-    """Content of a job's snapshots."""
+    """Objects that a job's snapshots contain, and objects that they do not contain."""
 
     objects: dict[str, str] | None
-    """Types of the objects, by name; null before the job's first step."""
+    """Types of the objects in snapshots, by the objects' names; null before the job's first step."""
     left_out: list[str]
     in_no_snapshot: list[str]
 
 
 class HeldTier(Output):
-    """One tier of a job."""
+    """One checkpoint tier of a job, and the newest step in it."""
 
     tier: str
     kind: str
     every_steps: int | str | None = None
     every_s: Seconds | None = None
     newest_step: int | None
-    """Newest step that all ranks have there."""
+    """Newest step that all ranks have saved to this tier; null if there is none."""
     error: str | None
 
 
 class BudgetsLeft(Output):
-    """Faults that a job still recovers from."""
+    """Numbers of faults from which a job will still recover."""
 
     restarts: int
     max_restarts: int
@@ -83,7 +83,7 @@ class BudgetsLeft(Output):
 
 
 class JobHealth(Output):
-    """A local job, of `hp-ext doctor --job`."""
+    """Output of `hp-ext doctor --job`: the state of a local job."""
 
     job: str
     state: str
@@ -96,4 +96,4 @@ class JobHealth(Output):
     last_fault: LastFault | None
     budgets: BudgetsLeft
     next: list[tuple[str, str]]
-    """Next faults, and the outcome of each."""
+    """Descriptions of possible next faults, each with its expected outcome."""

@@ -1,4 +1,4 @@
-"""The output of each command, and the JSON schemas of outputs and of the event log."""
+"""Table of the output model of each command, and functions that return JSON schemas of outputs and events."""
 
 from __future__ import annotations
 
@@ -69,11 +69,12 @@ OUTPUTS: dict[str, Any] = {
     "templates list": list[str],
     "update-cluster": clusters.UpdateOutput,
 }
-"""Output type of each command, by its name without `hp-ext`; `error` is the output of a failed command."""
+"""Output models by the name of the command, without `hp-ext`. The key `error` has the output of a failed command."""
 
 
 def output_schema(name: str) -> dict[str, Any]:
-    """JSON schema of a command's output. The schema allows unknown fields, because later versions may add fields."""
+    """Return the JSON schema of a command's output. The schema allows unknown fields, because later versions may add
+    fields."""
     form = OUTPUTS[name]
     is_model = isinstance(form, type) and issubclass(form, Output)
     schema = json_schema(form if is_model else create_model(name, __base__=RootModel[Any], root=(form, ...)))
@@ -83,7 +84,7 @@ def output_schema(name: str) -> dict[str, Any]:
 
 
 def event_schema() -> dict[str, Any]:
-    """JSON schema of one line of events.jsonl: one of the declared kinds."""
+    """Return the JSON schema of one line of events.jsonl. A line is an event of one of the declared kinds."""
     definitions: dict[str, Any] = {}
     names = []
     for kind in (kind for theme in THEMES for kind in declared_in(theme)):

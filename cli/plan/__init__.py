@@ -1,1 +1,1 @@
-"""Plans a job before it runs: its cost and its best intervals."""
+"""Commands that plan a job before it runs: its cost, its best save intervals, and its division among nodes."""

@@ -1,4 +1,4 @@
-"""Options that `plan` and `simulate` share."""
+"""Options that `hp-ext plan` and `hp-ext simulate` share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """A number above 0; infinity only if `infinite`."""
+    """Type of an option whose value is a number above 0. Infinity is only allowed with `infinite`."""
 
     name = "number"
 
@@ -21,7 +21,7 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
         self._infinite, self._suffixes = infinite, suffixes
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; with `suffixes`, `70B` is 70e9."""
+        """Return the value as a number. With `suffixes`, a text such as `70B` stands for 70e9."""
         text, factor = str(value).strip().lower(), 1.0
         if self._suffixes and text[-1:] in _SUFFIXES:
             text, factor = text[:-1], _SUFFIXES[text[-1]]
@@ -35,7 +35,7 @@ class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have 
 
 
 def planning_options(function: F) -> F:
-    """Add the options for the job, its state, and its failures."""
+    """Add the options that describe the job, its training state and its failures to a command."""
     number, share = Positive(), click.IntRange(min=1)
     for decorate in (
         click.option(
@@ -43,15 +43,15 @@ def planning_options(function: F) -> F:
             type=number,
             default=0.5,
             show_default=True,
-            help="Mean time until a lost node is repaired.",
+            help="Mean hours until a lost node is repaired.",
         ),
         click.option(
             "--spares",
             type=click.IntRange(min=0),
-            help="Spare nodes.  [default: the spec's; without a spec 2 % of the nodes]",
+            help="Number of spare nodes.  [default: as in the spec; without a spec 2 % of the nodes]",
         ),
         click.option("--region", default="us-west-2", show_default=True, help="AWS region of the prices."),
-        click.option("--usd-per-node-hour", type=number, help="Price of a node, if `hp-ext plan` does not know it."),
+        click.option("--usd-per-node-hour", type=number, help="US dollars per node and hour, if the price is unknown."),
         click.option(
             "--job-s", type=number, help="Seconds to start the whole job again.  [default: 600, more with many nodes]"
         ),
@@ -63,18 +63,20 @@ def planning_options(function: F) -> F:
             type=number,
             help="Seconds to resume after a dead process.  [default: 5, more with many nodes]",
         ),
-        click.option("--durable-gbs", type=number, help="GB/s of one node to S3 or a shared directory."),
-        click.option("--disk-gbs", type=number, help="GB/s of one node to its own disk.  [default: 2]"),
-        click.option("--peer-gbs", type=number, help="GB/s of one node to another's memory."),
-        click.option("--copy-gbs", type=number, help="GB/s of one worker into shared memory."),
+        click.option("--durable-gbs", type=number, help="GB/s from one node to S3 or a shared directory."),
+        click.option("--disk-gbs", type=number, help="GB/s from one node to its own disk.  [default: 2]"),
+        click.option("--peer-gbs", type=number, help="GB/s from one node to another node's memory."),
+        click.option("--copy-gbs", type=number, help="GB/s that one worker copies into shared memory."),
         click.option(
             "--rack-nodes",
             type=share,
             default=4,
             show_default=True,
-            help="Nodes of a rack, which fail together.",
+            help="Number of nodes in a rack, which fail together.",
         ),
-        click.option("--racks", "domains", is_flag=True, help="Copies are stored in another failure domain."),
+        click.option(
+            "--racks", "domains", is_flag=True, help="Copies are stored in another failure domain than their owner."
+        ),
         click.option(
             "--history",
             metavar="PATH",
@@ -83,12 +85,12 @@ def planning_options(function: F) -> F:
         click.option(
             "--mtbf-hours",
             type=Positive(infinite=True),
-            help="Mean hours between failures of one node. --rates sets the share of each class.",
+            help="Mean hours between failures of one node. --rates sets the shares of the classes of failures.",
         ),
         click.option(
             "--rates", default="llama3-405b", show_default=True, help="Use the failure rates of a published run."
         ),
-        click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run."),
+        click.option("--days", type=number, default=30.0, show_default=True, help="Length of the run in days."),
         click.option(
             "--trained-share",
             type=click.FloatRange(0, 1, min_open=True),
@@ -100,25 +102,25 @@ def planning_options(function: F) -> F:
         click.option(
             "--replicated",
             is_flag=True,
-            help="Data parallel: each group of --ranks-per-copy ranks holds the whole state.",
+            help="The state is replicated: each group of --ranks-per-copy ranks holds a whole copy.",
         ),
         click.option(
             "--ranks-per-copy", type=share, help="Ranks that hold one copy of the state.  [default: all ranks]"
         ),
-        click.option("--instance-type", metavar="TYPE", help="Type of the nodes, as in `hp-ext instances`."),
+        click.option("--instance-type", metavar="TYPE", help="Instance type of the nodes, as in `hp-ext instances`."),
         click.option("--workers-per-node", type=share, help="Processes on each node.  [default: one per accelerator]"),
-        click.option("--nodes", type=share, help="Nodes of the job."),
+        click.option("--nodes", type=share, help="Number of nodes of the job."),
         click.option(
             "--format",
             "format_name",
             default="mixed",
             show_default=True,
-            help="State of each parameter, with its bytes: weights (2), bf16 (6), fp32+bf16-adam (8), "
+            help="Format of the state, with its bytes per parameter: weights (2), bf16 (6), fp32+bf16-adam (8), "
             "bf16+fp32-adam (10), fp32 (12), mixed (14), mixed+ema (18).",
         ),
-        click.option("--state-gb", type=number, help="Size of the state in GB: one copy, all ranks."),
-        click.option("--params", type=Positive(suffixes=True), help="Parameters, 70B for example."),
-        click.option("--model", metavar="NAME", help="A known model, llama3-70b for example."),
+        click.option("--state-gb", type=number, help="Size in GB of one copy of the state, over all ranks."),
+        click.option("--params", type=Positive(suffixes=True), help="Number of parameters, for example 70B."),
+        click.option("--model", metavar="NAME", help="Name of a known model, for example llama3-70b."),
         click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec."),
         click.option("-f", "--file", type=click.Path(), metavar="FILE", help="The job's spec."),
     ):

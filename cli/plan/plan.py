@@ -1,4 +1,4 @@
-"""hp-ext plan"""
+"""The command `hp-ext plan`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def command(plot: str | None, output: str, **options: Any) -> None:
 
 
 def _settings(question: Question, estimate: GoodputEstimate) -> list[str]:
-    """Return the best intervals as values of `--set`."""
+    """Return the best intervals as values for `--set` options."""
     every = estimate.every()
     kinds = [tier.level for tier in question.policy.tiers]
     return [f"checkpoint.tiers.{index}.every_steps={every[kind]}" for index, kind in enumerate(kinds) if kind in every]
@@ -104,10 +104,10 @@ def _describe(
 
 
 def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
-    """Return one line for each tier without which goodput would be higher."""
+    """Return a note for each tier without which the goodput would be higher."""
     planned = estimates["as planned"].goodput
     return [
-        f"{name} keeps more: at these speeds and rates that tier costs more than it saves"
+        f"goodput is higher {name}: at these speeds and failure rates, the left-out tier costs more than it saves"
         for name, one in estimates.items()
         if one.goodput > planned + 1e-6
     ]
@@ -140,7 +140,7 @@ def _compared(named: dict[str, GoodputEstimate], usd_per_hour: float | None) -> 
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    """Return rows under a head as a table that fits its content."""
+    """Return rows as a text table, as wide as its content. The first row is the head."""
     import io
 
     from rich.box import SIMPLE_HEAD
@@ -158,7 +158,7 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Return seconds in a readable unit."""
+    """Return a number of seconds as text in a readable unit, such as `3.5 min`."""
     for limit, size, unit in ((1e-3, 1e-6, "us"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min")):
         if seconds < limit:
             return f"{seconds / size:.3g} {unit}" if seconds else "0"

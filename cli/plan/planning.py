@@ -1,4 +1,4 @@
-"""Reads the job that the options of `plan` and `simulate` describe, and fills in defaults."""
+"""Reads the job that the options of `hp-ext plan` and `hp-ext simulate` describe, and fills in defaults."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 _STEP_S = 10.0
 _ROOM_GIB = 80.0
-"""Memory of an accelerator, if the instance type is unknown."""
+"""Memory of an accelerator in GiB that is assumed if the instance type is unknown."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The job, as the planner's input."""
+    """Description of a job, which is the input of the planner and the simulator."""
 
     scenario: Scenario
     size: StateSize
     policy: CheckpointPolicy
     usd_per_hour: float | None
-    """Price of all nodes."""
+    """Price of all nodes together, in US dollars per hour. None: unknown."""
     notes: tuple[str, ...]
-    """Assumptions, and sources of numbers."""
+    """Sentences about assumed numbers, and about the sources of other numbers."""
     warnings: tuple[str, ...]
     written: dict[str, int] | None
-    """Steps between saves in the spec; None without a spec, or if an interval is `auto` or in seconds."""
+    """Steps between saves in the spec, by tier. None without a spec, or if an interval is `auto` or in seconds."""
     describes: str
 
 
@@ -45,8 +45,8 @@ def read_question(options: dict[str, Any]) -> Question:
     """Read the job that the options describe.
 
     Raises:
-        ConfigError: options contradict one another, or describe no job.
-        NotFoundError: there is no such file, model or instance type.
+        ConfigError: options contradict one another, or do not describe a job.
+        NotFoundError: a file, model or instance type that an option names does not exist.
     """
     from hyperpod_ext.errors import ConfigError, Problem
 
@@ -57,7 +57,7 @@ def read_question(options: dict[str, Any]) -> Question:
 
 
 class _Reader:
-    """Fills in defaults, and notes them."""
+    """Reads options, and fills in defaults. Each assumption becomes a note for the user."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._o = options
@@ -101,15 +101,15 @@ class _Reader:
         if max(waits.node, waits.rack) >= 1:
             self._notes.append(
                 f"with {scenario.spares} spares and repairs of {self._o['repair_hours']:g} h, a lost node waits "
-                f"{waits.node:,.0f} s for another one on average, a lost rack {waits.rack:,.0f} s"
+                f"{waits.node:,.0f} s for a replacement on average, a lost rack {waits.rack:,.0f} s"
             )
         self._check_room(spread, policy)
         if scenario.parity is not None and not spread.redundant:
             others = group_size(spread.nodes, scenario.parity) - 1
             read_s = costs_of(scenario)["peer"].read_s
             self._notes.append(
-                f"a lost node is rebuilt from the other {others} nodes of its parity group in at most {read_s:,.0f} s "
-                "if they send one after another"
+                f"a lost node's state is rebuilt from the other {others} nodes of its parity group in at most "
+                f"{read_s:,.0f} s, if these nodes send one after another"
             )
         return Question(
             scenario,
@@ -123,10 +123,10 @@ class _Reader:
         )
 
     def _spares(self, job: JobConfig | None, nodes: int) -> int | None:
-        """Return the number of spares; None if the job continues with fewer nodes and waits for none."""
+        """Return the number of spare nodes; None if the job is elastic and continues with fewer nodes."""
         given: int | None = self._o["spares"]
         if given is None and job is not None and job.elastic is not None and not job.spares_in_all:
-            self._notes.append("the job is elastic: it continues with fewer nodes, and nothing is counted for that")
+            self._notes.append("the job is elastic: it continues with fewer nodes, and this counts as no loss")
             return None
         if given is None and job is not None:
             given = job.spares_in_all
@@ -196,11 +196,11 @@ class _Reader:
         return Spread(size.nbytes, nodes, workers, together, self._o["trained_share"])
 
     def _fewest(self, size: StateSize, workers: int) -> int:
-        """Return the default number of nodes: a power of two, or the fewest that hold one copy."""
+        """Return the default number of nodes: the smallest number that can hold one copy of the state."""
         room = (self._machine.accelerator_memory_mib if self._machine else 0) / 1024 or _ROOM_GIB
         together: int | None = self._o["ranks_per_copy"]
         if together is not None:
-            nodes, why = together // math.gcd(together, workers), "the fewest that hold one copy"
+            nodes, why = together // math.gcd(together, workers), "the fewest that hold one copy of the state"
         else:
             enough = math.ceil(size.nbytes / (workers * room * 2**30 / 2))
             nodes = 1 << max(0, enough - 1).bit_length()
@@ -219,8 +219,8 @@ class _Reader:
             its = getattr(history, name)
             low, high = (f"{rate * 86400:.3g}" for rate in (its.low, its.high))
             self._notes.append(
-                f"{name}: {its.events} in {its.exposure / 3600:.3g} node hours, 95 % sure between {low} and {high} a "
-                "day and node"
+                f"{name} failures: {its.events} in {its.exposure / 3600:.3g} node hours, which is {low} to {high} per "
+                "node and day (95 % confidence)"
             )
         return history
 
@@ -271,8 +271,8 @@ class _Reader:
             assumed = Recovery()
             how = "measured" if nodes <= control_plane.MOST else f"extrapolated from {control_plane.MOST:,} nodes"
             self._notes.append(
-                f"to go on after a fault: for the script and its devices {assumed.process:g} s are assumed where a "
-                f"process is lost, {assumed.node:g} s where a node is, unless they are given; the control plane's "
+                f"time to resume after a fault: unless given, {assumed.process:g} s are assumed after a lost process "
+                f"and {assumed.node:g} s after a lost node, for the script and its devices; the control plane's "
                 f"{control_plane.at(nodes).fault_s:.2g} s at {nodes:,} node{'s' if nodes > 1 else ''} are {how}"
             )
         return replace(Recovery.at(nodes), **known)
@@ -294,7 +294,7 @@ class _Reader:
         return price.usd * nodes
 
     def _check_room(self, spread: Spread, policy: CheckpointPolicy) -> None:
-        """Warn if the state does not fit into memory. The other results are still valid."""
+        """Add a warning if the state does not fit into the nodes' memory. All other results are still valid."""
         from hyperpod_ext.catalog.instances import usable_memory_mib
         from hyperpod_ext.planner.costs import memory_per_node
 
@@ -303,7 +303,7 @@ class _Reader:
         needed, there = memory_per_node(spread, policy) / 2**30, usable_memory_mib(self._machine) / 1024
         if needed > there:
             self._warnings.append(
-                f"the memory tier needs {needed:,.1f} GiB of each node, but pods can have {there:,.1f} GiB of "
+                f"the memory tier needs {needed:,.1f} GiB on each node, but pods can use only {there:,.1f} GiB of "
                 f"{self._machine.name}; use more nodes, fewer replicas, or parity instead of replicas"
             )
         held = spread.node_bytes / spread.workers_per_node / 2**30
@@ -316,7 +316,7 @@ class _Reader:
 
 
 def _written(policy: CheckpointPolicy) -> dict[str, int] | None:
-    """Return the spec's intervals in steps; None if one is in seconds."""
+    """Return the intervals in the spec in steps, by tier. None if an interval is `auto` or in seconds."""
     found: dict[str, int] = {}
     for tier in policy.tiers:
         if getattr(tier, "auto", False) or getattr(tier, "every_seconds", None) is not None:

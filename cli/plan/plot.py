@@ -1,4 +1,5 @@
-"""Plot of the plan: cost of each tier by its interval, and losses without each feature."""
+"""Draws the plot of `hp-ext plan --plot`: the cost of each tier by its interval, and the losses without single
+features."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ _POINTS = 200
 
 
 def draw(file: str, scenario: Scenario, estimates: Mapping[str, GoodputEstimate]) -> None:
-    """Write the plot to `file`, .svg or .png by its name.
+    """Write the plot to `file`. The format is SVG or PNG, by the suffix of the file's name.
 
     Raises:
         NotFoundError: matplotlib is not installed.
-        ConfigError: `file` is neither .svg nor .png.
+        ConfigError: the name of `file` ends in neither .svg nor .png.
     """
     from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 

@@ -1,4 +1,4 @@
-"""hp-ext scales"""
+"""The command `hp-ext scales`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Examples:
 )
 @spec_options
 @click.option("--micro-batch-size", type=click.IntRange(min=1), help="Samples that a rank computes at once.")
-@click.option("--nodes", help="Numbers of nodes, `2,4,8` or `1-16`. Default: the sizes of `elastic`.")
+@click.option("--nodes", help="Numbers of nodes, `2,4,8` or `1-16`. Default: as in `elastic`.")
 @click.option(
     "--at-least",
     type=click.FloatRange(0, 100),
     default=90.0,
     show_default=True,
-    help="Leave out numbers of nodes that are less efficient, in percent.",
+    help="Minimum efficiency in percent; less efficient numbers of nodes are left out.",
 )
 @output_option()
 def command(
@@ -45,9 +45,10 @@ def command(
     at_least: float,
     output: str,
 ) -> None:
-    """Show how evenly a job's global batch divides on each number of nodes, and which are efficient.
+    """Show how evenly a job's global batch divides for each number of nodes, and which numbers are efficient.
 
-    The last line is the value for `elastic.sizes` of the spec, and for replicaDiscreteValues of the operator.
+    The last line of the output is the value for `elastic.sizes` in the spec, and for the operator's
+    replicaDiscreteValues.
     """
     from dataclasses import asdict
 
@@ -71,7 +72,11 @@ def command(
 
 
 def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str | None) -> tuple[Scale, ...]:
-    """Return the rows. Raises ConfigError if the spec lacks a field, or the batch does not divide."""
+    """Return the division of the job's global batch for each number of nodes.
+
+    Raises:
+        ConfigError: the spec lacks a field, or the global batch is not a multiple of the micro-batch size.
+    """
     from hyperpod_ext.config.elastic import BatchPolicy
     from hyperpod_ext.config.scales import plan_scales, sizes_of
     from hyperpod_ext.errors import ConfigError, Problem
@@ -80,12 +85,12 @@ def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str 
     micro = micro_batch_size or policy.micro_batch_size
     missing = []
     if job.global_batch_size is None:
-        missing.append(Problem("there is none", "global_batch_size", path, hint="write it, or --set it"))
+        missing.append(Problem("is missing", "global_batch_size", path, hint="add it to the spec, or use --set"))
     if micro is None:
-        hint = "write it, or give --micro-batch-size"
-        missing.append(Problem("there is none", "elastic.batch.micro_batch_size", path, hint=hint))
+        hint = "add it to the spec, or use --micro-batch-size"
+        missing.append(Problem("is missing", "elastic.batch.micro_batch_size", path, hint=hint))
     if nodes is None and job.elastic is None:
-        missing.append(Problem("the job is not elastic", "elastic", path, hint="write it, or give --nodes 1-16"))
+        missing.append(Problem("is missing", "elastic", path, hint="add it to the spec, or use --nodes 1-16"))
     if missing or job.global_batch_size is None or micro is None:
         raise ConfigError(missing)
     sizes = _numbers(nodes) if nodes is not None else sizes_of(job.elastic) if job.elastic else ()
@@ -99,7 +104,7 @@ def _scales(job: JobConfig, path: str, micro_batch_size: int | None, nodes: str 
             policy=policy,
         )
     except ValueError as error:
-        hint = "choose a micro-batch that divides it"
+        hint = "choose a micro-batch size that divides the global batch"
         raise ConfigError([Problem(str(error), "global_batch_size", path, hint=hint)]) from error
 
 
@@ -112,7 +117,7 @@ def _numbers(text: str) -> tuple[int, ...]:
             raise click.BadParameter(f"`{part}` is not a number of nodes: write 2,4,8 or 1-16", param_hint="--nodes")
         found |= set(range(int(first), int(last or first) + 1))
     if not found:
-        raise click.BadParameter(f"`{text}` holds no number of nodes: write 2,4,8 or 1-16", param_hint="--nodes")
+        raise click.BadParameter(f"`{text}` contains no number of nodes: write 2,4,8 or 1-16", param_hint="--nodes")
     return tuple(sorted(found))
 
 

@@ -1,4 +1,4 @@
-"""hp-ext simulate"""
+"""The command `hp-ext simulate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ..output import columns, print_result, say
 from .options import planning_options
 
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Student's t, 97.5 %, for 1 to 15 degrees of freedom. For more it is near 2."""
+"""97.5 % quantiles of Student's t distribution for 1 to 15 degrees of freedom. For more degrees of freedom, 2.1 is
+used."""
 
 
 @click.command(
@@ -23,7 +24,7 @@ Examples:
   hp-ext simulate --model llama3.1-405b --nodes 16384 --spares 320 --runs 1""",
 )
 @planning_options
-@click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Simulated jobs.")
+@click.option("--runs", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Number of simulated jobs.")
 @click.option(
     "--seed",
     type=int,
@@ -36,7 +37,7 @@ Examples:
     "--whole",
     "every_rank",
     is_flag=True,
-    help="Let every rank take part in every decision: slower, with equal results.",
+    help="Simulate every rank in every decision. Slower, with the same results.",
 )
 @output_option()
 def command(
@@ -47,7 +48,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Simulate the job with random failures, using the decision code of real jobs. Starts nothing."""
+    """Simulate a job with random failures. The simulation uses the decision code of real jobs, but starts no job."""
     from hyperpod_ext.planner.estimate import look_ahead
     from hyperpod_ext.runtime.simulator.engine import Simulation
     from hyperpod_ext.runtime.simulator.settings import simulated
@@ -81,7 +82,7 @@ def command(
 
 
 def _mean(values: list[float]) -> tuple[float, float | None]:
-    """Return the mean and half of its 95 % confidence interval; None for a single value."""
+    """Return the mean of `values`, and half the width of its 95 % confidence interval; None for a single value."""
     import statistics
 
     mean = statistics.fmean(values)
@@ -92,7 +93,7 @@ def _mean(values: list[float]) -> tuple[float, float | None]:
 
 
 def _amount(gb: float) -> str:
-    """Return gigabytes in a readable unit."""
+    """Return a number of gigabytes as text in a readable unit, such as `1.5 TB`."""
     for unit in ("GB", "TB"):
         if gb < 1000:
             return f"{gb:,.1f} {unit}"
@@ -125,7 +126,7 @@ def _describe(result: dict[str, Any]) -> str:
             "saves",
             ", ".join(f"{kind} every {steps:,} steps" for kind, steps in result["every_steps"].items()) or "none",
         ),
-        ("goodput", f"{100 * goodput['mean']:.3f}{margin} %; the planner says {100 * result['planner']:.3f} %"),
+        ("goodput", f"{100 * goodput['mean']:.3f}{margin} %; the planner expects {100 * result['planner']:.3f} %"),
         ("time", ", ".join(f"{name.replace('_', ' ')} {share:.2f} %" for name, share in shares.items())),
         ("failures a run", listed(total("faults"))),
         ("restored from", listed(total("fell_back_to"))),

@@ -1,1 +1,1 @@
-"""Reference of rules, fields, instance types, templates and this machine."""
+"""Commands that show rules, fields, instance types, templates and the state of this machine."""

@@ -1,4 +1,4 @@
-"""hp-ext completion"""
+"""The command `hp-ext completion`."""
 
 from __future__ import annotations
 

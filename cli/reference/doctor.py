@@ -1,4 +1,4 @@
-"""hp-ext doctor"""
+"""The command `hp-ext doctor`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Examples:
   hp-ext doctor --offline -o json
   hp-ext doctor --job tiny-gpt""",
 )
-@click.option("--context", metavar="NAME", help="Context of the kubeconfig. Default: its current one.")
+@click.option("--context", metavar="NAME", help="Name of a kubeconfig context. Default: the current context.")
 @click.option("--offline", is_flag=True, help="Send no requests.")
 @click.option(
     "--job", metavar="JOB", help="Show a local job's checkpoints, its last fault, and the outcome of the next one."
 )
 @output_option()
 def command(context: str | None, offline: bool, job: str | None, output: str) -> None:
-    """Check the installation, reachable services, and whether the cluster's operator accepts rendered jobs.
+    """Check the installation, which services are reachable, and whether the cluster's operator accepts rendered jobs.
 
-    With --job: show a local job's checkpoints, its last fault, and the expected outcome of the next one.
+    With --job: show a local job's checkpoints, its last fault, and the expected outcome of the next fault.
     """
     if job is not None:
         from .doctor_job import describe_job, look_at_job

@@ -1,4 +1,4 @@
-"""Diagnosis of a local job: its state, checkpoints, last fault, and the outcome of the next one."""
+"""Diagnoses a local job: its state, its checkpoints, its last fault, and the expected outcome of the next fault."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from .next_fault import Held
 
 _ABOUT_FAULTS = frozenset({"lost-steps", "hangs", "nearer-tier", "spare-needed", "bad-node"})
-"""Rules of advice about faults."""
+"""Names of the advice rules that are about faults."""
 
 _SEALED = frozenset({"sealed", "replicated", "durable"})
-"""States of a snapshot that can be restored."""
+"""States in which a snapshot can be restored."""
 
 
 def look_at_job(job: str) -> dict[str, Any]:
-    """Return the job's state, checkpoints, last fault and next faults.
+    """Return the state of a job, its checkpoints, its last fault, and the expected outcome of its next fault.
 
     Raises:
-        NotFoundError: there is no such job, or its files are not on this machine.
+        NotFoundError: the job does not exist, or its files are not on this machine.
     """
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.contract.handle import JobHandle
@@ -44,7 +44,7 @@ def look_at_job(job: str) -> dict[str, Any]:
         raise NotFoundError(f"the files of {job} are not on this machine", hint=hint)
     status = get_target(handle.target).status(handle)
     submission = latest(handle.name)
-    assert submission is not None, "it has a status"
+    assert submission is not None, "a job with a status has a submission"
     spec = submission.read_job().model_dump(mode="json")
     try:
         result = read_result(handle)
@@ -73,7 +73,8 @@ def look_at_job(job: str) -> dict[str, Any]:
 
 
 def what_is_kept(events: Events) -> dict[str, Any]:
-    """Return the objects in snapshots, and objects that change but are in no snapshot."""
+    """Return the objects that the job's snapshots contain, and the objects that change between steps but are in no
+    snapshot."""
     from hyperpod_ext.runtime.events.of_training import Kept
     from hyperpod_ext.runtime.events.report import in_no_snapshot
 
@@ -86,7 +87,7 @@ def what_is_kept(events: Events) -> dict[str, Any]:
 
 
 def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the newest fault, with advice."""
+    """Return the newest fault of the job as JSON, with advice; None if there was no fault."""
     from hyperpod_ext.planner.advice import advise
 
     from ..report.last_fault import last_fault
@@ -102,7 +103,8 @@ def the_last_fault(events: Events, result: Mapping[str, Any]) -> dict[str, Any] 
 
 
 def _tiers(spec: Mapping[str, Any], places: Sequence[Any]) -> list[tuple[Mapping[str, Any], Any]]:
-    """Return each tier of the spec, with the policy of its place if it is durable."""
+    """Return each tier in the job's spec as JSON, together with the tier's model. The model is None if the tier is not
+    a shared durable tier."""
     known = {place.tier.kind: place.tier for place in places if place.tier is not None}
     return [(tier, known.get(tier["kind"])) for tier in spec["checkpoint"]["tiers"]]
 
@@ -127,7 +129,7 @@ def _held(
     seconds = spec.get("every_seconds")
     how_often = {"every_steps": spec["every_steps"]} if seconds is None else {"every_s": seconds}
     if spec["kind"] in DURABLE:
-        newest, error = durable.get(place, (None, "this tier is on each node's own disk"))
+        newest, error = durable.get(place, (None, "tiers on the nodes' own disks are not read"))
     elif memory is None:
         newest, error = None, "the job is not running, so the snapshots in its memory are lost"
     else:
@@ -139,7 +141,14 @@ def _held(
 
 
 def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool, parity: bool = False) -> int | None:
-    """Return the newest step with every rank's snapshot in memory, or with `parity` every rank's parity pieces."""
+    """Return the newest step for which the nodes' memory contains every rank's snapshot, or with `parity` every rank's
+    parity data. None if there is no such step.
+
+    Args:
+        nodes: content of each node's memory, as `ask_memory` returns it.
+        ranks: number of ranks in the job.
+        replica: whether to count copies of other nodes' snapshots instead of the nodes' own snapshots.
+    """
     found: dict[int, set[int]] = {}
     for node in nodes:
         for one in node.get("pieces", ()) if parity else ():
@@ -151,7 +160,7 @@ def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bo
 
 
 def describe_job(found: Mapping[str, Any]) -> str:
-    """Return the diagnosis as text."""
+    """Return the diagnosis of a job as text."""
     step = "" if found["step"] is None else f", step {found['step']} of {found['of']}"
     parts = [f"{found['job']}: {found['state']}{step}"]
     if found["error"]:
@@ -200,4 +209,4 @@ def _budget_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if left["restarts_in_window"] is not None:
         parts.append(f"{left['restarts_in_window']} within {left['window_s']:g} s (restart.max_restarts_in_window)")
     parts.append(f"{left['node_losses']} of {left['max_node_losses']} lost nodes (restart.max_node_losses)")
-    yield f"the job still recovers from {', '.join(parts)}; spares that wait: {left['spares']}"
+    yield f"the job still recovers from {', '.join(parts)}; idle spares: {left['spares']}"

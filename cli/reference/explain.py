@@ -1,4 +1,4 @@
-"""hp-ext explain"""
+"""The command `hp-ext explain`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ Examples:
 @click.argument("what", required=False, metavar="[RULE|FIELD|AWS-NAME|tier-N]")
 @output_option()
 def command(what: str | None, output: str) -> None:
-    """Explain a rule, a field of a spec, or a name of AWS's checkpointless training and its counterpart here.
+    """Explain a rule, a field of a spec, or a name in AWS's checkpointless training and its counterpart in this
+    project.
 
-    tier-1 to tier-4 are the tiers of AWS's launch article.
+    The names tier-1 to tier-4 stand for the tiers in AWS's launch article of checkpointless training.
     """
     from hyperpod_ext.clusters.checks import all_checks
     from hyperpod_ext.jobs.rules import all_rules
@@ -47,7 +48,8 @@ def command(what: str | None, output: str) -> None:
 
 
 def _terms_of(what: str) -> list[Term]:
-    """Return names of AWS's checkpointless training: the one called `what`, in any case, or all of tier-N."""
+    """Return the terms of AWS's checkpointless training with the name `what`, in upper or lower case. For a text such
+    as `tier-1`, return all terms of the tier."""
     from hyperpod_ext.catalog.aws_terms import terms
 
     return [one for one in terms() if what.lower() in (one.name.lower(), f"tier-{one.tier}")]
@@ -69,7 +71,7 @@ def _explain_terms(found: list[Term], output: str) -> None:
 
 
 def _checks() -> dict[str, Rule[Any]]:
-    """Return the checks of specs as rules."""
+    """Return the checks in `config.files.checks` in the form of rules, by id."""
     from hyperpod_ext.config.files.check_texts import TEXTS
     from hyperpod_ext.config.files.rule import Rule
 

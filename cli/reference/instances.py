@@ -1,4 +1,4 @@
-"""hp-ext instances"""
+"""The command `hp-ext instances`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Examples:
 @click.option("--all", "everything", is_flag=True, help="Also list types without accelerators.")
 @output_option()
 def command(filters: tuple[str, ...], everything: bool, output: str) -> None:
-    """List instance types whose name or accelerator contains a TEXT, with the CPUs and memory for pods."""
+    """List instance types whose name or accelerator contains one of the TEXTs. The output in JSON also has the CPUs and
+    the memory that pods can use."""
     from dataclasses import asdict
 
     from hyperpod_ext.catalog.instances import instances, usable_cpus, usable_memory_mib

@@ -1,4 +1,4 @@
-"""Predicts the outcome of a job's next fault with the code that decides on recoveries in real jobs."""
+"""Predicts the outcome of a job's next fault, with the same code that decides about recoveries in running jobs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,21 @@ if TYPE_CHECKING:
     from hyperpod_ext.runtime.membership.escalation import Budgets
 
 Held = dict[str, Any]
-"""A tier: `tier`, `every_steps` or `every_s`, `newest_step` that all ranks have there or None, and `error` or None."""
+"""State of one tier, with the keys `tier`, `kind`, `every_steps` or `every_s`, `newest_step` (the newest step that all
+ranks have saved to the tier, or None) and `error` (a text or None)."""
 
 
 def what_next(
     spec: Mapping[str, Any], held: Sequence[Held], running: bool, events: Events, now: float
 ) -> list[tuple[str, str]]:
-    """Return each kind of next fault with its outcome."""
+    """Return descriptions of possible next faults, each with its expected outcome.
+
+    Args:
+        spec: the job's spec as JSON.
+        held: state of each tier of the job.
+        running: whether the job runs.
+        now: present time, of the same clock as the times of the events.
+    """
     from hyperpod_ext.config.checkpoint.tier import Loss
 
     newest = {lost: _newest(held, lost) for lost in get_args(Loss)}
@@ -40,7 +48,8 @@ def what_next(
 
 
 def _state(events: Events, others_live: bool, from_tier: str) -> str:
-    """Return the source of the state: a live rank if ranks hold equal state, otherwise `from_tier`."""
+    """Return a description of where state is restored from: a live rank if ranks hold equal state, otherwise
+    `from_tier`."""
     if not others_live:
         return from_tier
     from hyperpod_ext.runtime.events.of_training import Begun
@@ -56,7 +65,7 @@ def _state(events: Events, others_live: bool, from_tier: str) -> str:
 
 
 class _Next:
-    """Computes outcomes of a next fault with the rules of the job's membership."""
+    """Computes the outcome of the next fault of a running job, with the rules of the job's membership."""
 
     def __init__(self, spec: Mapping[str, Any], events: Events, now: float) -> None:
         from hyperpod_ext.runtime.events.report import committed_step
@@ -101,7 +110,8 @@ class _Next:
 
 
 def _newest(held: Sequence[Held], lost: Loss) -> Held | None:
-    """Return the tier with the newest step that survives this loss."""
+    """Return the tier with the newest step among the tiers that survive the loss `lost`. None if no such tier has a
+    step."""
     from hyperpod_ext.config.checkpoint import survivors
 
     kinds = survivors(lost)
@@ -114,7 +124,8 @@ def _from(newest: Held | None, go_on: str, anew: str) -> str:
 
 
 def earlier_faults(events: Events) -> list[Fault]:
-    """Return the faults since the job's start. As in the job's membership, the loss of a node counts as one fault."""
+    """Return the faults since the start of the job. The loss of a node counts as one fault, as in the job's
+    membership."""
     from hyperpod_ext.runtime.events import of_faults
     from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
 
@@ -150,7 +161,11 @@ def _budgets(spec: Mapping[str, Any]) -> Budgets:
 
 
 def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[str, Any]:
-    """Return the faults that the job still recovers from. `now` is a time of its events' clock."""
+    """Return the numbers of faults from which the job will still recover.
+
+    Args:
+        now: present time, of the same clock as the times of the events.
+    """
     budgets = _budgets(spec)
     counted = [fault for fault in earlier_faults(events) if not fault.follows]
     recent = sum(now - fault.at < budgets.window_s for fault in counted)
@@ -167,7 +182,7 @@ def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[st
 
 
 def spares_left(spec: Mapping[str, Any], events: Events) -> int:
-    """Return the number of waiting spares."""
+    """Return the number of idle spare nodes that the job has left."""
     from ..job_events import nodes_in
 
     known = nodes_in(events)

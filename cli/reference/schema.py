@@ -1,4 +1,4 @@
-"""hp-ext schema"""
+"""The command `hp-ext schema`."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ Examples:
   hp-ext schema event              # a line of events.jsonl
 
 \b
-The first line of a spec then names it for editors:
+To make editors use the schema, write this as the first line of a spec:
   # yaml-language-server: $schema=job.schema.json""",
 )
 @click.argument("words", nargs=-1, metavar="[job|cluster|event|error|COMMAND]")
 def command(words: tuple[str, ...]) -> None:
-    """Print the JSON schema of a spec, of a command's output under -o json, or of an event of the log.
+    """Print the JSON schema of a spec, of a command's output with -o json, or of an event in the event log.
 
-    `error` is the output of every command that fails with valid options. Later versions may add fields to outputs.
+    The schema `error` describes the output of every command that fails although its options are valid. Later versions
+    may add fields to outputs.
     """
     import json
 

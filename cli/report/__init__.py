@@ -1,1 +1,1 @@
-"""Reports on a job, while it runs and afterwards."""
+"""Commands that report on a job, while the job runs and after it has ended."""

@@ -1,6 +1,6 @@
-"""Charts as SVG, without scripts, fonts or network. Pure.
+"""Draws charts as SVG, without scripts, fonts or network access. Pure.
 
-Colours are classes of the page's style, so that charts follow its light or dark mode.
+Colours are set by CSS classes of the page, so that charts follow the page's light or dark mode.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ Points = Sequence[tuple[float, float]]
 
 
 def stacked(shares: Mapping[str, Sequence[float]], part_s: float, height: int = 220) -> str:
-    """Draw shares of time, from 0 to 1, stacked in parts of `part_s` seconds."""
+    """Return a chart with the shares of phases in the job's time, as stacked bars.
+
+    Args:
+        shares: for each phase, its share in each interval, from 0 to 1.
+        part_s: length of an interval in seconds.
+        height: height of the chart in pixels.
+    """
     parts = max((len(each) for each in shares.values()), default=0)
     if not parts or part_s <= 0:
         return ""
@@ -35,7 +41,12 @@ def stacked(shares: Mapping[str, Sequence[float]], part_s: float, height: int = 
 
 
 def timeline(rows: Mapping[str, Sequence[tuple[str, float, float]]], seconds: float) -> str:
-    """Draw a row for each rank with its spans: phase, start and duration in seconds."""
+    """Return a chart with a row for each rank, which shows the rank's phases over time.
+
+    Args:
+        rows: for each rank, its phases with start and duration in seconds.
+        seconds: length of the time axis in seconds.
+    """
     if not rows or seconds <= 0:
         return ""
     row, gap = 20, 4
@@ -59,7 +70,13 @@ def lines(
     height: int = 240,
     from_zero: bool = True,
 ) -> str:
-    """Draw lines by class, and marks on the x axis. Values that are not finite are gaps."""
+    """Return a line chart. Values that are not finite are left out.
+
+    Args:
+        series: points of each line, by the line's CSS class.
+        marks: texts of vertical marks, by their position on the x axis.
+        from_zero: whether the y axis begins at 0.
+    """
     known = [point for points in series.values() for point in points if math.isfinite(point[1])]
     if not known:
         return ""
@@ -78,7 +95,8 @@ def lines(
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """Reduce long series to the lowest and highest of neighbouring points, so that no spike is lost."""
+    """Return fewer points of a long series: of each group of neighbouring points the lowest and the highest, so that no
+    spike is lost."""
     each = -(-2 * len(points) // _MOST_POINTS)
     if each <= 2:
         return list(points)
@@ -99,7 +117,7 @@ def _text(x: float, y: float, text: str, anchor: str) -> str:
 
 
 class _Frame:
-    """Axes, and positions of values between them."""
+    """The axes of a chart, which convert values to positions in the chart."""
 
     def __init__(self, across: tuple[float, float], up: tuple[float, float], height: int) -> None:
         self._across, self._up, self._height = across, up, height
@@ -113,7 +131,8 @@ class _Frame:
         return self._height - BOTTOM - (value - low) / ((high - low) or 1.0) * (self._height - TOP - BOTTOM)
 
     def around(self, body: str, x_label: str, y_label: str, y_text: object) -> str:
-        """Return the picture: `body` between axes. Without `y_text` there are no ticks on the left."""
+        """Return the whole chart as SVG: `body` with the axes around it. If `y_text` is None, the y axis has no
+        ticks."""
         parts = [f'<svg viewBox="0 0 {WIDTH} {self._height}" role="img">']
         for tick in ticks(*self._across):
             x = self.x(tick)
@@ -134,7 +153,7 @@ class _Frame:
 
 
 def ticks(low: float, high: float, wanted: int = 8) -> list[float]:
-    """Return about `wanted` round values from `low` to `high`."""
+    """Return about `wanted` round numbers between `low` and `high`, for the ticks of an axis."""
     if not high > low:
         return [low]
     rough = (high - low) / wanted

@@ -1,4 +1,4 @@
-"""hp-ext dashboards"""
+"""The command `hp-ext dashboards`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job's events as lines of text. Pure."""
+"""Converts a job's events to lines of text. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hyperpod_ext.runtime.events.report import OWN_LOSS, unseeded_text
 
 _LONGEST_LINE = 160
 _STEPS_COMPARED = 16
-"""Steps whose losses are kept to compare ranks."""
+"""Number of newest steps whose losses are remembered, to compare the losses of different ranks."""
 
 
 class EventText:
-    """Tracks the progress of each run, and returns lines for notable events."""
+    """Tracks the progress of a run from its events, and returns lines of text for notable events."""
 
     def __init__(self, run: str = "main") -> None:
         self._begin(run)
@@ -28,12 +28,13 @@ class EventText:
         self.loss: float | None = None
         self._faulty, self._went_on = False, False
         self._first_loss: dict[tuple[int, int], float | None] = {}
-        """The first logged loss of each of the newest steps, by generation and step."""
+        """The loss that was logged first for each of the newest steps, by generation and step."""
         self._differs = False
         self._unprotected = False
 
     def tell(self, entry: Mapping[str, Any]) -> list[str]:
-        """Add one event of the log, with its run, and return its lines."""
+        """Process one event of the event log, and return the lines of text for it. `entry["run"]` is the run that the
+        event belongs to."""
         lines = []
         if entry["run"] != self.run:
             self._begin(entry["run"])
@@ -64,7 +65,8 @@ class EventText:
             self.loss = made.logged.get("loss", self.loss)
 
     def _of_one_rank(self, made: of_training.Step) -> list[str]:
-        """Return a warning, once per run, if ranks log different losses for the same attempt of a step."""
+        """Return a warning if ranks have logged different losses for the same attempt of a step. The warning is
+        returned only once for each run."""
         if self._differs or "loss" not in made.logged:
             return []
         making, loss = (made.generation, made.step), made.logged["loss"]
@@ -76,7 +78,7 @@ class EventText:
 
 
 def _lines(event: Event) -> list[str]:
-    """Return the lines of an event that needs no context."""
+    """Return the lines of text for an event whose text does not depend on earlier events."""
     match event:
         case of_training.JobStarted():
             return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
@@ -109,14 +111,14 @@ def _lines(event: Event) -> list[str]:
         case of_nodes.Coordinator():
             return [f"node {event.node} now coordinates the job"]
         case of_nodes.ResizeBegun():
-            if event.of == event.nodes:  # a spare in the place of another node
+            if event.of == event.nodes:  # a move: a spare replaces another node
                 leaving, joining = (", ".join(map(str, nodes)) for nodes in (event.leaving, event.joining))
                 return [f"the ranks of node {leaving} will move to node {joining}"]
             return [f"resizing from {event.of} to {event.nodes} nodes"]
         case of_nodes.ResizeRefused():
             return [f"the job is not resized: {_first_line(event.why)}"]
         case of_nodes.RejoinGivenUp():
-            return [f"{event.missing} ranks stay missing: {_first_line(event.why)}"]
+            return [f"{event.missing} lost ranks are not replaced: {_first_line(event.why)}"]
         case of_nodes.Resized():
             what = f"continues with {event.nodes} nodes instead of {event.of} after step {event.step}"
             if event.cause == "move":
@@ -134,7 +136,7 @@ def _lines(event: Event) -> list[str]:
 
 
 def _still_to_come(event: of_checkpoints.Uploading, tier: of_checkpoints.LeftOver) -> str:
-    """Return the line for a tier that still lacks a part of the last step."""
+    """Return the line of text for a tier to which a part of the last step is not uploaded yet."""
     what = f"{tier.left_bytes / (1 << 20):.1f} MiB are left" if tier.left_ranks else "all bytes are sent"
     return f"node {event.node} uploads its part to {tier.tier}, for at most {event.seconds_left:.0f} s: {what}"
 

@@ -1,7 +1,7 @@
-"""The newest fault of a job from its events: cause, consequences, attempts and outcome. Pure.
+"""Describes the newest fault of a job from the job's events: cause, consequences, reactions and outcome. Pure.
 
-Faults between two resumptions of training belong together. The first fault is the cause, unless it is a closed
-connection, which is a consequence of the death of the other end.
+Faults between two resumptions of training count as one fault with its consequences. The first of them is the cause,
+unless it is a closed connection, because a connection closes as a consequence of the death of the other process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MET = {
     "process": "the process was replaced",
     "node": "the ranks were assigned to another node",
 }
-"""Reaction at each level of escalation."""
+"""Text of the job's reaction to a fault, by the escalation level of the fault."""
 _FROM = {
     "self": "",
     "live": ", one rank with the state of a live rank",
@@ -35,35 +35,36 @@ _FROM = {
     "durable": ", from a durable checkpoint",
     "fresh": ", which is the start",
 }
-"""Text of the farthest source of state."""
+"""Text about the source of the restored state, by the name of the source. Sources are sorted from nearest to
+farthest."""
 _NEAREST_FIRST = tuple(_FROM)
 
 
 @dataclass(frozen=True, slots=True)
 class LastFault:
-    """The newest fault. Each part is a sentence without a full stop."""
+    """Description of the newest fault of a job. Each text is a sentence without a full stop."""
 
     cause: str
     chain: tuple[str, ...]
-    """Consequences."""
+    """Further faults that were consequences of the cause."""
     tried: tuple[str, ...]
-    """Reactions, oldest first."""
+    """Reactions of the job to the fault, oldest first."""
     outcome: str
     recovered: bool
     """Whether training continued after the fault."""
     kind: str
-    """Kind of the cause's fault, or `memory-server`."""
+    """Kind of the fault that was the cause, or `memory-server` for the loss of a memory server."""
     to_do: tuple[str, ...]
-    """Advice."""
+    """Advice about what the user can change."""
 
     @property
     def sentence(self) -> str:
-        """Return cause and consequences."""
+        """Cause and consequences of the fault as one text."""
         return self.cause + (f". Then: {'; '.join(self.chain)}" if self.chain else "")
 
 
 def last_fault(events: Events) -> LastFault | None:
-    """Return the newest fault; None if there was none."""
+    """Return the newest fault of a job from the job's events; None if there was no fault."""
     hits = [index for index, event in enumerate(events) if isinstance(event, Fault | NodeLost | MemoryLost)]
     if not hits:
         return None
@@ -100,7 +101,7 @@ def _of_memory_server(events: Events, index: int) -> LastFault:
 
 
 def _is_repeated(event: Event, faults: Sequence[Event]) -> bool:
-    """Return whether a NodeLost event covers this one."""
+    """Return whether the fault `event` is part of the loss of a node for which there is a NodeLost event."""
     lost = {other.node for other in faults if isinstance(other, NodeLost)}
     return isinstance(event, Fault) and event.kind == "lost" and event.node in lost
 

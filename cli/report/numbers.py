@@ -1,4 +1,4 @@
-"""Sources of a job's numbers for `hp-ext top`: its target, its pods, or its events next to its checkpoints."""
+"""Reads the numbers that `hp-ext top` shows from a job's target, from its pods, or from its stored events."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _POLL_S = 2.0
 
 
 class Source(Protocol):
-    """A source of one job's numbers."""
+    """Interface of a source for the numbers of one job."""
 
     def take(self, update: StatusUpdate) -> Mapping[str, Any]:
-        """Return the numbers of `runtime.metrics.summary` after this update."""
+        """Return the job's numbers after a status update, in the form of `runtime.metrics.summary`."""
 
 
 class FromTarget:
-    """Counts events that the target reports. The undisturbed run is counted separately."""
+    """Computes the numbers from events that the target reports. The comparison run without faults is counted
+    separately."""
 
     def __init__(self) -> None:
         self._run = ""
@@ -48,7 +49,7 @@ class FromTarget:
 
 
 class FromPods:
-    """Queries the pod that serves metrics while the job runs. Otherwise reads stored events."""
+    """Reads the numbers from the pod that serves metrics while the job runs, and otherwise from stored events."""
 
     def __init__(self, pods: PodNumbers, kept: FromPlaces) -> None:
         self._pods, self._kept = pods, kept
@@ -65,7 +66,8 @@ class FromPods:
 
 
 class FromPlaces:
-    """Counts the events next to the job's checkpoints, in the first of `places` with any."""
+    """Computes the numbers from the events that are stored next to the job's checkpoints, in the first of `places` that
+    contains events."""
 
     def __init__(self, places: Sequence[CheckpointLocation]) -> None:
         from hyperpod_ext.runtime.events.kept import KeptReader
@@ -104,7 +106,7 @@ class FromPlaces:
                     say(f"warning: {error.message}")
                 continue
             if new:
-                self._readers = [reader]  # the other places have the same events
+                self._readers = [reader]  # read only this place, because the other places contain the same events
                 return new
         return []
 
@@ -120,10 +122,10 @@ class FromPlaces:
 
 
 def source_of(handle: JobHandle) -> Source:
-    """Return the source of a job's numbers.
+    """Return the source for the numbers of a job.
 
     Raises:
-        NotFoundError: there is no such job.
+        NotFoundError: the job does not exist.
     """
     from hyperpod_ext.jobs.pod_numbers import PodNumbers, spec_of
 
@@ -138,7 +140,7 @@ def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
     """Yield the numbers of a job from its stored events, until it has ended.
 
     Raises:
-        NotFoundError: there are no events.
+        NotFoundError: no events of the job are stored.
     """
     import time
 
@@ -160,7 +162,7 @@ def updates_of_place(place: CheckpointLocation) -> Iterator[dict[str, Any]]:
 
 
 def job_numbers(status: JobStatus, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return one job's numbers as JSON, merged with its status."""
+    """Return the numbers of a job, merged with the job's status, as JSON."""
     merged = {"name": status.name, "handle": status.handle, **numbers}
     merged["state"] = status.state if status.ended or numbers["state"] != "recovering" else numbers["state"]
     merged["step"] = numbers["step"] if numbers["step"] is not None else status.step

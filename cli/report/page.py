@@ -1,4 +1,4 @@
-"""The report as a self-contained page."""
+"""Writes the report of a job as a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ _ORDER: tuple[str, ...] = (
     "restore",
 )
 _ORDER += ("startup", "idle")
-"""Order of the stacked bars, from the bottom up. Kept steps are lowest, so that their height is the goodput."""
+"""Order of phases in the stacked bars, from the bottom up. Kept steps are at the bottom, so that the height of their
+bar is the goodput."""
 NOTHING_TO_CHANGE = "Nothing: no figure of this run suggests a change."
 _MOST_ROWS = 64
 _MOST_TIMELINES = 40
 
 
 def make_page(result: Mapping[str, Any]) -> str:
-    """Return HTML of a job's result, with its `advice`.
+    """Return the HTML page for a job's result, which includes `advice`.
 
-    Figures are `<data>` elements: `data-key` names the field, `value` is the JSON's.
+    Figures are `<data>` elements. `data-key` is the name of the field in the JSON report, and `value` is its value.
     """
     from hyperpod_ext.jobs.contract.render import render
 
@@ -60,7 +61,7 @@ def make_page(result: Mapping[str, Any]) -> str:
 
 
 def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, Any, str]]:
-    """Return label, key, value and text of each figure."""
+    """Return the figures for the head of the page, each with label, key, value and text."""
     seconds = result["seconds"]
     rows: list[tuple[str, str, Any, str]] = []
     rows.append(("goodput", "goodput", result["goodput"], f"{100 * result['goodput']:.2f} %"))
@@ -84,7 +85,7 @@ def _timeline(recovery: Mapping[str, Any]) -> str:
 def _loss(result: Mapping[str, Any]) -> str:
     series = {"own": _points(result["losses"])}
     if (undisturbed := result["undisturbed"]) is not None:
-        # the report omits the undisturbed run's losses if they are equal
+        # if the losses of both runs are equal, the report contains them only once
         losses = result["losses"] if result["loss_equal"] else undisturbed.get("losses") or {}
         series = {"undisturbed": _points(losses), **series}
     marks: dict[float, str] = {}
@@ -99,7 +100,7 @@ def _points(losses: Mapping[str, float | None]) -> list[tuple[float, float]]:
 
 
 def _ages(tiers: list[Mapping[str, Any]]) -> str:
-    """Draw the age of copies of up to six tiers."""
+    """Return a chart that shows how many steps the newest copy in each tier was behind, for at most six tiers."""
     series = {
         f"tier-{index % 6}": [(float(t), float(behind)) for t, behind in tier["behind"]]
         for index, tier in enumerate(tiers[:6])

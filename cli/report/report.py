@@ -1,4 +1,4 @@
-"""hp-ext report, and the result of a job as text."""
+"""The command `hp-ext report`, and functions that format the result of a job as text."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _SOURCES = {
     "fresh": "a fresh start",
     "script": "a checkpoint that the script loads itself",
 }
-"""Text of each source of state; other sources are shown unchanged."""
+"""Texts for sources of restored state, by the name of the source. A source without a text is shown by its name."""
 _WHY = {
     "lost": "a node was lost",
     "leave": "a node left",
-    "order": "as ordered",
+    "order": "as requested",
     "move": "a node's ranks moved to a spare",
-    "nodes": "nodes came",
+    "nodes": "nodes joined",
     "continued": "lost ranks are missing",
     "rejoined": "lost ranks are back",
 }
@@ -53,16 +53,17 @@ Examples:
     "--usd-per-hour",
     type=click.FloatRange(min=0, min_open=True),
     metavar="USD",
-    help="Price of the whole job, to show the value of advice.",
+    help="Price of all nodes of the job per hour, to show how much money advice would save.",
 )
 @output_option()
 def command(
     run: str | None, file: str | None, page: str | None, other: str | None, usd_per_hour: float | None, output: str
 ) -> None:
-    """Show an ended job's faults, their cost, and the use of its time.
+    """Show the faults of an ended job, their cost, and how the job has used its time.
 
-    RUN is a job's name or URL; or a path with a slash or a suffix: a job's folder, result.json or
-    report.json, or the events.jsonl of a job without a report; or a job's checkpoint folder, s3://bucket/prefix/JOB.
+    RUN is the name or URL of a job, or a job's checkpoint folder such as s3://bucket/prefix/JOB, or a path. A path
+    contains a slash or ends in a suffix. The path names a job's folder, a result.json or report.json, or the
+    events.jsonl of a job without a report.
     """
     from hyperpod_ext.planner.advice import advise
 
@@ -85,19 +86,20 @@ def command(
 
 
 def _last_word(result: Mapping[str, Any]) -> str:
-    """Return a failed job's error and hint."""
+    """Return the error and the hint of a failed job as text; empty for other jobs."""
     error = result.get("error") or {}
     return "\n".join(str(error[part]) for part in ("message", "hint") if error.get(part))
 
 
 def warn(result: Mapping[str, Any]) -> None:
-    """Print the warnings of an ended job."""
+    """Print the warnings in the result of a job."""
     for warning in result.get("warnings") or ():
         say(f"warning: {warning}")
 
 
 def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return why a job differs from its run without faults, and a hint; None if it is equal or not compared."""
+    """Return why a job differs from its comparison run without faults, and a hint. None if the two runs are equal, or
+    were not compared."""
     if False not in (result.get("loss_equal"), result.get("weights_equal")):
         return None
     unsaved, unseeded = ", ".join(result.get("in_no_snapshot", ())), result.get("unseeded_loaders", ())
@@ -143,7 +145,7 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def saving(advice: Mapping[str, Any]) -> str:
-    """Return the upper limit of the savings of an advice, if known."""
+    """Return how much time and money an advice would have saved at most, as text. Empty if unknown."""
     if not advice["gain_s"]:
         return ""
     money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
@@ -151,7 +153,7 @@ def saving(advice: Mapping[str, Any]) -> str:
 
 
 def describe_result(result: Mapping[str, Any]) -> str:
-    """Return faults, their cost, and the comparison with the run without faults as text."""
+    """Return the result of a job as text: its faults, their cost, and the comparison with the run without faults."""
     earlier, made = result.get("resumed_step", 0), f"{result['steps']} steps"
     if earlier:
         made = f"steps {earlier + 1} to {result['steps']}" if result["steps"] else f"no step after the first {earlier}"
@@ -173,7 +175,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 
 
 def _last_fault(result: Mapping[str, Any]) -> str:
-    """Return the fault that ended the job; it has no recovery."""
+    """Return a text about the fault that ended the job, from which it did not recover. Empty if there is none."""
     faults = result.get("faults", [])
     if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
         return ""
@@ -239,7 +241,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 
 
 def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
-    """Return the share of each phase in all ranks' time, without shares below 0.1 %."""
+    """Return the share of each phase in the time of all ranks, as text. Shares below 0.1 % are left out."""
     sums: dict[str, float] = {}
     for of_rank in phases.values():
         for phase, seconds in of_rank.items():

@@ -1,4 +1,4 @@
-"""Reads the run that `hp-ext report` names: a job by name or URL, or files of a run."""
+"""Reads the run that the user names for `hp-ext report`: a job by its name or URL, or files of a run."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from ..checkpoints.location import CheckpointLocation
 
 _LONG_BYTES = 64 << 20
-"""A log above this size takes seconds to read, so progress is shown."""
+"""Size of an event log in bytes above which progress is shown, because reading takes several seconds."""
 _OWN = (
     *("name", "target", "handle", "state", "error", "starts", "slurm_job_id"),
     *("loss_equal", "weights_equal", "undisturbed"),
 )
-"""Fields that come from the target, not from the event log."""
+"""Fields of a result that come from the target and not from the event log."""
 _REPORTS = ("result.json", "report.json")
 KEPT_BY = (
-    "jobs on Kubernetes, SageMaker and torchrun store their events in the first durable tier: name its URL with the "
-    "job's name, for example s3://bucket/prefix/my-job"
+    "jobs on Kubernetes, SageMaker and torchrun store their events in the first durable tier: write the tier's URL "
+    "with the job's name, for example s3://bucket/prefix/my-job"
 )
 
 
@@ -34,11 +34,11 @@ def read_run(run: str) -> dict[str, Any]:
     """Return the result of a job, with every field that a report shows.
 
     Args:
-        run: name or URL; or, with a slash or a suffix, a result.json, a report.json, an events.jsonl, or a folder that
-            has one of them, in this order; or the folder of a job's checkpoints.
+        run: name or URL of a job, or a job's checkpoint folder, or a path with a slash or a suffix. A path names a
+            result.json, a report.json, an events.jsonl, or a folder that contains one of these files.
 
     Raises:
-        NotFoundError: there is no such job or file, or the job has not ended.
+        NotFoundError: the job or the file does not exist, or the job has not ended.
         ConfigError: a file cannot be read, or is invalid.
     """
     return _completed(run, _read(run))
@@ -51,7 +51,8 @@ def _completed(name: str, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result with the result of a run without faults, and whether losses and weights are equal."""
+    """Return `result` with a comparison: the result of the run without faults, and whether the losses and the weights
+    of the two runs are equal."""
     from hyperpod_ext.jobs.local.result import same
 
     other = {key: undisturbed[key] for key in ("name", "state", "steps", "goodput", "losses")}
@@ -61,10 +62,10 @@ def compare(result: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[s
 
 
 def read_kept_run(file: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the result of a spec's job, from the events next to its checkpoints.
+    """Return the result of the job that the spec `file` describes, from the events next to the job's checkpoints.
 
     Raises:
-        NotFoundError: none of its durable tiers has events.
+        NotFoundError: none of the job's durable tiers contains events.
         ConfigError: the spec or the events cannot be read.
     """
     from hyperpod_ext.errors import NotFoundError
@@ -91,7 +92,7 @@ def _of_kept(place: CheckpointLocation) -> Mapping[str, Any]:
 
 
 def place_of_events(text: str) -> CheckpointLocation | None:
-    """Return the checkpoint folder that `text` names; None if it names something else."""
+    """Return the checkpoint folder with stored events that `text` names; None if `text` does not name such a folder."""
     if text.startswith(("s3://", "file://")) or ("/" in text and (Path(text) / "events").is_dir()):
         from ..checkpoints.location import open_place
 
@@ -110,10 +111,11 @@ def _read(run: str) -> Mapping[str, Any]:
 
 
 def read_result(handle: JobHandle) -> dict[str, Any]:
-    """Return the result of a job. Without a report, as after all agents were killed, figures come from its event log.
+    """Return the result of a job. If the job has no report, for example because all agents were killed, the figures are
+    computed from its event log.
 
     Raises:
-        NotFoundError: there is no such job, or the job has not begun.
+        NotFoundError: the job does not exist, or has not begun.
     """
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.contract.targets import get_target
@@ -132,7 +134,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     if result.get("world_size") or (logged := _logged(handle, events)) is None:
         return result
     own = {key: result[key] for key in _OWN if key in result}
-    if result.get("losses"):  # the events of all starts
+    if result.get("losses"):  # the result has the losses of all starts of the job
         own["losses"] = result["losses"]
     if "error" in own:
         own["error"] = _first_cause(handle, own["error"], logged["error"])
@@ -141,9 +143,13 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
 
 
 def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a job's error, as `report` and `wait` show it. `status`: members of `JobStatus`."""
+    """Return the error of a job as `hp-ext report` and `hp-ext wait` show it; None if there is none.
+
+    Args:
+        status: the job's JobStatus as JSON.
+    """
     error: dict[str, Any] | None = status["error"]
-    if status["state"] != "failed" or handle.target == "local":  # the local engine has merged both
+    if status["state"] != "failed" or handle.target == "local":  # the status of a local job already contains the cause
         return error
     found: dict[str, Any] | None = read_result(handle)["error"]
     return found
@@ -152,14 +158,15 @@ def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] |
 def _first_cause(
     handle: JobHandle, seen: dict[str, Any] | None, logged: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the scheduler's error, preceded by the cause from the event log."""
+    """Return the error that the scheduler reports, with the cause from the event log in front of it."""
     if not seen or not logged or handle.target == "local" or logged["message"] in seen["message"]:
         return seen
     return {**seen, "message": f"{logged['message']}. Then: {seen['message']}"}
 
 
 def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
-    """Return the result from the job's events, here or next to its checkpoints; None if there are none."""
+    """Return the result of a job from its events, on this machine or next to its checkpoints. None if there are no
+    events."""
     from hyperpod_ext.errors import NotFoundError, UnreachableError
     from hyperpod_ext.jobs.pod_numbers import spec_of
 
@@ -175,15 +182,15 @@ def _logged(handle: JobHandle, events: Path | None) -> Mapping[str, Any] | None:
         except NotFoundError:
             pass
         except UnreachableError as error:
-            say(f"warning: its events cannot be read: {error.message}")
+            say(f"warning: the job's events cannot be read: {error.message}")
     return None
 
 
 def read_run_history(text: str) -> JobHistory:
-    """Return failures and steps of a run for the planner.
+    """Return the failures and the step times of a run, for the planner.
 
     Raises:
-        NotFoundError: there are no events.
+        NotFoundError: there are no events of the run.
         ConfigError: the events cannot be read, or are too few.
     """
     from hyperpod_ext.runtime.events.history import history_of, read_history
@@ -196,10 +203,10 @@ def read_run_history(text: str) -> JobHistory:
 
 
 def list_kept(url: str) -> list[JobStatus]:
-    """Return the jobs with events below a durable tier's folder, by name.
+    """Return the jobs whose events are stored below the URL of a durable tier, sorted by name.
 
     Raises:
-        NotFoundError: there are none.
+        NotFoundError: no job has events below `url`.
     """
     from datetime import UTC, datetime
 
@@ -217,7 +224,7 @@ def list_kept(url: str) -> list[JobStatus]:
             events = read_kept(place.store).events
         except NotFoundError:
             continue
-        if not events:  # another program's file, or all of its lines are damaged
+        if not events:  # the file belongs to another program, or all of its lines are damaged
             continue
         meters = Meters()
         for event in events:
@@ -250,13 +257,13 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         report = read_checked(path, ReportOutput, hint)
     except FileNotFoundError:
         raise NotFoundError(
-            f"there is no file {path}", hint="if you mean a job, name it without slash and suffix"
+            f"there is no file {path}", hint="if you mean a job, write its name without a slash and a suffix"
         ) from None
     return {"name": path.resolve().parent.name, **report}
 
 
 def _of_events(path: Path) -> Mapping[str, Any]:
-    """Make a report from the event log of a job that has no report, or still runs."""
+    """Return a report that is computed from the event log of a job, because the job has no report or still runs."""
     from hyperpod_ext.files import open_regular
     from hyperpod_ext.runtime.events.reading import complete_lines, read_log
 
@@ -270,7 +277,7 @@ def _of_events(path: Path) -> Mapping[str, Any]:
 
 
 def _counted(lines: Iterable[bytes], count: Callable[[int], None]) -> Iterator[str]:
-    """Yield the lines as text, and call `count` for each megabyte."""
+    """Yield the lines as text, and call `count` with the number of bytes after each mebibyte."""
     read = 0
     for line in lines:
         yield line.decode(errors="replace")
@@ -293,13 +300,13 @@ def _of_log(log: LogRead, source: str) -> dict[str, Any]:
 
     events = in_time(log)
     if not events:
-        raise _damaged(source, "holds no event", "the job has not begun, or the file is not the job's log")
+        raise _damaged(source, "contains no event", "the job has not begun, or the file is not the job's event log")
     for note in log.notes:
         say(f"warning: {note}")
     started, ended, hit = events.first(JobStarted), events.last(JobEnded), last_fault(events)
     error = None
     if hit is not None and not hit.recovered and (ended is None or ended.state == "failed"):
-        error = {"code": "JobFailedError", "message": hit.sentence, "hint": "the logs of its ranks have the rest"}
+        error = {"code": "JobFailedError", "message": hit.sentence, "hint": "the logs of the ranks have more details"}
     ranks = started.world_size if started is not None else len({event.rank for event in events.of(Joined)})
     return make_report(events, state=ended.state if ended else "unfinished", error=error, world_size=ranks)
 

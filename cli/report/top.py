@@ -1,4 +1,4 @@
-"""hp-ext top: the present state of every rank of a running job."""
+"""The command `hp-ext top`, which shows the present state of every rank of a running job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ..command import Command, output_option, target_option
 from ..output import columns, console, print_result
 
 _MOST_RANKS = 32
-"""Maximum number of shown ranks. If there are more, the slowest ranks are shown."""
+"""Maximum number of ranks in the table. If the job has more ranks, the table shows the ranks that are furthest
+behind."""
 
 
 @click.command(
@@ -33,9 +34,9 @@ Examples:
 def command(job: str, target: str, once: bool, output: str) -> None:
     """Follow a running job: step, goodput, faults, and the phase of each rank.
 
-    JOB is a name or URL, or the folder of its checkpoints, s3://bucket/prefix/JOB. On Kubernetes, the numbers come from
-    the pod that serves `metrics`, through the API server. For other jobs, and after pods are gone, they come from the
-    events next to the checkpoints.
+    The argument is the name or URL of a job, or its checkpoint folder such as s3://bucket/prefix/JOB. On Kubernetes,
+    the numbers come from the pod that serves `metrics`, through the API server. For other jobs, and after pods are
+    gone, the numbers come from the events next to the job's checkpoints.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target
@@ -68,7 +69,7 @@ def _follow(moments: Iterable[dict[str, Any]]) -> None:
 
 
 def table(now: dict[str, Any]) -> str:
-    """Return the numbers as text."""
+    """Return the present numbers of a job as text."""
     parts = [_head(now)]
     if any(now["seconds"].values()):
         parts.append("time of all ranks: " + _shares(now["seconds"]))

@@ -1,4 +1,4 @@
-"""Facts about AWS and Kubernetes as data files, each with its source, and look-ups in them."""
+"""Facts about AWS and Kubernetes, in data files with their sources, and functions that look facts up."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from typing import Any
 
 @functools.cache
 def facts(file: str) -> Any:
-    """Return the content of a data file of this package."""
+    """Return the content of the JSON file `file` in this folder."""
     return json.loads(Path(__file__).with_name(file).read_text(encoding="utf-8"))

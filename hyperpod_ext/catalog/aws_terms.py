@@ -1,4 +1,4 @@
-"""Terms of AWS's checkpointless training, with their tier and their counterpart in this project."""
+"""Names in AWS's checkpointless training, each with its tier and its counterpart in this project."""
 
 from __future__ import annotations
 
@@ -10,48 +10,49 @@ from hyperpod_ext.catalog import facts
 
 _FILE = "aws_terms.json"
 COMPAT_PAGE = "docs/compat-aws.md"
-"""Page with all names that a job with `compat: aws` has."""
+"""Documentation page that lists all names of AWS that a job with `compat: aws` can use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One class, function or environment variable of AWS."""
+    """One class, function or environment variable of AWS's checkpointless training."""
 
     name: str
-    """As AWS spells it."""
+    """Name of the class, function or variable, as AWS spells it."""
     module: str
-    """AWS's module that has it; empty: it is an environment variable."""
+    """Python module of AWS that defines the name. Empty for an environment variable."""
     tier: int
-    """1 to 4: the tier of AWS's launch article that it belongs to; 0: none."""
+    """Number of the tier in AWS's launch article that the name belongs to, from 1 to 4. 0: no tier."""
     means: str
-    """Purpose of the term at AWS."""
+    """Purpose of the name in AWS's packages."""
     ours: str
-    """The counterpart in this project."""
+    """Counterpart of the name in this project."""
     fields: tuple[str, ...]
-    """Fields of a job spec that correspond to it, dotted."""
+    """Dotted paths of the fields in a job spec that correspond to the name."""
     compat: Literal["works", "partly", "refused"]
-    """Its effect in a job with `compat: aws`."""
+    """Whether the name works in a job with `compat: aws`, works partly, or is refused."""
     how: str
-    """The effect in words; if it is refused, what to write instead."""
+    """Effect of the name in a job with `compat: aws`, as text. For a refused name: what to write instead."""
 
 
 def tiers() -> Mapping[int, str]:
-    """Return the title of each tier of the article; 0: of names that are in none."""
+    """Return the title of each tier in AWS's launch article, by number. 0 stands for names that belong to no tier."""
     return {0: "elastic training"} | {int(number): title for number, title in facts(_FILE)["tiers"].items()}
 
 
 def terms() -> tuple[Term, ...]:
-    """Return all terms, by tier."""
+    """Return all terms, sorted by tier."""
     return tuple(Term(**{**one, "fields": tuple(one["fields"])}) for one in facts(_FILE)["terms"])
 
 
 def packages() -> frozenset[str]:
-    """Return AWS's packages that have the names."""
+    """Return the names of AWS's Python packages that define the terms."""
     return frozenset(one.module.partition(".")[0] for one in terms() if one.module)
 
 
 def tiers_of(field: str) -> list[int]:
-    """Return the tiers of a field of the job spec; `checkpoint.tiers.uri` belongs to `checkpoint.tiers`."""
+    """Return the tiers of AWS's launch article that a field of the job spec belongs to. A field such as
+    `checkpoint.tiers.uri` also belongs to the tiers of `checkpoint.tiers`."""
     found = {
         one.tier
         for one in terms()

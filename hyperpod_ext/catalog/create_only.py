@@ -1,4 +1,4 @@
-"""Properties of CloudFormation types that an update cannot change: another value replaces the resource."""
+"""Create-only properties of CloudFormation types: an update of such a property replaces the resource by a new one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from hyperpod_ext.catalog import facts
 
 @dataclass(frozen=True, slots=True)
 class CreateOnly:
-    """Paths of properties, dotted; `*` is any item of a list."""
+    """Dotted paths of the create-only properties of one CloudFormation type. `*` in a path stands for any item of a
+    list."""
 
     always: tuple[str, ...]
-    """Paths of properties of which another value replaces the resource."""
+    """Paths of properties for which every change of the value replaces the resource."""
     sometimes: tuple[str, ...]
-    """Paths of properties of which some values replace the resource. The schema does not say which."""
+    """Paths of properties for which some changes of the value replace the resource. CloudFormation's schema does not
+    say which changes do."""
 
 
 def create_only(kind: str) -> CreateOnly | None:

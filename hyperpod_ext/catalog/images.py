@@ -11,7 +11,8 @@ _IMAGES, _TRAINING = "images.json", "training_images.json"
 
 
 def training_image(region: str) -> str | None:
-    """Return AWS's newest image for training with PyTorch in `region`, or None if the catalog has none."""
+    """Return AWS's newest container image for training with PyTorch in `region`; None if the catalog has no image for
+    the region."""
     known = facts(_TRAINING)
     account = known["accounts"].get(region)
     if account is None:
@@ -20,7 +21,11 @@ def training_image(region: str) -> str | None:
 
 
 def wrong_registry(image: str) -> str | None:
-    """Return AWS's registry for the region of `image`, if `image` uses the account of another region."""
+    """Check whether `image` is one of AWS's training images, but with the AWS account of another region.
+
+    Returns:
+        The correct registry for the region of `image`; None if the registry of `image` is correct or not AWS's.
+    """
     host, _, name = image.partition("/")
     region, accounts = region_of(image), facts(_TRAINING)["accounts"]
     if region is None or region not in accounts or not name.startswith(f"{facts(_TRAINING)['repository']}:"):
@@ -36,12 +41,12 @@ def _registry(account: str, region: str) -> str:
 
 
 def checkpointless_image(region: str) -> str | None:
-    """Return AWS's checkpointless container in `region`, or None if AWS names none."""
+    """Return the name of AWS's checkpointless container in `region`; None if AWS publishes none for the region."""
     return with_registry(_short_name(facts(_IMAGES)["checkpointless"]), region)
 
 
 def checkpointless_regions() -> list[str]:
-    """Return the regions with AWS's checkpointless container."""
+    """Return the regions for which AWS publishes its checkpointless container."""
     return sorted(facts(_IMAGES)["checkpointless"]["accounts"])
 
 
@@ -71,7 +76,7 @@ def _checkpointless_images() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def region_of(image: str) -> str | None:
-    """Return the region of the ECR registry of `image`, or None for other registries."""
+    """Return the AWS region of the registry of `image`; None if the registry is not in Amazon ECR."""
     host = image.partition("/")[0]
     parts = host.split(".")
     return parts[3] if len(parts) >= 6 and parts[1:3] == ["dkr", "ecr"] else None

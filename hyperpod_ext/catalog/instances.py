@@ -14,51 +14,52 @@ class Instance:
     """One instance type."""
 
     name: str
-    """Name of the type, `ml.p5.48xlarge`."""
+    """Name of the instance type, such as `ml.p5.48xlarge`."""
     vcpus: int
     memory_gib: int
     arch: str
-    """Architecture of the CPU, x86_64 or arm64."""
+    """Architecture of the CPU, `x86_64` or `arm64`."""
     accelerator: str | None
-    """Accelerator, `H100`. None if the machine has no accelerator."""
+    """Name of the accelerator, such as `H100`. None if the machine has no accelerator."""
     accelerators: int
-    """Number of accelerators of one machine."""
+    """Number of accelerators in one machine."""
     accelerator_memory_mib: int
-    """Memory of each accelerator."""
+    """Memory of each accelerator in MiB."""
     accelerator_resource: str | None
-    """Kubernetes' resource name, `nvidia.com/gpu`."""
+    """Kubernetes resource name of the accelerators, such as `nvidia.com/gpu`. None if the machine has no
+    accelerator."""
     neuron_cores: int
     efa: int | None
-    """EFA interfaces of one machine; None if unknown."""
+    """Number of EFA interfaces of one machine. None: unknown."""
     network: str | None
-    """EC2's description of the network, `3200 Gigabit`; None if unknown."""
+    """EC2's description of the network, such as `3200 Gigabit`. None: unknown."""
     nvme_gb: int | None
-    """Total size of the local disks in GB; None if unknown."""
+    """Total size of the local disks of one machine in GB. None: unknown."""
 
     @property
     def unknown(self) -> list[str]:
-        """Names of facts that are unknown."""
+        """Descriptions of the facts that the catalog lacks for this instance type."""
         facts = {"EFA interfaces": self.efa, "network": self.network, "local disks": self.nvme_gb}
         return [name for name, value in facts.items() if value is None]
 
 
 @functools.cache
 def instances() -> Mapping[str, Instance]:
-    """Return all types by name."""
+    """Return all instance types of the catalog, by name."""
     found = facts("instance_types.json")["types"]
     return {name: Instance(name=name, **fields) for name, fields in sorted(found.items())}
 
 
 def instance(name: str) -> Instance | None:
-    """Return the type of this name; None if the catalog lacks it."""
+    """Return the instance type with the name `name`; None if the catalog lacks it."""
     return instances().get(name)
 
 
 def usable_cpus(machine: Instance) -> float:
-    """Return the CPUs that pods can use, without those of the kubelet and daemons.
+    """Return the number of CPUs that pods can use on one machine.
 
-    Kubernetes' usual reservation (6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of
-    the others) and one core for daemons, down to a tenth of a core.
+    Kubernetes usually reserves 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of all other
+    cores. One more core is subtracted for daemons. The number of CPUs is rounded down to a tenth of a core.
     """
     cores = machine.vcpus
     reserved = 0.06 + 0.01 * min(max(cores - 1, 0), 1) + 0.005 * min(max(cores - 2, 0), 2) + 0.0025 * max(cores - 4, 0)
@@ -66,11 +67,11 @@ def usable_cpus(machine: Instance) -> float:
 
 
 def usable_memory_mib(machine: Instance) -> int:
-    """Return the memory that pods can use, in MiB, by the usual reservation of Kubernetes.
+    """Return the memory in MiB that pods can use on one machine.
 
-    A machine has less than its nominal memory (Karpenter assumes 7.5 % less). Reserved are 25 % of the first 4 GiB,
-    20 % of the next 4, 10 % of the next 8, 6 % of the next 112, 2 % of the rest, 100 MiB for eviction and 1 GiB for
-    daemons.
+    A machine has less memory than AWS states; Karpenter assumes 7.5 % less. Kubernetes usually reserves 25 % of the
+    first 4 GiB, 20 % of the next 4 GiB, 10 % of the next 8 GiB, 6 % of the next 112 GiB, 2 % of the remaining memory,
+    and 100 MiB for eviction. One more GiB is subtracted for daemons.
     """
     there = machine.memory_gib * 0.925
     left, reserved = there, 0.0

@@ -1,16 +1,17 @@
-"""Labels, annotations, names and ports of HyperPod, Kueue, Kubernetes and this project."""
+"""Kubernetes labels, annotations, object names and ports that HyperPod, Kueue, Kubernetes and this project use."""
 
 from __future__ import annotations
 
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-"""Label of a node with its instance type, on HyperPod `ml.p5.48xlarge`."""
+"""Node label with the instance type of the node; on HyperPod with the prefix `ml.`, such as `ml.p5.48xlarge`."""
 NODE_HEALTH = "sagemaker.amazonaws.com/node-health-status"
-"""Label of a node with its health: Schedulable, Unschedulable, UnschedulablePendingReplacement or
+"""Node label with the health of the node: Schedulable, Unschedulable, UnschedulablePendingReplacement or
 UnschedulablePendingReboot."""
 DEEP_HEALTH = "sagemaker.amazonaws.com/deep-health-check-status"
-"""Label of a node with the result of its deep health check: InProgress, Passed or Failed. Missing without a check."""
+"""Node label with the result of the node's deep health check: InProgress, Passed or Failed. A node without a deep
+health check does not have the label."""
 COMPUTE_TYPE = "sagemaker.amazonaws.com/compute-type"
-"""Label of a node, `hyperpod`."""
+"""Node label with the value `hyperpod` on every node of HyperPod."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY = "kueue.x-k8s.io/priority-class"
@@ -22,13 +23,14 @@ TOPOLOGY_LEVELS = (
     "topology.k8s.aws/network-node-layer-2",
     "topology.k8s.aws/network-node-layer-3",
 )
-"""Labels of AWS on nodes. Layer 3 is the closest of the three layers."""
+"""Node labels of AWS with the position of the node in the network. Of the three layers, nodes with the same value for
+layer 3 are the closest."""
 
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
 
 HPJOB = "HPJob"
-"""Label of a HyperPodPyTorchJob's pods, with the job's name."""
+"""Pod label with the name of the HyperPodPyTorchJob that the pod belongs to."""
 OPERATOR_NAMESPACE = "aws-hyperpod"
 OPERATOR_POD = "hp-training-control-plane"
 KUBEFLOW_JOB = "training.kubeflow.org/job-name"
@@ -36,19 +38,20 @@ KUBEFLOW_RANK = "training.kubeflow.org/replica-index"
 JOBSET = "jobset.sigs.k8s.io/jobset-name"
 MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = "hyperpod-ext/job"
-"""This project's label on all objects of a job, with the job's name."""
+"""Label of this project on all Kubernetes objects of a job, with the name of the job."""
 DISK_VOLUME = "hyperpod-ext-disk"
-"""Prefix of volume names for disk tiers, before a number."""
+"""Prefix for the names of volumes for disk tiers. A number follows the prefix."""
 SECRET_VOLUME = "hyperpod-ext-secret"
-"""Volume of a pod with the job's secret."""
+"""Name of the pod volume with the job's secret."""
 SECRET_DIR = "/var/run/hyperpod-ext"
-"""Mount path of SECRET_VOLUME."""
+"""Mount path of the volume SECRET_VOLUME in containers."""
 ADDRESSES_VOLUME = "hyperpod-ext-addresses"
-"""Volume of a pod in which hyperpodrun stores addresses from the operator."""
+"""Name of the pod volume in which hyperpodrun stores the addresses that the operator sends."""
 ADDRESSES_DIR = "/opt/ml/input/config"
-"""Mount path of ADDRESSES_VOLUME. In most images, only root could create this folder."""
+"""Mount path of the volume ADDRESSES_VOLUME in containers. The folder is a volume because only root could create it in
+most images."""
 AGENT_PORT = 8080
-"""Port of hyperpodrun for its operator, without authentication."""
+"""TCP port on which hyperpodrun accepts commands of the operator, without authentication."""
 
 EFA = "vpc.amazonaws.com/efa"
 HUGEPAGES = "hugepages-2Mi"

@@ -1,4 +1,4 @@
-"""Kubernetes' types of pods, their fields, and merge keys of lists."""
+"""Kubernetes' types for pods and their parts, with the fields of each type and the merge keys of lists."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hyperpod_ext.catalog import facts
 
 DIRECTIVE = "$patch"
 RETAIN = "$retainKeys"
-"""Directives of a strategic merge patch."""
+"""Keys of directives in a strategic merge patch of Kubernetes."""
 
 MERGE_KEYS = {
     "containers": "name",
@@ -23,28 +23,30 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
 }
-"""Merge keys of lists in pods and containers, as in Kubernetes' API reference (`patch strategy: merge`). All other
-lists are replaced as a whole."""
+"""Merge keys of lists in pods and containers, by the name of the list. A strategic merge patch merges the items of such
+a list by their merge key (`patch strategy: merge` in Kubernetes' API reference), and replaces all other lists as a
+whole."""
 
 
 def pod_types() -> dict[str, dict[str, str]]:
-    """Return types by name with their fields: `string`, a type's name, `[]T` for a list of T, `{}T` for a mapping."""
+    """Return Kubernetes' types by name, each with the types of its fields. The type of a field is a plain type such as
+    `string`, the name of another type, `[]T` for a list of T, or `{}T` for a mapping with values of type T."""
     types: dict[str, dict[str, str]] = facts("pod_schema.json")["types"]
     return types
 
 
 def required_fields() -> dict[str, list[str]]:
-    """Return required fields, by type."""
+    """Return the names of required fields, by the name of the type."""
     required: dict[str, list[str]] = facts("pod_schema.json")["required"]
     return required
 
 
 def choices() -> dict[str, list[str]]:
-    """Return the values of enumerated fields, by `Type.field`."""
+    """Return the allowed values of enumerated fields, by `Type.field`."""
     found: dict[str, list[str]] = facts("pod_schema.json")["choices"]
     return found
 
 
 def field_text(kind: str, field: str) -> str:
-    """Return the first sentence of Kubernetes' documentation of a field."""
+    """Return the first sentence of Kubernetes' documentation for a field of the type `kind`; empty if unknown."""
     return str(facts("pod_texts.json")["texts"].get(kind, {}).get(field, ""))

@@ -1,4 +1,4 @@
-"""Zones that offer machines with accelerators."""
+"""Availability zones that offer machines with accelerators."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _FILE = "zones.json"
 
 
 def zones_with(instance_type: str, region: str) -> Sequence[str]:
-    """Return ids of the zones of `region` that offer the type; empty if unknown."""
+    """Return the ids of the availability zones in `region` that offer the instance type; empty if unknown."""
     return list(facts(_FILE)["zones"].get(instance_type, {}).get(region, ()))
 
 
 def zones_dated() -> str:
-    """Return the day of these facts, 2026-11-24."""
+    """Return the date of the facts about availability zones, such as 2026-11-24."""
     return str(facts(_FILE)["dated"])

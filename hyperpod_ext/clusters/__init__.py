@@ -1,1 +1,1 @@
-"""HyperPod clusters: CreateCluster and UpdateCluster requests, and changes by an update."""
+"""Creates, updates, checks and deletes HyperPod clusters through SageMaker's API."""

@@ -1,4 +1,4 @@
-"""Reads facts of an AWS account for the checks of a cluster. Does not change the account."""
+"""Reads facts about an AWS account for the checks of a cluster. No function of the module changes the account."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ Group = InstanceGroup | RestrictedGroup
 
 
 def with_account(cluster: ClusterConfig) -> tuple[ClusterConfig, list[str]]:
-    """Fill `cluster.account` from AWS. Also return one sentence for each part that could not be read.
+    """Fill the section `account` of a cluster's spec with facts that are read from AWS.
 
-    Parts that could not be read keep the spec's values.
+    Returns:
+        The cluster with the section `account`, and one sentence for each field of the section that could not be read.
+        A field that could not be read keeps the value of the spec.
     """
     stated = cluster.account or AccountFacts()
     found: dict[str, Any] = {}
@@ -126,4 +128,4 @@ _READERS: dict[str, Callable[[ClusterConfig], Any]] = {
     "eks_version": _eks_version,
     "lifecycle_files": _lifecycle_files,
 }
-"""Reader of each field of AccountFacts."""
+"""Functions that read a field of AccountFacts from AWS, by the name of the field."""

@@ -1,7 +1,7 @@
-"""Values of a cluster that are known only in a deployment: subnets, roles, file systems. Pure.
+"""Fills a cluster's spec with values that are known only during its deployment: subnets, roles, file systems. Pure.
 
-Values of a deployment may be tokens of CloudFormation, which match no pattern of ClusterConfig. Tokens are therefore
-filled into unset fields without validation.
+The filled-in values may be CDK tokens, which are placeholders that CloudFormation replaces. Tokens do not match the
+patterns of ClusterConfig, so tokens are filled into unset fields without validation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ G = TypeVar("G", InstanceGroup, RestrictedGroup)
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A file system of FSx for Lustre that nodes mount."""
+    """An FSx for Lustre file system that nodes mount."""
 
     dns_name: str
     mount_name: str
@@ -28,21 +28,22 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Bindings:
-    """Values of a deployment. None or empty if the deployment has no such value."""
+    """Values of a deployment that a cluster's spec needs. A field is None or empty if the deployment lacks the
+    value."""
 
     subnets: tuple[str, ...] = ()
-    """Subnets of the machines."""
+    """Ids of the machines' subnets."""
     security_groups: tuple[str, ...] = ()
     group_subnets: Mapping[str, str] = field(default_factory=dict)
-    """Subnet of each group with its own zone, by the group's name."""
+    """Ids of subnets for groups that have their own availability zone, by the group's name."""
     execution_role: str | None = None
     cluster_role: str | None = None
     eks_cluster_arn: str | None = None
     mount: Mount | None = None
     lifecycle_source: str | None = None
-    """`s3://` folder of the scripts that new nodes run."""
+    """S3 URI of the folder with the scripts that new nodes run."""
     lifecycle_script: str | None = None
-    """Script that runs after HyperPod's own set-up."""
+    """Name of the script that a new node runs after HyperPod's own set-up."""
 
 
 EXAMPLE = Bindings(
@@ -52,11 +53,11 @@ EXAMPLE = Bindings(
     cluster_role="arn:aws:iam::123456789012:role/hyperpod",
     eks_cluster_arn="arn:aws:eks:us-west-2:123456789012:cluster/x",
 )
-"""Placeholder for a deployment while other fields are checked."""
+"""Placeholder values of a deployment, with which the other fields of a spec are checked before the deployment."""
 
 
 def bound(cluster: ClusterConfig, bindings: Bindings, *, scale: bool = True) -> ClusterConfig:
-    """Return `cluster` with unset fields filled in. Without `scale` all groups have no machines."""
+    """Return `cluster` with unset fields filled from `bindings`. With `scale=False`, every group has 0 machines."""
     eks = cluster.orchestrator == "eks"
     scaling = cluster.auto_scaling is not None and cluster.auto_scaling.enabled
     network = _vpc(bindings.subnets, bindings.security_groups)

@@ -1,4 +1,4 @@
-"""KMS keys of existing buckets, read from S3."""
+"""Checks the KMS keys of existing buckets, which are read from S3."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 
 def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:
-    """Report existing buckets whose KMS key is not in the config, because no role could then use the key.
+    """Yield a problem for each existing bucket whose KMS key is not in the spec, because no role could use such a key.
 
     Args:
-        unread: receives a sentence for each bucket whose encryption could not be read.
+        unread: list to which a sentence is appended for each bucket whose encryption could not be read.
     """
     made = cluster.infrastructure
     for field in ("checkpoints", "data", "lifecycle") if made is not None else ():
@@ -27,7 +27,7 @@ def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:
             unread.append(f"{path} is not checked: {error.message}")
             continue
         if key is not None:
-            yield Problem(f"bucket {bucket.existing} is encrypted with a key", path=path, hint=f"write {key}")
+            yield Problem(f"is missing, but bucket {bucket.existing} has a KMS key", path=path, hint=f"write {key}")
 
 
 def _key_of(bucket: str, region: str) -> str | None:

@@ -1,7 +1,8 @@
-"""Changes by an update: a ClusterConfig compared with the response of DescribeCluster. Pure.
+"""Computes the changes that an update of a cluster makes, from a ClusterConfig and the response of DescribeCluster.
+Pure.
 
-Only fields that the spec sets are compared, because AWS chooses the other values. Some changes need a new cluster or
-group, because UpdateCluster cannot make them.
+Only fields that the spec sets are compared, because AWS chooses the values of unset fields. UpdateCluster cannot make
+every change: some changes need a new group or a new cluster.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ OF_A_NEW_GROUP = frozenset(
         "NetworkInterface",
     }
 )
-"""Members that UpdateCluster cannot change in an existing group."""
+"""Members of a group that UpdateCluster cannot change. A changed member needs a new group."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """One difference."""
+    """One difference between a cluster's spec and the existing cluster."""
 
     path: str
-    """Path in the API's names, `InstanceGroups.workers.InstanceCount`."""
+    """Path of the changed member, in the names of SageMaker's API, such as `InstanceGroups.workers.InstanceCount`."""
     before: Any
     after: Any
     effect: Effect
@@ -53,11 +54,11 @@ class RequestChange:
 
 
 def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Mapping[str, str]) -> list[RequestChange]:
-    """Return all differences between `cluster` and the described one.
+    """Return all differences between the spec `cluster` and the existing cluster.
 
     Args:
-        described: the response of DescribeCluster.
-        tags: the cluster's tags, from ListTags.
+        described: response of DescribeCluster for the existing cluster.
+        tags: tags of the existing cluster, from ListTags.
     """
     wanted, has = create_cluster_request(cluster), as_requested(described)
     found = list(_tags(cluster.tags, tags))
@@ -73,9 +74,9 @@ def find_changes(cluster: ClusterConfig, described: Mapping[str, Any], tags: Map
 
 
 def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange]) -> Request | None:
-    """Return the UpdateCluster request that makes `changes`; None if it would not change anything.
+    """Return the UpdateCluster request that makes the changes `changes`; None if the request would change nothing.
 
-    Changed groups are sent with all settings, because the service replaces them.
+    A changed group is sent with all of its settings, because SageMaker replaces the settings of a group as a whole.
     """
     mine = [change for change in changes if change.effect in ("update", "add", "delete group")]
     if not mine:
@@ -94,7 +95,8 @@ def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange])
 
 
 def as_requested(described: Mapping[str, Any]) -> Request:
-    """Return a described cluster in the form of a request, with desired instead of current values."""
+    """Convert the response of DescribeCluster to the form of a CreateCluster request. Desired values are used instead
+    of current values."""
     found = {
         name: described[name]
         for name in ("VpcConfig", "Orchestrator", "NodeRecovery", "TieredStorageConfig", "NodeProvisioningMode")
@@ -149,7 +151,8 @@ def _group_as_requested(group: Mapping[str, Any]) -> Request:
 
 
 def _desired(members: Mapping[str, Any]) -> Request:
-    """Rename `DesiredLabels` to `Labels`, or `CurrentLabels` if there are no desired labels."""
+    """Rename members of a response to their names in a request: `DesiredLabels` becomes `Labels`. If there are no
+    desired labels, `CurrentLabels` becomes `Labels`."""
     found = {name.removeprefix("Current"): value for name, value in members.items() if name.startswith("Current")}
     rest = {name.removeprefix("Desired"): value for name, value in members.items() if not name.startswith("Current")}
     return found | rest
@@ -172,7 +175,7 @@ def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Re
 
 
 def _members(path: str, before: Any, after: Any) -> Iterator[RequestChange]:
-    """Yield one change for each part that can be updated alone."""
+    """Yield a change for each part of the member `path` that differs and can be updated alone."""
     if _covers(before, after):
         return
     if path == "Orchestrator" and isinstance(after, Mapping):
@@ -195,14 +198,14 @@ def _tags(wanted: Mapping[str, str], has: Mapping[str, str]) -> Iterator[Request
 
 
 def _covers(has: Any, wanted: Any) -> bool:
-    """Return whether `has` has all values of `wanted`."""
+    """Return whether the existing value `has` contains every value that the spec sets in `wanted`."""
     if isinstance(wanted, Mapping):
         return isinstance(has, Mapping) and all(_covers(has.get(name), value) for name, value in wanted.items())
     if isinstance(wanted, list):
         if not isinstance(has, list | tuple) or len(has) != len(wanted):
             return False
         if all(isinstance(one, str) for one in wanted):
-            return sorted(has) == sorted(wanted)  # subnets and checks are sets
+            return sorted(has) == sorted(wanted)  # the order of subnets and health checks does not matter
         return all(any(_covers(one, item) for one in has) for item in wanted)
     if isinstance(has, datetime):
         return has.isoformat().startswith(str(wanted).removesuffix("Z"))

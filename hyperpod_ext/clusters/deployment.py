@@ -1,4 +1,4 @@
-"""Checks of a cluster and its infrastructure before a deployment. Pure."""
+"""Checks a cluster's spec and its section `infrastructure` before a deployment. Pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from hyperpod_ext.errors import Problem
 
 _AT = "infrastructure"
 _GOVERNANCE_NEEDS = (1, 30)
-"""Oldest Kubernetes that AWS's task governance supports."""
+"""Oldest version of Kubernetes that AWS's task governance supports."""
 
 
 def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
-    """Yield every reason why `cluster` cannot be deployed with CloudFormation. Paths are fields of the config."""
+    """Yield a problem for every reason why `cluster` cannot be deployed with CloudFormation. Rules in `ignore` are
+    skipped."""
     yield from rules.problems(bound(cluster, EXAMPLE))
     yield from findings(cluster, "error", ignore)
     if not cluster.name[0].isalpha():
@@ -45,12 +46,12 @@ def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[P
 def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     region = cluster.region
     if region not in known_regions():
-        return  # the region's types are unknown
+        return  # the catalog does not know the instance types of this region
     if region not in regions_of("cluster"):
         hint = f"supported regions: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot create HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
-        if not regions_with(name):  # HPX201 reports types of other regions
+        if not regions_with(name):  # HPX201 reports types that only other regions have
             hint = "use another type, or create the cluster with `hp-ext create-cluster`"
             yield Problem(
                 f"CloudFormation does not support {name} in any region that the catalog has", path=path, hint=hint
@@ -62,7 +63,8 @@ def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
 
 
 def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
-    """Report members of CreateCluster that CloudFormation lacks; tests/cdk/test_drift.py lists all."""
+    """Yield a problem for each setting that CreateCluster supports but CloudFormation does not. tests/cdk/test_drift.py
+    lists all such settings."""
     hint = "remove it, or create the cluster with `hp-ext create-cluster`"
     message = "CloudFormation does not support this"
     for index, group in _groups(cluster):
@@ -150,7 +152,11 @@ def _on_eks(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
             yield Problem("task governance needs 1.30", path=f"{_AT}.eks.version", hint="write 1.30 or newer")
         if made.add_ons.training_operator and not made.add_ons.cert_manager:
             hint = "write cert_manager: true"
-            yield Problem("the training operator needs it", path=f"{_AT}.add_ons.cert_manager", hint=hint)
+            yield Problem(
+                "is required, because the training operator needs cert-manager",
+                path=f"{_AT}.add_ons.cert_manager",
+                hint=hint,
+            )
     seen: set[tuple[str, str]] = set()
     for index, role in enumerate(made.job_roles):
         key = (role.namespace, role.service_account)

@@ -1,4 +1,4 @@
-"""Lists, describes and deletes existing clusters by name."""
+"""Lists, describes and deletes existing HyperPod clusters by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _BUSY = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack"})
 
 
 def list_clusters(region: str | None) -> list[dict[str, Any]]:
-    """Return every cluster of the region, sorted by name, with `name`, `status`, `created_at` and `arn`."""
+    """Return every HyperPod cluster in the region, sorted by name. Each entry has the keys `name`, `status`,
+    `created_at` and `arn`."""
     found = _pages("ListClusters", "ClusterSummaries", region, {})
     rows = [
         {
@@ -31,10 +32,10 @@ def list_clusters(region: str | None) -> list[dict[str, Any]]:
 
 
 def describe(name: str, region: str | None) -> Mapping[str, Any]:
-    """Return the response of DescribeCluster.
+    """Return the response of DescribeCluster for the cluster `name`.
 
     Raises:
-        NotFoundError: the region has no such cluster.
+        NotFoundError: the region has no cluster with this name.
     """
     service = client("sagemaker", region)
     answer: Mapping[str, Any] = call(f"DescribeCluster {name}", lambda: service.describe_cluster(ClusterName=name))
@@ -42,7 +43,7 @@ def describe(name: str, region: str | None) -> Mapping[str, Any]:
 
 
 def summary(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the main parts of a DescribeCluster response: status, orchestrator, recovery, and each group."""
+    """Return the main parts of a DescribeCluster response: status, orchestrator, node recovery, and each group."""
     orchestrator = described.get("Orchestrator") or {}
     groups = [
         {
@@ -70,9 +71,9 @@ def summary(described: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nodes(name: str, region: str | None, group: str | None = None) -> list[dict[str, Any]]:
-    """Return every node of a cluster, by group and id; with `group`, only nodes of this group.
+    """Return every node of a cluster, sorted by group and id. With `group`, return only the nodes of this group.
 
-    Each has `id`, `logical_id`, `group`, `instance_type`, `status`, `message`, `launched_at` and `host`.
+    Each entry has the keys `id`, `logical_id`, `group`, `instance_type`, `status`, `message`, `launched_at` and `host`.
     """
     query = {"ClusterName": name} | ({"InstanceGroupNameContains": group} if group else {})
     rows = [
@@ -93,11 +94,11 @@ def nodes(name: str, region: str | None, group: str | None = None) -> list[dict[
 
 
 def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[str, Any]]]:
-    """Return the DeleteCluster request, and the nodes that it would delete.
+    """Return the DeleteCluster request for the cluster `name`, and the nodes that the request would delete.
 
     Raises:
-        ConflictError: the cluster is being changed, so DeleteCluster would be refused.
-        NotFoundError: the region has no such cluster.
+        ConflictError: the cluster is being changed, so AWS would refuse the request.
+        NotFoundError: the region has no cluster with this name.
     """
     status = str(describe(name, region)["ClusterStatus"])
     if status in _BUSY:
@@ -107,11 +108,11 @@ def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[st
 
 
 def delete(request: Request, region: str | None) -> str:
-    """Send a DeleteCluster request, and return the cluster's ARN. The deletion continues in the service."""
+    """Send a DeleteCluster request, and return the cluster's ARN. AWS continues the deletion after the response."""
     service, name = client("sagemaker", region), str(request["ClusterName"])
 
     def existing() -> Mapping[str, Any]:
-        """Return the cluster if it is being deleted by an attempt whose response was lost."""
+        """Return the description of the cluster if an earlier request, whose response was lost, is deleting it."""
         described = describe(name, region)
         if described["ClusterStatus"] != "Deleting":
             raise NotFoundError(f"no deletion of {name} is under way")
@@ -124,12 +125,17 @@ def delete(request: Request, region: str | None) -> str:
 def wait(
     name: str, region: str | None, timeout_s: float | None, hint: str, *, busy: Collection[str] | None = None
 ) -> Iterator[str]:
-    """Yield each new status of the cluster, until the status is not in `busy`. Default: until the cluster is deleted.
+    """Wait for a cluster, and yield each new status of the cluster.
+
+    Args:
+        timeout_s: maximum seconds to wait. None: no limit.
+        hint: hint for the error after the timeout.
+        busy: statuses during which the wait continues. None: wait until the cluster is deleted.
 
     Raises:
-        WaitTimeoutError: the timeout has passed. The error has `hint`.
+        WaitTimeoutError: the wait has taken longer than `timeout_s` seconds.
         HyperpodExtError: the cluster has failed.
-        NotFoundError: the cluster does not exist, and `busy` is given.
+        NotFoundError: the cluster does not exist, and `busy` is not None.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     shown = ""

@@ -1,4 +1,4 @@
-"""Checks of a new or existing network. Pure."""
+"""Checks the section `infrastructure.network` of a cluster's spec, for a new or an existing network. Pure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hyperpod_ext.errors import Problem
 
 _AT = "infrastructure.network"
 _LARGEST, _SMALLEST = 16, 20
-"""Allowed prefix lengths. A VPC is at most a /16. Below a /20, a quarter is too small for machines with many
-interfaces."""
+"""Allowed prefix lengths of a VPC's IP range. AWS allows no range larger than a /16. In a range smaller than a /20, the
+quarter for the machines of one zone is too small for machines with many interfaces."""
 
 
 def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
-    """Yield every reason why the network of `made` is invalid."""
+    """Yield a problem for every reason why the network in the section `made` is invalid."""
     network = made.network
     yield from (_new if network.vpc_id is None else _existing)(cluster, network)
     yield from _addresses(cluster, made)
@@ -26,12 +26,12 @@ def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[P
 
 
 def makes_eks(cluster: ClusterConfig) -> bool:
-    """Return whether a new EKS cluster is deployed."""
+    """Return whether a deployment of `cluster` creates a new EKS cluster."""
     return cluster.orchestrator == "eks" and cluster.eks_cluster_arn is None
 
 
 def zone_prefix(region: str) -> str:
-    """Return the prefix of zone ids in `region`: `usw2` in us-west-2, `apne1` in ap-northeast-1."""
+    """Return the prefix of availability zone ids in `region`, such as `usw2` for us-west-2."""
     first, *middle, last = region.split("-")
     sides = ("north", "south", "east", "west", "central")
     letters = "".join(
@@ -117,7 +117,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
     for first, one in enumerate(paths):
         for other in paths[first + 1 :]:
             if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
-                continue  # two connected networks may overlap each other
+                continue  # both ranges belong to connected networks, which may overlap each other
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
                 yield Problem(message, path=other, hint="choose a range that is free in both networks")

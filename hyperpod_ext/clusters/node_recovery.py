@@ -25,11 +25,11 @@ _ERRORS: Mapping[str, type[HyperpodExtError]] = {
 
 
 def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return nodes of the cluster, each once, by instance id, logical id, name in Kubernetes (`hyperpod-i-...`) or host
-    name in Slurm.
+    """Return the nodes of a cluster with the given names, each node once. A name is an instance id, a logical id, a
+    node name in Kubernetes (`hyperpod-i-...`) or a host name in Slurm.
 
     Raises:
-        NotFoundError: there is no node of one of the names.
+        NotFoundError: the cluster has no node with one of the names.
     """
     known: dict[str, dict[str, Any]] = {}
     for node in nodes(cluster, region):
@@ -44,14 +44,16 @@ def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[d
 
 
 def recovery_requests(cluster: str, found: Sequence[Mapping[str, Any]]) -> list[Request]:
-    """Return the requests of either operation, each with at most MOST_IN_A_REQUEST nodes."""
+    """Return the requests that reboot or replace the nodes `found`. Both operations have the same form of request, with
+    at most MOST_IN_A_REQUEST nodes in each request."""
     ids = [str(node["id"]) for node in found]
     starts = range(0, len(ids), MOST_IN_A_REQUEST)
     return [{"ClusterName": cluster, "NodeIds": ids[at : at + MOST_IN_A_REQUEST]} for at in starts]
 
 
 def recover(action: Action, requests: Sequence[Request], region: str | None) -> Iterator[dict[str, Any]]:
-    """Send the requests. Yield each node with `accepted`, and for refused nodes `code` and `message`."""
+    """Send the requests, and yield the result for each node: its `id`, whether AWS has `accepted` it, and for a refused
+    node AWS's `code` and `message`."""
     service, operation = client("sagemaker", region), _OPERATIONS[action]
     send = service.batch_reboot_cluster_nodes if action == "reboot" else service.batch_replace_cluster_nodes
     for request in requests:
@@ -64,6 +66,7 @@ def recover(action: Action, requests: Sequence[Request], region: str | None) -> 
 
 
 def exit_code(outcomes: Sequence[Mapping[str, Any]]) -> int:
-    """Return 0 if every node was accepted, otherwise the exit code of the first refusal."""
+    """Return the exit code of the command: 0 if AWS has accepted every node, otherwise the code for the first refused
+    node."""
     first = next((one for one in outcomes if not one["accepted"]), None)
     return 0 if first is None else _ERRORS.get(str(first["code"]), HyperpodExtError).exit_code

@@ -1,4 +1,4 @@
-"""Builds CreateCluster requests, with every member of the API. Pure."""
+"""Builds CreateCluster requests from a cluster's spec. Every member of the API's request is supported. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Request = dict[str, Any]
 
 
 def create_cluster_request(cluster: ClusterConfig) -> Request:
-    """Return the CreateCluster request of `cluster`, in which `rules.problems` finds nothing."""
+    """Return the CreateCluster request for `cluster`. `rules.problems` must find no problem in `cluster`."""
     shared, tiered, scaling = cluster.restricted_environment, cluster.tiered_storage, cluster.auto_scaling
     return given(
         ClusterName=cluster.name,
@@ -50,7 +50,7 @@ def create_cluster_request(cluster: ClusterConfig) -> Request:
 
 
 def given(**members: Any) -> Request:
-    """Return the members that are not None and not empty. False and 0 are kept."""
+    """Return the members whose values are neither None nor empty. Members with the values False and 0 are kept."""
     return {name: value for name, value in members.items() if value not in (None, [], {}, ())}
 
 

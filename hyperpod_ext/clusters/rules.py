@@ -1,4 +1,4 @@
-"""Checks across fields of a cluster that AWS also makes. Pure."""
+"""Checks that compare several fields of a cluster's spec, and that AWS also makes. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hyperpod_ext.errors import Problem
 
 
 def problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    """Yield every reason why AWS would refuse `cluster`, or why it is a probable mistake."""
+    """Yield a problem for every reason why AWS would refuse `cluster`, and for every probable mistake in it."""
     yield from (_on_eks if cluster.orchestrator == "eks" else _on_slurm)(cluster)
     yield from _shared(cluster)
     if not (cluster.instance_groups or cluster.restricted_groups):
@@ -30,7 +30,8 @@ def problems(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _required(cluster: ClusterConfig, path: str, hint: str, reason: str = "") -> Problem:
-    """Return the problem of a missing field that a deployment fills in."""
+    """Return the problem that the field `path` is missing. If the cluster has a section `infrastructure`, the hint says
+    that `hp-ext cluster deploy` creates the resource."""
     if cluster.infrastructure is not None:
         hint = "`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
     return Problem(f"is required{reason}", path=path, hint=hint)
@@ -74,7 +75,7 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem("is required with slurm.accounting", path="continuous_provisioning", hint="write true")
     parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
     if not any(parts):
-        return  # lifecycle scripts assign the node types
+        return  # without node types in the spec, lifecycle scripts assign the node types
     for index, part in enumerate(parts):
         if part is None:
             hint = "write node_type Controller, Login or Compute, as in the other groups"
@@ -117,7 +118,7 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
-    """Check the rules in AWS's text of ClusterEbsVolumeConfig."""
+    """Check the disks of a group by the rules in AWS's documentation of ClusterEbsVolumeConfig."""
     for root, what in ((True, "root disk"), (False, "further disk")):
         if sum(one.kind == "ebs" and one.root == root for one in group.storage) > 1:
             hint = f"keep one with root: {str(root).lower()}"
@@ -142,7 +143,7 @@ def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Proble
 
 
 def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[Problem]:
-    """Check the rules in AWS's text of ClusterAutoPatchConfig."""
+    """Check the automatic patches of a group by the rules in AWS's documentation of ClusterAutoPatchConfig."""
     patch = group.auto_patch
     if patch is None:
         return
@@ -161,7 +162,7 @@ def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterato
 
 
 def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
-    """Check that a rollback batch size comes with a batch size."""
+    """Check that each rollout with a `rollback_batch` also has a `batch`."""
     update, patch = group.scheduled_update, getattr(group, "auto_patch", None)
     for field, owner in (("scheduled_update", update), ("auto_patch", patch)):
         rollout = owner.rollout if owner is not None else None

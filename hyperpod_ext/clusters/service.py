@@ -1,4 +1,4 @@
-"""Creates and updates clusters with SageMaker's API."""
+"""Creates and updates HyperPod clusters with SageMaker's API."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ _MOVING = frozenset({"Creating", "Updating", "SystemUpdating", "RollingBack", "D
 
 
 def checked_create_request(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Request:
-    """Return the CreateCluster request, after every check without network except those in `ignore`.
+    """Return the CreateCluster request for `cluster`, after all checks that need no network. Checks in `ignore` are
+    skipped.
 
     Raises:
-        UnsupportedError: a check across fields fails.
-        ConfigError: the API's model refuses the request.
+        UnsupportedError: fields of the spec do not fit together.
+        ConfigError: the request is not valid in AWS's API model.
     """
     if found := [*problems(cluster), *findings(cluster, "error", ignore)]:
         raise UnsupportedError(found)
@@ -36,18 +37,22 @@ def checked_create_request(cluster: ClusterConfig, ignore: Collection[str] = ())
 
 
 def checked(operation: str, request: Request) -> Request:
-    """Return `request`, or raise ConfigError if the API's model refuses it."""
+    """Return `request`, after a check of the request against AWS's API model.
+
+    Raises:
+        ConfigError: the request is not valid in AWS's API model.
+    """
     if found := check_request(operation, request):
         raise ConfigError(found)
     return request
 
 
 def create(cluster: ClusterConfig, request: Request) -> str:
-    """Send the request, and return the cluster's ARN.
+    """Send the CreateCluster request, and return the ARN of the new cluster.
 
     Raises:
-        ConflictError: a cluster of this name exists that this call did not create.
-        UnknownOutcomeError: a response was lost, and it is unknown whether the cluster exists.
+        ConflictError: a cluster with this name exists, and this call did not create it.
+        UnknownOutcomeError: the response was lost, and it is unknown whether the cluster exists.
     """
     service = client("sagemaker", cluster.region)
     doing = f"CreateCluster {cluster.name}"
@@ -60,10 +65,11 @@ def create(cluster: ClusterConfig, request: Request) -> str:
 
 
 def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
-    """Return the described cluster if it equals the config. Members that DescribeCluster omits are not compared.
+    """Return the response of DescribeCluster if the existing cluster is equal to the spec `cluster`. Members that
+    DescribeCluster omits are not compared.
 
     Raises:
-        ConflictError: the cluster differs.
+        ConflictError: the existing cluster differs from the spec.
     """
     described, found = changes(cluster)
     if (status := described["ClusterStatus"]) not in ("Creating", "InService"):
@@ -74,10 +80,13 @@ def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
 
 
 def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]:
-    """Return the cluster as AWS describes it, if AWS has made all changes in `sent`.
+    """Return the response of DescribeCluster, if AWS has made all changes in `sent`.
+
+    Args:
+        sent: paths of the changes that an UpdateCluster request contained.
 
     Raises:
-        NotFoundError: UpdateCluster has not made these changes.
+        NotFoundError: AWS has not made one of the changes.
     """
     described, left = changes(cluster)
     if paths := sorted({one.path for one in left} & set(sent)):
@@ -86,7 +95,7 @@ def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]
 
 
 def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChange]]:
-    """Return the described cluster, and the changes by the config."""
+    """Return the response of DescribeCluster, and the differences between the existing cluster and the spec."""
     service, described = client("sagemaker", cluster.region), existing.describe(cluster.name, cluster.region)
     arn, tags = described["ClusterArn"], {}
     if cluster.tags:  # only tags in the spec are compared
@@ -96,7 +105,11 @@ def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChan
 
 
 def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list[RequestChange]) -> None:
-    """Send the UpdateCluster request, and the tags."""
+    """Send the UpdateCluster request if there is one, and then set changed tags.
+
+    Args:
+        made: all changes of the update, including those of tags.
+    """
     service = client("sagemaker", cluster.region)
     if request is not None:
         doing, sent = f"UpdateCluster {cluster.name}", {one.path for one in made if one.effect != "tag"}
@@ -107,10 +120,10 @@ def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list
 
 
 def wait(cluster: ClusterConfig, timeout_s: float | None) -> Iterator[str]:
-    """Yield each new status of the cluster until it is final.
+    """Wait until AWS has finished the creation or the update of a cluster, and yield each new status of the cluster.
 
     Raises:
-        WaitTimeoutError: the cluster's status is not final yet.
+        WaitTimeoutError: AWS has not finished within `timeout_s` seconds.
         HyperpodExtError: the cluster has failed.
     """
     hint = "AWS continues; run the command again with --wait"

@@ -1,4 +1,4 @@
-"""AWS's packages for training scripts, on this project's runtime. docs/compat-aws.md lists their names.
+"""Replacements for AWS's packages for training scripts, on this project's runtime. docs/compat-aws.md lists all names.
 
-A script finds them under AWS's names in a job with `compat: aws`, and in no other.
+In a job with `compat: aws`, and in no other job, a script can import these modules under AWS's names.
 """

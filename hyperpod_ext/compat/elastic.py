@@ -1,4 +1,5 @@
-"""AWS's elastic training (`hyperpod_elastic_agent`): the runtime itself stops ranks for a change of the nodes."""
+"""Replacement for AWS's package for elastic training, `hyperpod_elastic_agent`. The runtime itself stops ranks before a
+resize."""
 
 from __future__ import annotations
 
@@ -8,5 +9,8 @@ __all__ = ["elastic_event_detected"]
 
 
 def elastic_event_detected(sig: int = signal.SIGUSR1) -> bool:
-    """Return False: `run.steps` stops all ranks after the same step, and the job continues with other nodes."""
+    """Return False, because the script need not react to a resize.
+
+    `run.steps` stops all ranks after the same step, and the job continues with the new number of nodes.
+    """
     return False

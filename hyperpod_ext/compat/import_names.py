@@ -1,4 +1,4 @@
-"""Imports under AWS's names, in the workers of a job with `compat: aws`."""
+"""Imports of this project's modules under AWS's names, in the workers of a job with `compat: aws`."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "hyperpod_elastic_agent": {"elastic_event_handler": "elastic"},
 }
-"""AWS's packages: for each of their modules, the module of `hyperpod_ext.compat` that has its names; empty: none."""
+"""For each of AWS's packages and modules, the module of `hyperpod_ext.compat` that replaces it; empty: none does."""
 
 
 def module_of(module: str) -> str:
-    """Return the module of `hyperpod_ext.compat` that has the names of AWS's `module`; empty: none."""
+    """Return the module of `hyperpod_ext.compat` that replaces AWS's `module`; empty if there is none."""
     package, _, name = module.partition(".")
     return MODULES.get(package, {}).get(name, "")
 
 
 class AwsFinder(MetaPathFinder, Loader):
-    """Finds AWS's modules and the packages around them."""
+    """Import finder for the names of AWS's modules and packages, whose contents come from `hyperpod_ext.compat`."""
 
     def __init__(self) -> None:
         self._modules = {f"{package}.{name}" for package, found in MODULES.items() for name in found}
@@ -71,7 +71,7 @@ class AwsFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=is_package) if is_package or fullname in self._modules else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give a module the names of its counterpart, each at its first use."""
+        """Set the module's `__getattr__`, which looks names up in this project's replacement when they are used."""
         name, ours = module.__name__, module_of(module.__name__)
 
         def attribute(wanted: str) -> Any:
@@ -83,11 +83,16 @@ class AwsFinder(MetaPathFinder, Loader):
 
 
 def _find(module: str, ours: str, name: str) -> Any:
-    """Return the counterpart of a name of AWS's `module`.
+    """Return this project's replacement for a name in AWS's `module`.
+
+    Args:
+        module: AWS's module.
+        ours: the module of `hyperpod_ext.compat` that replaces AWS's module; empty: there is none.
+        name: the name.
 
     Raises:
-        JobFailedError: the name has no counterpart; the hint says what to write instead.
-        ImportError: the name is not listed.
+        JobFailedError: the name is known but has no replacement; the error's hint has the code to write instead.
+        ImportError: the name is not on the page of supported names.
     """
     term = next((one for one in terms() if f"{one.module}.{one.name}" == f"{module}.{name}"), None)
     if term is not None and term.compat == "refused":
@@ -99,17 +104,20 @@ def _find(module: str, ours: str, name: str) -> Any:
 
 
 def install(compat: str) -> None:
-    """Let `import` find this project's counterparts of the packages of `compat`, and say so in rank 0's log.
+    """Make `import` find this project's replacements for AWS's packages, and report this in rank 0's log.
+
+    Args:
+        compat: name of the set of packages, from the job's spec.
 
     Raises:
-        JobFailedError: this version does not know `compat`, or one of the packages is imported already.
+        JobFailedError: this version does not know `compat`, or one of the packages was already imported.
     """
     if compat != "aws":
         raise JobFailedError(f"compat: {compat} is unknown to this version", hint="Use a newer image.")
     if imported := sorted(MODULES.keys() & sys.modules.keys()):
         raise JobFailedError(
-            f"{imported[0]} was imported before its counterpart was put in its place",
-            hint="Remove it from restart.preload.",
+            f"{imported[0]} was imported before its counterpart in hyperpod_ext.compat could replace it",
+            hint=f"Remove {imported[0]} from restart.preload.",
         )
     sys.meta_path.insert(0, AwsFinder())
     if os.environ.get("RANK", "0") == "0":

@@ -1,1 +1,1 @@
-"""Specs of users as strict, frozen pydantic models, shared by laptop and container."""
+"""Pydantic models of the specs that users write. The command line and the job's containers use the same models."""

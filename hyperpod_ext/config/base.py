@@ -1,4 +1,4 @@
-"""Base of all models of specs: strict, frozen, and documented by docstrings."""
+"""Base class of all spec models. Models are strict and immutable, and the docstrings under fields document them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pydantic import BaseModel, ConfigDict
 
 
 class ContradictionError(ValueError):
-    """Raised by validators of whole models for valid fields that contradict one another.
+    """Raised by a model's validator if fields that are valid alone contradict one another.
 
-    `field` is a field whose removal makes the model valid, if there is one: `load` removes it to find further mistakes.
+    `field` is the name of a field whose removal makes the model valid; None if there is no such field. `load` removes
+    the field `field`, so that validation continues and finds further mistakes.
     """
 
     def __init__(self, message: str, field: str | None = None) -> None:
@@ -17,10 +18,10 @@ class ContradictionError(ValueError):
 
 
 class Config(BaseModel):
-    """Refuses unknown fields, and does not coerce values. Instances are immutable.
+    """Base class of spec models: refuses unknown fields, and does not coerce values. Instances are immutable.
 
-    The docstring under a field is its documentation: `field_docs` copies it to the JSON schema for editors, to
-    `hp-ext explain` and to errors.
+    The docstring under a field documents the field: `field_docs` copies the docstring to the JSON schema for editors,
+    to the output of `hp-ext explain` and to error messages.
     """
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""Restarts by the platform, time limits, and rules about log lines."""
+"""Sections of a job's spec: restarts by the platform, time limits, and patterns for log lines."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ from hyperpod_ext.config.base import Config
 class Relaunch(Config):
     """Restarts of the whole job by the platform, for faults that the running job cannot recover from.
 
-    This is the escalation level above `restart`, which recovers inside the running job.
+    The section `restart` configures the recovery inside the running job, which is tried first.
     """
 
     max_times: NonNegativeInt | None = None
-    """Restarts of the whole job before it fails. Default: the platform's default."""
+    """Maximum number of restarts of the whole job. After them the job fails. Default: the platform's default."""
     after_restarts: PositiveInt | None = None
-    """Restarts of processes within `window_s` after which the whole job is restarted instead."""
+    """Number of process restarts within `window_s` seconds after which the whole job is restarted instead."""
     window_s: PositiveInt = 3600
-    """Seconds in which restarts are counted; older ones are ignored."""
+    """Seconds for which `after_restarts` counts a process restart. Older restarts are ignored."""
     max_process_restarts: PositiveInt | None = None
-    """Restarts of processes by the platform, over the whole job, before it fails."""
+    """Maximum number of process restarts by the platform over the whole job. After them the job fails."""
     avoid_nodes: NonNegativeInt | None = None
-    """Most nodes with repeated failures that the next start excludes."""
+    """Maximum number of repeatedly failing nodes that a restart of the job excludes."""
     scale_up_pause_s: NonNegativeInt | None = None
-    """Seconds after a restart in which an elastic job does not grow."""
+    """Seconds after a restart during which an elastic job gets no additional nodes."""
 
 
 class Timeouts(Config):
-    """Limits on the time of the whole job."""
+    """Time limits of the whole job."""
 
     run_s: PositiveInt | None = None
     """Seconds that the job may run. After this time the job is stopped and fails."""
     start_s: PositiveInt | None = None
-    """Seconds from the first pod to the first step."""
+    """Maximum seconds from the start of the first pod to the first training step."""
     fault_s: PositiveInt | None = None
-    """Seconds that recovery from one fault may take."""
+    """Maximum seconds that recovery from one fault may take."""
     keep_s: NonNegativeInt | None = None
     """Seconds from the end of the job until the job and its logs are deleted. Default: never."""
 
 
 class LogRule(Config):
-    """A pattern in rank 0's own output that detects a hang, a slow job or a fault."""
+    """A pattern for the output of rank 0 that detects a hang, a slow job or a fault."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_]{0,62}$", examples=["loss-is-printed"])]
-    """Name of the rule, which is part of a fault's cause."""
+    """Name of the rule. The cause of a fault that the rule detects contains the name."""
     pattern: Annotated[str, Field(min_length=1, examples=[".*loss: ([0-9.]+).*"])]
-    """Regular expression (Python's, from the start of the line). The first group of the expression is the number for
-    `threshold`."""
+    """Regular expression in Python's syntax, matched from the start of the line. The first group of the expression is
+    the number that is compared with `threshold`."""
     stop_pattern: Annotated[str, Field(min_length=1)] | None = None
     """Regular expression of a line after which the rule no longer applies."""
     first_within_s: PositiveInt | None = None
-    """Seconds from the start until the first match; later, the job counts as hung."""
+    """Maximum seconds from the start of training, or from its continuation after a fault, to the first line that
+    matches `pattern`. After this time the job counts as hung."""
     every_s: PositiveInt | None = None
-    """Seconds until the next match; later, the job counts as hung."""
+    """Maximum seconds between two lines that match `pattern`. After this time the job counts as hung."""
     threshold: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Number that the first group of `pattern` is compared with."""
     operator: Literal["gt", "gteq", "lt", "lteq", "eq"] | None = None
     """The job is slow while the number is `gt`, `gteq`, `lt`, `lteq` or `eq` to `threshold`."""
     data_points: PositiveInt = 1
-    """Consecutive matches that must satisfy `operator` and `threshold`."""
+    """Number of consecutive matches that must satisfy `operator` and `threshold` before the job counts as slow."""
     fault_on_match: bool = False
-    """Treat a match as a fault."""
+    """Whether a line that matches `pattern` counts as a fault."""

@@ -1,4 +1,4 @@
-"""Elastic jobs: training with fewer or more nodes."""
+"""Section of a job's spec for elastic jobs, which train on a changing number of nodes."""
 
 from __future__ import annotations
 
@@ -20,31 +20,33 @@ from hyperpod_ext.config.names import AbsolutePath
 
 
 class ScaleConfig(Config):
-    """Settings for exactly this number of nodes."""
+    """Batch settings for one number of nodes."""
 
     nodes: Annotated[PositiveInt, Field(examples=[4])]
-    """Number of nodes."""
+    """Number of nodes that the settings apply to."""
     global_batch_size: PositiveInt | None = None
-    """Samples in one optimizer step. Default: the job's `global_batch_size`."""
+    """Samples in one optimizer step over all ranks. Default: the job's `global_batch_size`."""
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once. Default: the policy's `micro_batch_size`."""
+    """Samples that a rank computes at once. Default: `micro_batch_size` of the section `elastic.batch`."""
     learning_rate_factor: PositiveFloat | None = None
-    """Factor of the learning rate. Default: computed by the rule in `learning_rate`."""
+    """Factor by which the learning rate is multiplied. Default: computed by the rule `learning_rate` of the section
+    `elastic.batch`."""
 
 
 class BatchPolicy(Config):
-    """Batch of a step on each number of nodes. By default, neither the global batch nor the loss changes with the
-    number."""
+    """Division of a step's global batch on each number of nodes. By default, neither the global batch nor the loss
+    changes with the number of nodes."""
 
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once. The global batch is divided into micro-batches of this size, which any
-    number of ranks share, so it need not divide evenly among the ranks."""
+    """Samples that a rank computes at once. The global batch is divided into micro-batches of this size, and any number
+    of ranks can share the micro-batches. The global batch then need not divide evenly among the ranks."""
     learning_rate: Literal["constant", "linear", "sqrt"] = "constant"
-    """How the learning rate changes with a global batch that `scale_config` changes: not at all, in proportion, or with
-    its square root.
+    """How the learning rate changes if `scale_config` changes the global batch. `constant`: not at all. `linear`: in
+    proportion to the global batch. `sqrt`: with the square root of the global batch.
     """
     scale_config: tuple[ScaleConfig, ...] = ()
-    """Settings for single numbers of nodes, which replace the settings above."""
+    """Settings for single numbers of nodes, which replace `micro_batch_size` and `learning_rate` while the job runs on
+    that number of nodes."""
 
     @model_validator(mode="after")
     def _each_size_once(self) -> Self:
@@ -69,7 +71,7 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
     """Return the batch of a step on `nodes` nodes, for the job's `global_batch_size`. Pure.
 
     Raises:
-        ValueError: there is no micro-batch size, or it does not divide the global batch.
+        ValueError: there is no micro-batch size, or the global batch is not a multiple of the micro-batch size.
     """
     here = next((scale for scale in policy.scale_config if scale.nodes == nodes), ScaleConfig(nodes=nodes))
     batch = here.global_batch_size or global_batch_size
@@ -84,37 +86,38 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
 
 
 class Notices(Config):
-    """Notices that a node will be taken away. A node under our agent then leaves the job, which continues."""
+    """Sources of notices that the platform will take a node away. After a notice, the node leaves the job, and the job
+    continues with the other nodes. Needs our agent."""
 
     ec2: bool | None = None
-    """Read Spot interruptions from EC2's instance metadata. Default: on EC2 machines."""
+    """Whether to read notices of Spot interruptions from EC2's instance metadata. Default: yes on EC2 machines."""
     file: Annotated[AbsolutePath, Field(examples=["/run/leave"])] | None = None
-    """File on the node whose existence is a notice."""
+    """Path of a file on the node. If the file exists, the node will be taken away."""
     every_s: PositiveFloat = 5.0
-    """Seconds between checks. EC2 announces an interruption two minutes before."""
+    """Seconds between two checks for notices. EC2 announces a Spot interruption two minutes in advance."""
 
 
 class Elastic(Config):
     """Numbers of nodes that the job can run on, and changes between them."""
 
     min_nodes: Annotated[PositiveInt, Field(examples=[2])]
-    """Fewest nodes that the job runs on. With fewer nodes it waits."""
+    """Minimum number of nodes that the job runs on. With fewer nodes, the job waits."""
     max_nodes: Annotated[PositiveInt, Field(examples=[8])]
-    """Most nodes that the job uses if they are free. The job starts with `nodes`."""
+    """Maximum number of nodes that the job uses if they are free. The job starts with `nodes` nodes."""
     step: PositiveInt | None = None
     """Number of nodes by which the job grows and shrinks. Default: 1, unless `sizes` is set."""
     sizes: tuple[PositiveInt, ...] = ()
     """Instead of `step`: the only numbers of nodes that the job runs on, smallest first."""
     scaling_timeout_s: PositiveInt | None = None
-    """Seconds that the engine waits for more nodes before it continues with the present ones."""
+    """Seconds that the job waits for requested nodes. After this time, the job continues with the nodes that it has."""
     graceful_shutdown_s: PositiveInt | None = None
-    """Seconds for workers to save before they are stopped for another number of nodes."""
+    """Seconds that workers get to save their state before they are stopped because the number of nodes changes."""
     faulty_scale_down_s: PositiveInt | None = None
-    """Seconds that the engine waits for a replacement of a faulty node before the job continues without it."""
+    """Seconds to wait for a replacement of a faulty node. After this time, the job continues without the node."""
     batch: BatchPolicy = BatchPolicy()
-    """Batch of a step on each number of nodes."""
+    """Division of a step's global batch on each number of nodes."""
     notices: Notices = Notices()
-    """Notices that nodes will be taken away."""
+    """Sources of notices that the platform will take a node away."""
 
     @model_serializer(mode="wrap")
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Injected faults, to test a job's recovery."""
+"""Section of a job's spec for injected faults, which test the job's recovery."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ InjectedKind = Literal[
 ]
 INJECTED_KINDS: tuple[str, ...] = get_args(InjectedKind)
 InjectedPhase = Literal["data", "forward", "backward", "optimizer", "rest", "checkpoint"]
-"""Phases of a step: before the forward pass, at its beginning, at the first gradients, before the optimizer's update,
-after it, and before the step's commit."""
+"""Moments of a step at which a fault is injected: `data` before the forward pass, `forward` when the forward pass
+begins, `backward` at the first gradients, `optimizer` before the optimizer's update, `rest` after the optimizer's
+update, and `checkpoint` before the step's commit."""
 ORDERS = "chaos/orders"
-"""Folder in a job's run folder for requested faults."""
+"""Folder for the files that `hp-ext chaos` writes to request faults, relative to the job's run folder."""
 
 
 class KillFault(Config):
@@ -31,7 +32,7 @@ class KillFault(Config):
     node: Annotated[NonNegativeInt, Field(examples=[1])] | None = None
     """Node whose agent, memory server and workers are killed, instead of a rank."""
     step: Annotated[PositiveInt, Field(examples=[10])]
-    """Step of the kill, counted from 1."""
+    """Number of the step during which the kill happens. Steps are counted from 1."""
 
     @model_validator(mode="after")
     def _one_victim(self) -> Self:
@@ -41,7 +42,7 @@ class KillFault(Config):
 
     @classmethod
     def parse(cls, text: str) -> KillFault:
-        """Read the command line's short form, `rank=2@step=13` or `node=1@step=13`.
+        """Parse the short form of the command line, `rank=2@step=13` or `node=1@step=13`.
 
         Raises:
             ValueError: the text has another form.
@@ -59,23 +60,25 @@ class InjectedFault(Config):
     """A fault that a worker injects into itself at one phase of a step."""
 
     kind: Annotated[InjectedKind, Field(examples=["exception"])]
-    """`exception`: the training function raises. `sigkill`, `sigsegv`: the process dies. `hang`: it hangs, see `how`.
-    `slow`: its phases take longer. `oom`: it allocates more memory than it may have. `cut-network`: its connections to
-    other ranks close. `corrupt-memory`: a bit flips in its snapshots in memory. `corrupt-weights`: a bit flips in its
-    first parameter."""
+    """Kind of the fault. `exception`: the training function raises. `sigkill`, `sigsegv`: the signal kills the process.
+    `hang`: the process hangs, in the way that `how` names. `slow`: the phases of its steps take longer. `oom`: the
+    process allocates more memory than it may use. `cut-network`: the process closes its connections to other ranks.
+    `corrupt-memory`: a bit flips in the rank's snapshots in memory. `corrupt-weights`: a bit flips in the rank's first
+    parameter."""
     rank: Annotated[NonNegativeInt, Field(examples=[1])]
-    """Rank that gets the fault."""
+    """Rank whose worker injects the fault."""
     step: PositiveInt | None = None
-    """Step, counted from 1. Default: the current step."""
+    """Number of the step in which the fault happens. Steps are counted from 1. Default: the current step."""
     phase: InjectedPhase | None = None
-    """Phase of the step. Default: its beginning; without a step, the next phase."""
+    """Phase of the step in which the fault happens. Default: the first phase of `step`; without `step`, the next
+    phase."""
     how: Literal["stop", "deadlock", "loop", "gil"] = "stop"
-    """Kind of `hang`: stopped by SIGSTOP, a deadlock, an endless loop, or a call that never returns and keeps Python's
-    lock."""
+    """How the process hangs, for the kind `hang`. `stop`: SIGSTOP stops the process. `deadlock`: a thread waits for a
+    lock for ever. `loop`: an endless loop. `gil`: a call never returns and keeps Python's global interpreter lock."""
     seconds: PositiveFloat = 0.2
-    """For `slow`: additional seconds of each phase."""
+    """For the kind `slow`: seconds by which each phase is longer."""
     steps: PositiveInt = 1
-    """For `slow`: number of slow steps."""
+    """For the kind `slow`: number of slow steps."""
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:
@@ -98,13 +101,13 @@ class InjectedFault(Config):
             raise ValueError(f"{text!r}: {where}: {first['msg']}") from None
 
     def __str__(self) -> str:
-        """Return the form that `parse` reads."""
+        """Return the fault as text in the form that `parse` reads."""
         given = self.model_dump(exclude_defaults=True, exclude={"kind"})
         return f"{self.kind}:" + ",".join(f"{name}={value}" for name, value in given.items())
 
 
 def parse_injected(text: str) -> tuple[InjectedFault, ...]:
-    """Parse the faults of HPX_CHAOS, separated by semicolons; none in an empty text or in `off`.
+    """Parse the text of HPX_CHAOS: faults separated by semicolons. An empty text and `off` stand for no faults.
 
     Raises:
         ValueError: a fault has another form.
@@ -118,26 +121,28 @@ class NodeFault(Config):
     """A fault of a whole node: its agent, its memory server and its workers."""
 
     kind: Annotated[Literal["sigkill", "hang", "cut-network"], Field(examples=["sigkill"])]
-    """`sigkill`: all its processes die. `hang`: they are stopped by SIGSTOP. `cut-network`: its agent loses its
-    connection to the job's coordinator."""
+    """Kind of the fault. `sigkill`: all processes of the node are killed. `hang`: SIGSTOP stops all processes of the
+    node. `cut-network`: the node's agent loses its connection to the job's coordinator."""
     node: Annotated[NonNegativeInt, Field(examples=[1])]
-    """Number of the node."""
+    """Number of the node that gets the fault."""
 
 
 class ChaosOrder(Config):
-    """A fault that `hp-ext chaos` requests, as a file in a job's run folder."""
+    """A fault that `hp-ext chaos` requests with a file in the job's run folder."""
 
     fault: InjectedFault | NodeFault
 
 
 class Chaos(Config):
-    """Faults to inject, and a comparison with a run without them."""
+    """Faults to inject into a job, to test its recovery."""
 
     faults: tuple[KillFault, ...] = ()
-    """Kills. Each happens once, when the first process of the rank or node reaches the step."""
+    """Processes to kill. Each kill happens once, when the first process of the rank or node reaches the step."""
     inject: tuple[InjectedFault, ...] = ()
-    """Faults that workers inject into themselves. Each happens once in a job."""
+    """Faults that workers inject into themselves. Each fault happens once in a job."""
     compare: bool = True
-    """Run the job again without the faults, and compare every loss and the final weights. Only on target local."""
+    """Whether to run the job a second time without the faults, and to compare every loss and the final weights of the
+    two runs. Only on target local."""
     on_clusters: bool = False
-    """Also inject faults on clusters, where machines cost money. Otherwise only target local accepts faults."""
+    """Whether faults are also injected on clusters, where machines cost money. False: only target local accepts
+    faults."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 OF_JOB = "hyperpod_ext, the job: "
-"""Prefix of a job's error."""
+"""Prefix of a message with the error of the whole job."""
 OF_NODE = "hyperpod_ext, node"
-"""Prefix of a node's error, before its number and a colon."""
+"""Prefix of a message with the error of one node. The node's number and a colon follow."""
 HINT = "\nhint: "
-"""Separator before the hint."""
+"""Separator between the error and its hint."""

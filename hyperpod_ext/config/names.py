@@ -1,4 +1,5 @@
-"""Types of names in several parts of a spec. Patterns are the rules of Kubernetes and of other engines."""
+"""Types of names that occur in several sections of a spec. The patterns of the names are the rules of Kubernetes, Slurm
+and SageMaker."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-# types of dictionary keys have a description, because no field documents them
+# EnvName, LabelKey and LabelValue have descriptions, because no field documents the keys and values of a dictionary
 EnvName = Annotated[
     str,
     Field(
@@ -31,15 +32,15 @@ LabelValue = Annotated[
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 """Name of a Kubernetes object: lower-case letters, digits, dashes and dots."""
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-"""Name that becomes part of a host name: lower-case letters, digits and dashes, at most 63."""
+"""Name that becomes part of a host name: lower-case letters, digits and dashes, at most 63 characters."""
 InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
-"""SageMaker instance type, `ml.p5.48xlarge`."""
+"""SageMaker instance type, such as `ml.p5.48xlarge`."""
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
 """Absolute path without colons, because a colon separates source and target of a mount."""
 
 
 def stays_below(text: str) -> str:
-    """Check that a path has no `..`, for AfterValidator."""
+    """Return `text`, after a check that the path has no `..`. For use as an AfterValidator."""
     if ".." in text.split("/"):
         raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
     return text

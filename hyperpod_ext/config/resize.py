@@ -1,4 +1,4 @@
-"""Requests to resize a running job or to move ranks, as files in the job's run folder."""
+"""Models of the request files in a job's run folder that resize the running job or move its ranks to a spare."""
 
 from __future__ import annotations
 
@@ -11,39 +11,48 @@ from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.scales import sizes_of
 
 RESIZES = "resizes"
-"""Folder of requests in the run folder. Each request is a file that is written atomically and never changed."""
+"""Folder of request files, relative to the run folder. A request file is written atomically and never changed."""
 WANTED = "nodes_wanted.json"
-"""File in the run folder with the numbers of wanted nodes. The process that starts nodes reads it."""
+"""File in the run folder with the numbers of all nodes that the job needs. The process that starts nodes reads the
+file."""
 LEFT = "node{}.left"
-"""File in the run folder that records that the job has left this node, which can be returned to the scheduler."""
+"""File in the run folder for a node that has left the job; `{}` stands for the node's number. The launcher can then
+return the node to the scheduler."""
 
 
 class MoveOrder(Config):
-    """A request of `hp-ext move`."""
+    """A request of `hp-ext move`: move the ranks of a node to a spare."""
 
     node: Annotated[NonNegativeInt, Field(examples=[1])]
-    """Number of the node whose ranks move to a spare."""
+    """Number of the node whose ranks move to a spare node."""
 
 
 class ResizeOrder(Config):
-    """A request of `hp-ext resize`."""
+    """A request of `hp-ext resize`: change the number of nodes of a running job."""
 
     nodes: Annotated[PositiveInt, Field(examples=[3])]
     """New number of nodes, without spares."""
     joining: tuple[NonNegativeInt, ...] = ()
-    """Numbers of joining nodes. The job waits for all of them without a time limit, because a queue can be long."""
+    """Numbers of the nodes that join the job. The job waits for all of these nodes without a time limit, because they
+    may be in a long queue of the scheduler."""
 
 
 Order = ResizeOrder | MoveOrder
 
 
 def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: int | None) -> tuple[int, ...]:
-    """Return the allowed numbers of nodes of a job that started with `nodes`, smallest first, without numbers that do
-    not divide its global batch."""
+    """Return the numbers of nodes that an elastic job may run on, smallest first.
+
+    Args:
+        nodes: number of nodes with which the job started; always allowed by `elastic`.
+        batch: global batch size. Numbers of nodes whose ranks do not divide the batch evenly are left out. None: the
+            batch is not checked.
+    """
     sizes = {*sizes_of(elastic), nodes}
     return tuple(sorted(size for size in sizes if batch is None or batch % (size * workers_per_node) == 0))
 
 
 def has_already(nodes: int) -> str:
-    """Return the message of a resize that changes nothing. Such a resize counts as success."""
+    """Return the message for a request to resize a job to its present number of nodes. The request counts as
+    successful."""
     return f"the job has {nodes} nodes already"

@@ -1,4 +1,5 @@
-"""Division of a global batch on each number of nodes, for the command line and for rules. Pure arithmetic."""
+"""Computes how a global batch is divided on each number of nodes, for the command line and for rules. Pure
+arithmetic."""
 
 from __future__ import annotations
 
@@ -10,21 +11,22 @@ from hyperpod_ext.config.elastic import Batch, BatchPolicy, Elastic, batch_at
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """One number of nodes, and the batch of a step on it."""
+    """Division of a step's global batch on one number of nodes."""
 
     nodes: int
     ranks: int
-    """Ranks that read different samples: copies of the model."""
+    """Number of data-parallel copies of the model, which read different samples."""
     global_batch_size: int
     micro_batch_size: int
     micro_batches: int
-    """Micro-batches of one step, over all ranks."""
+    """Number of micro-batches in one step, over all ranks."""
     micro_batches_per_rank: int
-    """Largest number of micro-batches on one rank. Other ranks wait for this rank, or compute ignored micro-batches."""
+    """Largest number of micro-batches on one rank. Ranks with fewer micro-batches wait for this rank, or compute
+    micro-batches whose results are ignored."""
     ghosts: int
-    """Micro-batches of a step that are computed and ignored."""
+    """Number of micro-batches of a step whose results are ignored, or for whose duration a rank waits."""
     efficiency: float
-    """Share of the ranks' time for real samples."""
+    """Share of the ranks' time that is spent on real samples, from 0 to 1."""
     learning_rate_factor: float
 
 
@@ -37,10 +39,11 @@ def plan_scales(
     ranks_per_copy: int = 1,
     policy: BatchPolicy | None = None,
 ) -> tuple[Scale, ...]:
-    """Return the batch of a step on each number of nodes. Numbers without whole copies of the model are skipped.
+    """Return the division of a step's batch on each number of nodes. Numbers of nodes whose ranks do not form whole
+    copies of the model are skipped.
 
     Raises:
-        ValueError: batch sizes that do not divide, from `batch_at`.
+        ValueError: the global batch is not a multiple of the micro-batch size on one of the numbers of nodes.
     """
     policy = policy or BatchPolicy()
     counted = ((one, one * workers_per_node // ranks_per_copy) for one in nodes)
@@ -52,7 +55,8 @@ def plan_scales(
 
 
 def discrete_values(scales: Sequence[Scale], at_least: float) -> tuple[int, ...]:
-    """Return efficient numbers of nodes, for `replicaDiscreteValues` and `elastic.sizes`."""
+    """Return the numbers of nodes whose efficiency is at least `at_least`, for `replicaDiscreteValues` and
+    `elastic.sizes`."""
     return tuple(scale.nodes for scale in scales if scale.efficiency >= at_least)
 
 

@@ -1,4 +1,6 @@
-"""`@resilient` for the training loops of other libraries, one file for each:
+"""Adapters that run the training loops of other libraries under `@resilient`.
+
+Each file has an adapter for one library. Scripts import:
 
     from hyperpod_ext.integrations.lightning import ResilientTrainer
     from hyperpod_ext.integrations.lightning_checkpoint import HyperpodCheckpointIO
@@ -6,5 +8,5 @@
     from hyperpod_ext.integrations.accelerate import ResilientAccelerator
     from hyperpod_ext.integrations.titan import RunCheckpointer
 
-No other module imports these files, so their libraries are optional.
+No module outside of this package imports these files, so the libraries need not be installed.
 """

@@ -1,4 +1,4 @@
-"""Accelerate on a `Run`: `prepare` also restores the job's state.
+"""An adapter for Hugging Face Accelerate, whose `ResilientAccelerator.prepare` also restores the job's state.
 
 @resilient
 def train(run: Run) -> None:
@@ -7,7 +7,7 @@ def train(run: Run) -> None:
     accelerator.register_for_checkpointing(loader)
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     for step in run.steps(1000):
-        ...  # forward, accelerator.backward(loss), optimizer.step(): yours
+        ...  # your own code: forward, accelerator.backward(loss), optimizer.step()
 """
 
 from __future__ import annotations
@@ -27,24 +27,26 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 def see_world(run: Run) -> None:
-    """Update Accelerate's rank and world size, which it reads once per process."""
+    """Set Accelerate's rank and world size to those of `run`, because Accelerate reads them only once per process."""
     known = dict(PartialState._shared_state)
     os.environ |= {"RANK": str(run.rank), "WORLD_SIZE": str(run.world_size), "LOCAL_RANK": str(run.local_rank)}
     if known and (known.get("process_index"), known.get("num_processes")) != (run.rank, run.world_size):
         AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState(cpu=known["device"].type == "cpu")  # existing instances share its values
+        PartialState(cpu=known["device"].type == "cpu")  # all existing instances share these values
 
 
 class ResilientAccelerator(Accelerator):
-    """`Accelerator(**options)`. Make a new one in each call of the training function, and call `prepare` once.
+    """An `Accelerator(**options)` whose state survives faults.
 
-    The state is made up of prepared models, optimizers and schedulers, the loss scaler, and objects registered for
-    checkpointing before `prepare`. Give `run.keep` the model and the optimizer. Choose batches by the step's number,
-    or with `ElasticDataLoader`: a prepared DataLoader would start from its beginning after a fault.
+    Make a new `ResilientAccelerator` in each call of the training function, and call its `prepare` once.
+
+    The state consists of the prepared models, optimizers and schedulers, the loss scaler, and the objects registered
+    for checkpointing before `prepare`. Build the model and the optimizer in `run.keep`. Choose batches by the step's
+    number, or with `ElasticDataLoader`, because a prepared DataLoader would start from its beginning after a fault.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the accelerator of the call before, which holds the old process group
+        gc.collect()  # frees the accelerator of the previous call, which references the old process group
         check_adapter(run, "ResilientAccelerator", "accelerate")
         see_world(run)
         self._run, self.prepared = run, False
@@ -52,25 +54,27 @@ class ResilientAccelerator(Accelerator):
         if self.num_processes != run.world_size:
             raise JobFailedError(
                 f"Accelerate sees {self.num_processes} processes, the job has {run.world_size}",
-                hint="Make it inside the training function; on CPUs give cpu=True.",
+                hint="Make the accelerator inside the training function; on CPUs pass cpu=True.",
             )
         kind = self.distributed_type.value
         if kind != "NO" and not kind.startswith("MULTI_"):
             raise JobFailedError(
-                f"ResilientAccelerator is data parallel; these options ask for {kind}",
-                hint="Leave its plugin out. For shards write the loop with fully_shard.",
+                f"ResilientAccelerator supports only data parallelism; these options ask for {kind}",
+                hint=f"Leave the plugin of {kind} out. To shard the model, write your own loop with fully_shard.",
             )
 
     def prepare(self, *things: Any, **options: Any) -> Any:
-        """See Accelerator.prepare. Collective; then `run.step` is the newest step that was made.
+        """Prepare the objects as Accelerator.prepare does, and restore the job's state into them. Collective.
+
+        After this call, `run.step` is the restored step.
 
         Raises:
-            JobFailedError: it is called twice, or an object cannot be saved.
+            JobFailedError: `prepare` was called before, or an object cannot be saved.
         """
         if self.prepared:
             raise JobFailedError(
                 "prepare() was called twice in one call of the training function",
-                hint="Give all models, optimizers and schedulers to one call.",
+                hint="Pass all models, optimizers and schedulers to one call.",
             )
         self.prepared = True
         state: dict[str, Any] = {} if self.scaler is None else {"scaler": self.scaler}
@@ -84,9 +88,10 @@ class ResilientAccelerator(Accelerator):
         return super().prepare(*things, **options)
 
     def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
-        """
+        """Refuse a DataLoader.
+
         Raises:
-            JobFailedError: always, because a loader's position is not in the state.
+            JobFailedError: always, because the state does not contain the position of a DataLoader.
         """
         raise JobFailedError(
             "prepare(): a DataLoader would start from its beginning after a fault, and repeat samples",
@@ -94,10 +99,10 @@ class ResilientAccelerator(Accelerator):
         )
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """See Accelerator.register_for_checkpointing.
+        """Register `objects` as Accelerator.register_for_checkpointing does.
 
         Raises:
-            JobFailedError: `prepare` was called before, which restores registered objects.
+            JobFailedError: `prepare` was already called; it restores only objects that were registered before.
         """
         if self.prepared:
             raise JobFailedError(
@@ -108,7 +113,7 @@ class ResilientAccelerator(Accelerator):
         super().register_for_checkpointing(*objects)
 
     def prepare_model(self, model: Any, device_placement: bool | None = None, evaluation_mode: bool = False) -> Any:
-        """See Accelerator.prepare_model; DDP is the run's."""
+        """Prepare the model as Accelerator.prepare_model does, but wrap it with `run.data_parallel` instead of DDP."""
         prepared = super().prepare_model(model, device_placement, evaluation_mode=True)
         if evaluation_mode or not any(parameter.requires_grad for parameter in model.parameters()):
             return prepared
@@ -119,7 +124,10 @@ class ResilientAccelerator(Accelerator):
 
 
 def _name(thing: Any, used: dict[str, Any]) -> str:
-    """Return `model`, `optimizer`, `scheduler` or the type's name; for further ones with the first free number."""
+    """Return a name for `thing`, which is `model`, `optimizer`, `scheduler` or the name of its class.
+
+    If the name is already in `used`, a number is added to it, as in `model1`.
+    """
     if isinstance(thing, torch.nn.Module):
         name = "model"
     elif isinstance(thing, torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""Checks of a new adapter: no other kind in its run, and a tested version of its library."""
+"""Checks of a new adapter: a job uses only one kind of adapter, and a tested version of the adapter's library."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from hyperpod_ext.runtime.torch_requirements.tried_versions import warn_if_untri
 from hyperpod_ext.runtime.training.run import Run
 
 _made: weakref.WeakKeyDictionary[Run, tuple[int, str]] = weakref.WeakKeyDictionary()
-"""Each run's newest adapter, with the generation that it was made in."""
+"""Name of each run's newest adapter, with the generation in which the adapter was made."""
 
 
 def check_adapter(run: Run, name: str, package: str | None = None) -> None:
-    """Refuse to combine two kinds of adapter in `run`. Warn if the version of the library `package` was not tested.
+    """Refuse to combine two kinds of adapters in `run`. Warn if the installed version of `package` was not tested.
+
+    Args:
+        run: the run that the adapter uses.
+        name: name of the adapter's kind.
+        package: distribution name of the adapter's library; None: the adapter needs no library.
 
     Raises:
         JobFailedError: the training function has already made an adapter of another kind in this call.
@@ -23,7 +28,7 @@ def check_adapter(run: Run, name: str, package: str | None = None) -> None:
     if generation == run.generation and other != name:
         raise JobFailedError(
             f"{name} was made after {other} in one job: each of them restores the state and counts the steps",
-            hint="Use one kind of adapter in a job. Train with the other one in a second job.",
+            hint="Use one kind of adapter per job, and the other kind in a second job.",
         )
     _made[run] = run.generation, name
     if package is not None:

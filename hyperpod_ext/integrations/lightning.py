@@ -1,4 +1,4 @@
-"""Lightning's Trainer on a `Run`: data parallel, with a step's data, seed and state as `run.steps` has them.
+"""Lightning's Trainer on a `Run`: data parallel, with the steps, seeds and restored state of `run.steps`.
 
 @resilient
 def train(run: Run) -> None:
@@ -27,18 +27,20 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class ResilientTrainer(Trainer):
-    """`Trainer(**options)`. Make a new one in each call of the training function, with a module from `run.keep`.
+    """A `Trainer(**options)` whose state survives faults.
 
-    The job sets its strategy, devices and nodes. The state of callbacks is part of the job's: their `state_dict`, and
-    their modules. Hyperparameters and metrics of an unfinished epoch are not kept.
+    Make a new `ResilientTrainer` in each call of the training function, with a module from `run.keep`. The job
+    determines the trainer's strategy, devices and nodes. The `state_dict` of each callback, and the modules in its
+    attributes, are part of the job's state. The job's state has no hyperparameters, and no metrics of an unfinished
+    epoch.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # the trainer of the call before, which holds the old process group
+        gc.collect()  # frees the trainer of the previous call, which references the old process group
         check_adapter(run, "Lightning's ResilientTrainer", "lightning")
         reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
         if reserved:
-            raise JobFailedError(f"ResilientTrainer: {reserved[0]} is the job's", hint=f"Leave {reserved[0]} out.")
+            raise JobFailedError(f"ResilientTrainer: the job sets {reserved[0]}", hint=f"Leave {reserved[0]} out.")
         self._run_of_job, self._follow = run, Follow(run)
         per_node = run.config.workers_per_node
         super().__init__(
@@ -50,17 +52,18 @@ class ResilientTrainer(Trainer):
         )
 
     def fit(self, model: Any, train_dataloaders: Any = None, *arguments: Any, **options: Any) -> None:
-        """See Trainer.fit. Resumes from the job's state, if it has one.
+        """Train as Trainer.fit does, and resume from the job's state if it has one.
 
         Raises:
-            JobFailedError: the loader is no ElasticDataLoader, or its steps differ from the trainer's; a module with
-                manual optimization or several optimizers; `ckpt_path` is given.
+            JobFailedError: the loader is no ElasticDataLoader, or its steps differ from the trainer's; the module uses
+                manual optimization or several optimizers; or `ckpt_path` is given.
         """
         follow = self._follow
         if options.get("ckpt_path") is not None or len(arguments) > 2:
             raise JobFailedError(
-                "fit(ckpt_path=...): Lightning would load it again after each fault, over the state of the job",
-                hint="Load the weights in the function that run.keep is given; the job's own tiers do the rest.",
+                "fit(ckpt_path=...): Lightning would load it again after each fault, and overwrite the job's state",
+                hint="Load the weights in the function that you pass to run.keep. Later states come from the job's "
+                "tiers.",
             )
         follow.attach(self, model, train_dataloaders)
         try:
@@ -70,14 +73,18 @@ class ResilientTrainer(Trainer):
 
 
 class ResilientStrategy(DDPStrategy):
-    """DDP over the job's process group. State is restored between the optimizers' set-up and DDP's."""
+    """DDP over the job's process group. The strategy sets up optimizers, restores the job's state, then sets up DDP."""
 
     def __init__(self, run: Run, **options: Any) -> None:
         super().__init__(cluster_environment=_Environment(run), **options)
         self._run = run
 
     def setup(self, trainer: Any) -> None:
-        """See Lightning. Raises JobFailedError if the trainer lacks the callback that reports its steps."""
+        """Set the strategy up as DDPStrategy does.
+
+        Raises:
+            JobFailedError: the trainer lacks the callback that reports its steps.
+        """
         follow = next((each for each in trainer.callbacks if isinstance(each, Follow)), None)
         if follow is None:
             raise JobFailedError(
@@ -96,13 +103,13 @@ class ResilientStrategy(DDPStrategy):
         super().configure_ddp()
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Do nothing: `configure_ddp` has made them."""
+        """Do nothing: `configure_ddp` has already set up the optimizers."""
 
     def _setup_model(self, model: Any) -> Any:
         return self._run.data_parallel(model, device_ids=self.determine_ddp_device_ids(), **self._ddp_kwargs)
 
     def teardown(self) -> None:
-        """Release DDP. Module and optimizer stay on their device for the next call, unlike in Lightning."""
+        """Release DDP. Unlike in Lightning, the module and the optimizer stay on their device for the next call."""
         self.model = self.lightning_module
         if self._layer_sync and self.model is not None:
             self.model = self._layer_sync.revert(self.model)
@@ -112,14 +119,14 @@ class ResilientStrategy(DDPStrategy):
 
 
 class _Environment(ClusterEnvironment):
-    """Rank and world size of this process, from the run."""
+    """Returns the rank and the world size of this process from the run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self._run = run
 
     creates_processes_externally = True
-    main_address, main_port = "127.0.0.1", 0  # unused: the groups are open
+    main_address, main_port = "127.0.0.1", 0  # unused: the runtime has opened the process groups
 
     @staticmethod
     def detect() -> bool:
@@ -138,14 +145,14 @@ class _Environment(ClusterEnvironment):
         return self._run.rank // self._run.config.workers_per_node
 
     def set_world_size(self, size: int) -> None:
-        """Do nothing: the job sets it."""
+        """Do nothing: the job sets the world size."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Do nothing: the job sets it."""
+        """Do nothing: the job sets the rank."""
 
 
 class Follow(Callback):
-    """Reports steps to the run, and restores Lightning's position."""
+    """Reports steps to the run, and restores the counters of Lightning's loops."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -156,11 +163,15 @@ class Follow(Callback):
         self._callbacks = Remembered(self._states_of_callbacks, self._tell_callbacks)
 
     def attach(self, trainer: ResilientTrainer, model: Any, loader: Any) -> None:
-        """Check that `trainer` can make the steps of `loader`. Raises JobFailedError if it cannot."""
+        """Check that `trainer` can make the steps of `loader`, and use them in this fit.
+
+        Raises:
+            JobFailedError: the trainer, the module or the loader cannot be used.
+        """
         if not isinstance(loader, ElasticDataLoader):
             raise JobFailedError(
-                f"fit(train_dataloaders={type(loader).__name__}): after a fault it would repeat samples",
-                hint="Give a hyperpod_ext.runtime.data.ElasticDataLoader.",
+                f"fit(train_dataloaders={type(loader).__name__}): after a fault this loader would repeat samples",
+                hint="Pass a hyperpod_ext.runtime.data.ElasticDataLoader.",
             )
         if not model.automatic_optimization:
             raise JobFailedError(
@@ -174,8 +185,8 @@ class Follow(Callback):
         ]
         if changes:
             raise JobFailedError(
-                f"{type(changes[0]).__name__} changes accumulate_grad_batches from epoch to epoch; each step of the "
-                "loader has the same number of micro-batches in all of them",
+                f"{type(changes[0]).__name__} changes accumulate_grad_batches from epoch to epoch, but each step of "
+                "the loader has the same number of micro-batches in all epochs",
                 hint="Leave the callback out.",
             )
         sampler = loader.sampler
@@ -184,7 +195,7 @@ class Follow(Callback):
             raise JobFailedError(
                 f"a step of {batch} samples is {slots} micro-batches; accumulate_grad_batches is "
                 f"{trainer.accumulate_grad_batches}, and there are {self._run.world_size} ranks",
-                hint="Make micro-batches a step = accumulate_grad_batches x ranks.",
+                hint="Choose the sizes so that micro-batches per step = accumulate_grad_batches x ranks.",
             )
         if sampler.length is None or (sampler.length % batch and not sampler.drop_last):
             raise JobFailedError(
@@ -194,15 +205,16 @@ class Follow(Callback):
         of_epochs = steps_per_epoch(sampler.length, batch, sampler.drop_last) * (trainer.max_epochs or 1000)
         totals = [total for total in (trainer.max_steps, of_epochs) if total > 0]
         if not totals:
-            raise JobFailedError("fit() without an end", hint="Give the trainer max_steps or max_epochs.")
+            raise JobFailedError("fit() has no last step", hint="Pass max_steps or max_epochs to the trainer.")
         self.trainer, self.batches, self._total = trainer, Batches(loader), min(totals)
 
     def restore(self, strategy: ResilientStrategy) -> None:
-        """Restore the job's state, and Lightning's counters."""
-        assert self.batches is not None, "fit() has given it"
+        """Restore the job's state, including the counters of Lightning's loops."""
+        assert self.batches is not None, "fit() has set the batches"
         if len(strategy.optimizers) != 1:
             raise JobFailedError(
-                f"configure_optimizers gave {len(strategy.optimizers)} optimizers", hint="One, or a loop of your own."
+                f"configure_optimizers gave {len(strategy.optimizers)} optimizers",
+                hint="Return one optimizer, or write your own loop.",
             )
         schedulers = {f"scheduler{i}": config.scheduler for i, config in enumerate(strategy.lr_scheduler_configs)}
         scaler = getattr(strategy.precision_plugin, "scaler", None)
@@ -242,7 +254,7 @@ class Follow(Callback):
             module.on_load_checkpoint({"state_dict": module.state_dict(), **saved["module"]})
 
     def _of_module(self) -> dict[str, Any]:
-        """Return the entries that the module itself adds to a checkpoint."""
+        """Return the entries that the module's `on_save_checkpoint` adds to a checkpoint."""
         module = self.trainer.lightning_module
         if type(module).on_save_checkpoint is LightningModule.on_save_checkpoint:
             return {}
@@ -263,7 +275,7 @@ class Follow(Callback):
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if self._loops and json.loads(self._loops)["epoch_loop.batch_progress"]["is_last_batch"]:
-            trainer.fit_loop.reset_restart_stage()  # otherwise it treats the new epoch as a started one
+            trainer.fit_loop.reset_restart_stage()  # otherwise Lightning's loop would treat the new epoch as begun
 
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"
@@ -281,8 +293,8 @@ class Follow(Callback):
             return
         self._steps.log_loss()
         self.batches.loader.ack(self.batches.now)
-        loops = trainer.fit_loop.state_dict()  # as ModelCheckpoint would see it
-        # validation counts from zero each time; its last counters depend on when it ran
+        loops = trainer.fit_loop.state_dict()
+        # leave out the validation loop's counters: they start from zero in each validation, and need not be restored
         self._loops = json.dumps({name: value for name, value in loops.items() if ".val_loop." not in name})
         self._in_step = False
 

@@ -1,4 +1,4 @@
-"""Lightning's checkpoints without a pickle: signed, checksummed, in a folder or on S3.
+"""Lightning checkpoints without pickle: signed, checksummed, and stored in a folder or on S3.
 
 trainer = Trainer(plugins=[HyperpodCheckpointIO()], callbacks=[ModelCheckpoint(...)])
 trainer.fit(model, loader, ckpt_path="last")
@@ -24,15 +24,16 @@ from hyperpod_ext.runtime.memory_server.client.start import secret_file_of
 
 
 class HyperpodCheckpointIO(CheckpointIO):
-    """Saves tensors as they are and everything else as JSON; a path is a folder, or an S3 prefix.
+    """Saves tensors byte for byte and everything else as JSON. The path of a checkpoint is a folder or an S3 prefix.
 
-    Other objects are refused, with their name in the checkpoint. An interrupted save, also by `kill -9`, leaves the
-    previous checkpoint intact.
+    An object that is neither a tensor nor JSON is refused, and the error has the object's name in the checkpoint. If a
+    save is interrupted, even by `kill -9`, the previous checkpoint stays intact.
 
     Args:
-        job: owner of the checkpoints. Checkpoints of another job are refused.
-        secret_file: signs them; at least 16 bytes, closed to other users. Default: HPX_SECRET_FILE, or a new file in
-            the user's state directory, which is enough for one machine.
+        job: name of the job that owns the checkpoints; checkpoints of another job are refused.
+        secret_file: file with the secret that signs checkpoints, at least 16 bytes, readable only by this user. The
+            default is HPX_SECRET_FILE, or else a new file in the user's state directory, which suffices for one
+            machine.
     """
 
     def __init__(self, job: str = "lightning", *, secret_file: str | os.PathLike[str] | None = None) -> None:
@@ -42,11 +43,11 @@ class HyperpodCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """See CheckpointIO; Lightning calls it on rank 0 alone.
+        """Save `checkpoint` at `path`. Lightning calls this method only on rank 0.
 
         Raises:
-            JobFailedError: an object is neither a tensor nor JSON; the error has its path.
-            UnsupportedError: storage options are given.
+            JobFailedError: an object is neither a tensor nor JSON. The error has the object's path in the checkpoint.
+            UnsupportedError: `storage_options` is given.
         """
         if storage_options is not None:
             raise UnsupportedError([Problem("trainer.save_checkpoint(storage_options=...)", hint="Leave it out.")])
@@ -55,14 +56,15 @@ class HyperpodCheckpointIO(CheckpointIO):
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """See CheckpointIO. `weights_only` makes no difference, because nothing is unpickled.
+        """Load the checkpoint at `path`. `weights_only` makes no difference, because nothing is unpickled.
 
         Args:
-            map_location: a device. Otherwise tensors stay on the CPU, and Lightning moves them.
+            map_location: a device to load tensors to; with any other value, tensors stay on the CPU until Lightning
+                moves them.
 
         Raises:
-            NotFoundError: the path has no complete checkpoint.
-            CorruptSnapshotError: it is damaged, or signed with another secret.
+            NotFoundError: there is no complete checkpoint at `path`.
+            CorruptSnapshotError: the checkpoint is damaged, or signed with another secret.
         """
         loaded: dict[str, Any] = self._at(path).load()
         if isinstance(map_location, str | torch.device | int):
@@ -70,7 +72,7 @@ class HyperpodCheckpointIO(CheckpointIO):
         return loaded
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """See CheckpointIO."""
+        """Delete the checkpoint at `path`."""
         self._at(path).remove()
 
     def _at(self, path: str | os.PathLike[str]) -> SingleRankCheckpoint:

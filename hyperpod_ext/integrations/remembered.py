@@ -1,6 +1,7 @@
-"""State of a trainer, its subclasses and its callbacks, as plain values of a snapshot.
+"""State of a trainer, of its subclasses and of its callbacks, as a value in a snapshot.
 
-The structure of their attributes may change at each step, so they are written as bytes, without a pickle.
+The attributes of trainers and callbacks may change their structure at each step, so this module serializes them to
+bytes. This module does not use pickle.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from hyperpod_ext.runtime.state.training_state import raw_bytes
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 _DATA = 1 << 20
-"""Larger attributes probably hold data, and are compared in the first steps only."""
+"""Size in bytes above which an attribute probably contains data, so that it is compared only in the first steps."""
 _COMPARED = 2
+"""Number of first steps in which large attributes are compared."""
 _OF_REPORTS = frozenset({"log", "logs", "logger", "metric", "metrics", "stats", "time", "times", "timer", "seconds"})
-"""Words in names of attributes that only describe training."""
+"""Words in the names of attributes that only describe training, and are not part of the state."""
 
 
 class Remembered:
-    """Values of `read` at the last `freeze`; `write` restores them.
+    """A state object whose value is the result of `read` at the last call of `freeze`. `write` restores that value.
 
-    A step is committed when the next one begins, so later changes belong to the next step.
+    A step is committed when the next step begins, so changes after `freeze` belong to the next step.
     """
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], object]) -> None:
@@ -40,7 +42,7 @@ class Remembered:
         self._frozen = b""
 
     def freeze(self) -> None:
-        """Read the values for the step that is committed next."""
+        """Read the value that belongs to the step that is committed next."""
         self._frozen = written(self._read())
 
     def state_dict(self) -> dict[str, Any]:
@@ -53,10 +55,14 @@ class Remembered:
 
 
 class OwnAttributes:
-    """Changed attributes of `owner`, a trainer or a callback, that subclasses of `base` have assigned.
+    """The changed attributes of a trainer or callback that its class has, but the library's base class has not.
 
-    Attributes that methods of `base` assign are not included, and neither are those with names of logs, metrics or
-    times.
+    Attributes that methods of the library's class assign are not included. Attributes whose names contain a word for
+    logs, metrics or times are not included, either.
+
+    Args:
+        owner: the trainer or callback.
+        base: the library's class, from which the class of `owner` is derived.
     """
 
     def __init__(self, owner: Any, base: type) -> None:
@@ -66,9 +72,10 @@ class OwnAttributes:
         self._reads = 0
 
     def read(self) -> dict[str, Any]:
-        """
+        """Return the attributes that have changed since this object was made.
+
         Raises:
-            JobFailedError: a changing attribute is too large to be written at each step.
+            JobFailedError: a changing attribute is too large to be written to a snapshot at each step.
         """
         self._reads += 1
         changed: dict[str, Any] = {}
@@ -82,7 +89,8 @@ class OwnAttributes:
                 raise JobFailedError(
                     f"{self._kind}.{name} ({type(value).__name__}) holds more than {_DATA >> 20} MiB, changes while "
                     "training, and would be lost at a fault",
-                    hint="Keep its tensors in a torch.nn.Module that a callback holds: such modules are in snapshots.",
+                    hint="Keep its tensors in a torch.nn.Module that is an attribute of a callback: snapshots contain "
+                    "such modules.",
                 )
             if isinstance(now, bytes):
                 changed[name] = value
@@ -90,8 +98,8 @@ class OwnAttributes:
                 lost.append(f"{name} ({type(value).__name__})")
         if lost and self._reads == 1 + _COMPARED:
             sys.stderr.write(
-                f"hyperpod_ext: {', '.join(lost)} of {self._kind} changed and cannot be in a snapshot: after a fault "
-                "it is as at the start. Snapshots hold numbers, text, tensors, and lists and dicts of them.\n"
+                f"hyperpod_ext: {', '.join(lost)} of {self._kind} changed and cannot be in a snapshot: after a fault, "
+                "its value is that of the start. Snapshots hold numbers, text, tensors, and lists and dicts of them.\n"
             )
         return changed
 
@@ -108,7 +116,12 @@ class OwnAttributes:
 
 
 class OwnCallbacks:
-    """Attributes of the script's own callbacks. Callbacks of libraries declare their state themselves."""
+    """Changed attributes of callbacks whose classes the script defines. A library's callbacks declare their own state.
+
+    Args:
+        callbacks: all callbacks of a trainer.
+        base: the library's base class of callbacks.
+    """
 
     def __init__(self, callbacks: Iterable[Any], base: type) -> None:
         own = [each for each in callbacks if is_of_script(type(each).__module__)]
@@ -123,7 +136,7 @@ class OwnCallbacks:
 
 
 def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return modules of callbacks, such as averages of the weights, which callbacks change."""
+    """Return the modules in attributes of callbacks, such as averages of the weights, by `<class>.<attribute>`."""
     found: dict[str, Any] = {}
     for one in callbacks:
         for name, value in getattr(one, "__dict__", {}).items():
@@ -136,7 +149,7 @@ def modules_of(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def assigned_by(kind: type) -> frozenset[str]:
-    """Return names of attributes that methods of `kind` and of its bases assign, on any object."""
+    """Return the names of all attributes that methods of `kind` and of its base classes assign, on any object."""
     functions = [inspect.unwrap(each) for one in kind.__mro__ for each in vars(one).values() if callable(each)]
     return frozenset(
         str(step.argval)
@@ -148,7 +161,7 @@ def assigned_by(kind: type) -> frozenset[str]:
 
 
 def like(example: Any, value: Any) -> Any:
-    """Return `value` in containers of the types in `example`, such as defaultdict and deque."""
+    """Return `value` with its dicts and lists converted to the container types in `example`, such as deque."""
     if isinstance(example, dict) and isinstance(value, Mapping):
         made = copy.copy(example)
         made.clear()
@@ -160,10 +173,10 @@ def like(example: Any, value: Any) -> Any:
 
 
 def written(value: Any) -> bytes:
-    """Return `value` as bytes.
+    """Return `value`, serialized to bytes.
 
     Raises:
-        JobFailedError: it holds an object that is neither a tensor nor plain.
+        JobFailedError: `value` contains an object that is neither a tensor nor a value of JSON.
     """
     parts = take_apart(_plain(value), torch.Tensor)
     tensors = [
@@ -174,7 +187,7 @@ def written(value: Any) -> bytes:
 
 
 def read(data: bytes) -> Any:
-    """Return the argument of `written`, with tensors on their devices."""
+    """Return the value that `written` has serialized to `data`, with tensors on their original devices."""
     shape, values, tensors = json.loads(data)
     return put_together(shape, [_tensor(*each) for each in tensors], values)
 
@@ -185,7 +198,7 @@ def _tensor(dtype: str, shape: list[int], device: str, data: str) -> torch.Tenso
 
 
 def _plain(value: Any) -> Any:
-    """Return deques as lists; `like` restores them."""
+    """Return `value` with deques replaced by lists; `like` converts them back."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, deque | list):
@@ -194,7 +207,7 @@ def _plain(value: Any) -> Any:
 
 
 def _seen(value: Any) -> bytes | int:
-    """Return the bytes of `value` in a snapshot, or its id, for comparisons."""
+    """Return a key for comparing `value` with later values: its serialized bytes, or its `id()` if it has none."""
     try:
         return written(value)
     except (JobFailedError, RuntimeError, ValueError, TypeError):  # the value is not plain, or is a meta tensor

@@ -1,8 +1,9 @@
-"""Checkpoint of one process's nested state in a folder or an S3 prefix.
+"""Checkpoint of one process's nested state, in a folder or an S3 prefix.
 
-The layout is that of a durable tier (`storage.checkpoints`) for a job of one rank: an image of the tensors, and other
-values as JSON in a signed manifest, which is written last. So `dcp.load` and `hp-ext checkpoints` can read it, and
-nothing is unpickled. The previous checkpoint stays until the new one is complete.
+The checkpoint has the layout of a durable tier (`storage.checkpoints`) for a job with one rank: one file with the bytes
+of all tensors, and a signed manifest with all other values as JSON, which is written last. `dcp.load` and `hp-ext
+checkpoints` can read such a checkpoint, and nothing in it is unpickled. The previous checkpoint is deleted only after
+the new checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -31,46 +32,53 @@ from hyperpod_ext.runtime.storage.retention import remove
 from hyperpod_ext.runtime.storage.upload_split import files_of
 
 _CHUNK = 256 * MIB
-"""Bytes that are read and verified at a time, and the memory that a load needs in addition to the tensors."""
+"""Number of bytes that a load reads and verifies at a time, which is also the memory it needs besides the tensors."""
 
 
 class SingleRankCheckpoint:
-    """The checkpoint at `url`: s3://bucket/prefix, file:///path or a path.
+    """The checkpoint at a URL, which need not exist yet.
 
     Args:
-        job: owner of the checkpoint. One of another job is refused.
-        secret: signs the checkpoint, and verifies it when it is read.
+        url: s3://bucket/prefix, file:///path, or a path.
+        job: name of the job that owns the checkpoint; a checkpoint of another job is refused.
+        secret: key that signs the checkpoint, and verifies it when it is read.
 
     Raises:
-        ConflictError: the path is a file.
+        ConflictError: there is a file at the path, and not a folder.
     """
 
     def __init__(self, url: str, *, job: str, secret: bytes) -> None:
         self._store: ObjectStore = open_store(url)
         if self._store.url.startswith("file:") and Path(url.removeprefix("file://")).is_file():
             raise ConflictError(
-                f"{url} is a file, and no checkpoint of ours: those are folders",
-                hint="A checkpoint by torch.save holds a pickle, which is not read here: load it with the library's "
-                "own reader, and save it again.",
+                f"{url} is a file, but a checkpoint of hyperpod_ext is a folder",
+                hint="If the file is a checkpoint of torch.save, it holds a pickle, which is not read here. Load it "
+                "with the library's own reader, and save it again.",
             )
         self._job, self._secret = job, secret
         self._checkpoints = Checkpoints(self._store, job=job, secret=secret)
 
     def save(self, tree: Any, step: int) -> None:
-        """Write `tree`, and then delete the previous checkpoint. A symbolic link is replaced.
+        """Write `tree` as a new checkpoint, and then delete the previous checkpoint.
+
+        If there is a symbolic link at the checkpoint's path, a folder replaces the link.
+
+        Args:
+            tree: nested dicts and lists with tensors and JSON values.
+            step: step of the checkpoint.
 
         Raises:
-            JobFailedError: an object is neither a tensor nor JSON; the error has its path.
-            StaleGenerationError: another process is writing to the same place.
-            UnreachableError: the place cannot be written; the previous checkpoint is intact.
+            JobFailedError: an object is neither a tensor nor JSON. The error has the object's path in `tree`.
+            StaleGenerationError: another process is saving a checkpoint to the same folder or prefix.
+            UnreachableError: the folder or prefix cannot be written. The previous checkpoint is intact.
         """
         parts = take_apart(tree, torch.Tensor)
-        self._unlink()  # its target is another checkpoint, and stays
+        self._unlink()  # delete only the link: its target is another checkpoint
         layout = Layout(parts)
         plan = layout.plan
         before = [entry.name for entry in self._store.list()]
         generation = self._checkpoints.newest_generation() + 1
-        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # this invalidates the previous checkpoint
+        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # from now on, other writers get an error
         folder = folder_of(step, generation)
         self._checkpoints.put_plan(folder, plan)
         with mmap.mmap(-1, plan.nbytes) as memory, memoryview(memory) as image:
@@ -98,21 +106,22 @@ class SingleRankCheckpoint:
         self._remove(before)
 
     def load(self) -> Any:
-        """Return the saved state on the CPU, with mappings as ordered dicts. Every byte is verified.
+        """Return the saved state, with tensors on the CPU and mappings as ordered dicts. Every byte is verified.
 
         Raises:
             NotFoundError: there is no complete checkpoint.
-            CorruptSnapshotError: it is damaged, or signed with another secret.
+            CorruptSnapshotError: the checkpoint is damaged, or signed with another secret.
         """
         found = self._checkpoints.found()
         if not found:
-            raise NotFoundError(f"there is no whole checkpoint in {self._store.url}")
+            raise NotFoundError(f"there is no complete checkpoint in {self._store.url}")
         newest = found[0]
         checkpoint = self._checkpoints.read(newest)
         if int(checkpoint["world_size"]) != 1 or "0" not in checkpoint["ranks"]:
             raise CorruptSnapshotError(
-                f"{self._store.url}: it was saved by {checkpoint['world_size']} ranks, each its part",
-                hint="Read it by dcp.load, or by the job that saved it.",
+                f"{self._store.url}: the checkpoint has the parts of {checkpoint['world_size']} ranks, but only a "
+                "checkpoint of one rank can be read here",
+                hint="Load the checkpoint with dcp.load, or in the job that saved it.",
             )
         manifest = checkpoint["ranks"]["0"]
         plan = self._checkpoints.read_plan(newest.folder, str(manifest["plan"]))
@@ -124,7 +133,8 @@ class SingleRankCheckpoint:
     def remove(self) -> None:
         """Delete the checkpoint, its manifest first. Other files stay. A missing checkpoint is no error.
 
-        Only the link itself is deleted if the place is a symbolic link, because its target is another checkpoint.
+        If there is a symbolic link at the checkpoint's path, only the link is deleted, because its target is another
+        checkpoint.
         """
         if self._unlink():
             return
@@ -134,7 +144,7 @@ class SingleRankCheckpoint:
             root.rmdir()
 
     def _unlink(self) -> bool:
-        """Delete the symbolic link at this place; return False if there is none."""
+        """Delete the symbolic link at the checkpoint's path; return False if there is none."""
         root = getattr(self._store, "root", None)
         if not isinstance(root, Path) or not root.is_symlink():
             return False
@@ -146,13 +156,19 @@ class SingleRankCheckpoint:
         self._store.delete([fence_name(number) for number in fenced_generations(names)])
 
     def _read(self, folder: str, plan: Plan, checkpoint: Manifest) -> list[torch.Tensor]:
-        """Read the tensors of an image into their own memory. Raises CorruptSnapshotError."""
+        """Read the bytes of all tensors, each into its own memory, and verify them.
+
+        Raises:
+            CorruptSnapshotError: the bytes differ from the manifest.
+        """
         tensors = [torch.empty(item.sizes, dtype=getattr(torch, item.dtype)) for item in plan.items]
         left = [(item, bytes_of(tensor)) for item, tensor in zip(plan.items, tensors, strict=True) if item.nbytes]
         left.reverse()
         files = files_of(checkpoint, "0")
         if plan.nbytes != (nbytes := sum(file.nbytes for file in files)):
-            raise CorruptSnapshotError(f"{self._store.url}/{folder}: its plan is for {plan.nbytes} bytes, not {nbytes}")
+            raise CorruptSnapshotError(
+                f"{self._store.url}/{folder}: its plan is for {plan.nbytes} bytes, but its files have {nbytes}"
+            )
         buffer = memoryview(bytearray(min(_CHUNK, plan.nbytes)))
         for file in files:
             name, reading = f"{folder}/{file.name}", Reading(Expected.of(checkpoint, file), self._secret)
@@ -174,7 +190,13 @@ def _fill(layout: Layout, image: memoryview) -> None:
 
 
 def _give(item: Item, tensor: memoryview, piece: memoryview, start: int) -> bool:
-    """Copy a tensor's bytes from `piece`, which starts at byte `start` of the image. Return whether it is complete."""
+    """Copy to `tensor` its bytes in `piece`, and return whether the tensor is complete.
+
+    Args:
+        item: position of the tensor's bytes among the bytes of all tensors.
+        piece: a chunk of the bytes of all tensors.
+        start: position of the first byte of `piece` among the bytes of all tensors.
+    """
     low, high = max(item.data, start), min(item.data + item.nbytes, start + len(piece))
     if high > low:
         tensor[low - item.data : high - item.data] = piece[low - start : high - start]

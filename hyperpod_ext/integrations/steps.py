@@ -1,4 +1,4 @@
-"""Steps of a run for loops of other libraries, which call `begin` instead of iterating."""
+"""Steps of a run for the training loops of other libraries, whose callbacks call `begin` instead of iterating."""
 
 from __future__ import annotations
 
@@ -16,34 +16,45 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class Steps:
-    """`run.steps(total)`, driven by callbacks. A context, so that an exception closes the steps at once: the garbage
-    collector could close them in the middle of another step.
+    """The steps of `run.steps(total)`, for use in callbacks.
 
-    A step is committed when the next one begins, or by `end`, so changes after the callbacks are included.
+    Use this object as a context manager, so that an exception closes the generator of the steps at once. The garbage
+    collector would close the generator later, perhaps in the middle of another step.
+
+    A step is committed when the next step begins, or by `end`, so that it includes changes of later callbacks.
     """
 
     def __init__(self, run: Run, total: int) -> None:
-        """Call `run.restore` first. Raises JobFailedError if `total` is not positive."""
+        """Make the steps of `run`, after `run.restore` was called. Raises JobFailedError if `total` is not positive.
+
+        `total`: number of steps of the whole job.
+        """
         if total < 1:
-            raise JobFailedError(f"{total} steps", hint="Say how many optimizer steps the run has, from 1.")
+            raise JobFailedError(
+                f"the run would have {total} steps", hint="Pass the number of optimizer steps, 1 or more."
+            )
         self._run, self._total = run, total
         self._steps: Iterator[int] | None = None
         self._sum: torch.Tensor | None = None
 
     def begin(self) -> int:
-        """Commit the step before, begin the next one, and return its number."""
+        """Commit the previous step, begin the next step, and return the new step's number."""
         if self._steps is None:
             self._steps = self._run.steps(self._total)
         step = next(self._steps, None)
         if step is None:
             raise JobFailedError(
-                f"a step after the last one, {self._total}", hint="Give the number of steps that the loop makes."
+                f"a step was begun after the last step, {self._total}",
+                hint="Pass the number of steps that the loop makes.",
             )
         self._sum = None
         return step
 
     def add_loss(self, loss: torch.Tensor) -> None:
-        """Add this rank's mean loss of a micro-batch, divided by the number of micro-batches."""
+        """Add the loss of a micro-batch to the step's loss.
+
+        `loss`: this rank's mean loss of the micro-batch, divided by the number of micro-batches in the step.
+        """
         loss = loss.detach().clone()
         self._sum = loss if self._sum is None else self._sum + loss
 
@@ -55,7 +66,7 @@ class Steps:
             self._run.log(loss=mean)
 
     def end(self) -> None:
-        """Commit the last step of the loop, also if it ended before `total` steps."""
+        """Commit the last step of the loop, even if the loop ended before `total` steps."""
         if self._steps is None or next(self._steps, None) is None:
             return
         self.close()
@@ -71,17 +82,17 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.end()
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save of an older generation
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # the last save came too late
             self.close()
 
 
 class Batches:
-    """Micro-batches of the rest of an epoch, without weights, because all have the same."""
+    """The remaining micro-batches of an epoch, without their weights, which are all equal."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader, self.dataset = loader, loader.source
         self.now: Step | None = None
-        """Step that was read last."""
+        """The step whose micro-batches were read last; None: nothing was read yet."""
 
     def __len__(self) -> int:
         return len(self.loader.sampler)
@@ -92,8 +103,8 @@ class Batches:
             yield from step.micro_batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing: the run has the state. Lightning requires the method."""
+        """Return an empty state, because the run restores the loader. Lightning requires this method."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `state_dict`."""
+        """Do nothing, because the run restores the loader."""

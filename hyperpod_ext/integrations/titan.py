@@ -7,7 +7,8 @@
         train_step()
         checkpointer.save(step, last_step=step == 1000)
 
-It has the methods of TorchTitan's CheckpointManager that its loop calls. TorchTitan is not needed.
+`RunCheckpointer` has the methods of TorchTitan's CheckpointManager that TorchTitan's loop calls. TorchTitan need not be
+installed.
 """
 
 from __future__ import annotations
@@ -22,45 +23,53 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class RunCheckpointer:
-    """`load` begins the run's next step; `save` commits it, and begins the one after.
+    """Commits the steps of a loop that calls `load` once and `save` after each step.
 
-    Call `save` after each step: the job's `checkpoint` decides when snapshots go to which tier. A context; leave it
-    when the loop ends, with an exception or without.
+    `load` begins the run's next step. `save` commits the current step, and begins the following step. The job's
+    `checkpoint` policy determines when a snapshot is made, and to which tiers it is copied.
+
+    Use this object as a context manager around the loop, so that the steps are closed even after an exception.
     """
 
     def __init__(self, run: Run, *, total: int, **states: Stateful) -> None:
-        """states: objects with state_dict() and load_state_dict(), of the same names on every rank."""
+        """Make a checkpointer.
+
+        Args:
+            run: the run whose steps are committed.
+            total: number of steps of the whole job.
+            states: objects with state_dict() and load_state_dict(), with the same names on every rank.
+        """
         check_adapter(run, "RunCheckpointer")
         self._run, self._total, self._states = run, total, states
         self._steps = Steps(run, total)
         self._step = -1
 
     def load(self, step: int = -1) -> int:
-        """Restore the newest step that every rank can restore, and return it; 0 at the first start. Collective.
+        """Restore the newest step that every rank can restore, and return its number; 0 at the job's start. Collective.
 
         Raises:
-            JobFailedError: `step` is another step.
+            JobFailedError: `step` is neither -1 nor the restored step.
         """
-        self._step = self._run.restore(**self._states)  # type: ignore[arg-type]  # none is named cast
+        self._step = self._run.restore(**self._states)  # type: ignore[arg-type]  # no state is named `cast`
         if step not in (-1, self._step):
             raise JobFailedError(
-                f"load(step={step}): the job goes on from step {self._step}",
-                hint="Call load() without a step; `hp-ext checkpoints` chooses another one.",
+                f"load(step={step}): the job continues from step {self._step}",
+                hint="Call load() without a step. To continue from another step, use `hp-ext checkpoints`.",
             )
         if self._step < self._total:
             self._steps.begin()
         return self._step
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """Commit `curr_step`.
+        """Commit `curr_step`, and begin the following step unless this is the last one.
 
         Raises:
-            JobFailedError: it is not the next step, or `load` was not called.
+            JobFailedError: `curr_step` does not follow the last committed step, or `load` was not called.
         """
         if self._step < 0 or curr_step != self._step + 1 or last_step != (curr_step == self._total):
             raise JobFailedError(
                 f"save({curr_step}, last_step={last_step}) after step {self._step} of {self._total}",
-                hint="Call load() first, then save() after each step, with last_step at the last one.",
+                hint="Call load() first, then save() after each step, with last_step=True after the last step.",
             )
         self._step = curr_step
         if last_step:
@@ -69,13 +78,13 @@ class RunCheckpointer:
             self._steps.begin()
 
     def maybe_wait_for_staging(self) -> None:
-        """Do nothing: the optimizer's hook waits for snapshots that are being copied."""
+        """Do nothing: a hook of the optimizer waits for the running copy of a snapshot."""
 
     def maybe_wait_for_saving(self) -> None:
-        """Do nothing: snapshots are written during training, and the job's end waits for the last one."""
+        """Do nothing: snapshots are written during training, and the job waits for the last snapshot at its end."""
 
     def close(self) -> None:
-        """Close the steps."""
+        """Close the run's steps."""
         self._steps.close()
 
     def __enter__(self) -> RunCheckpointer:

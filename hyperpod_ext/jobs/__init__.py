@@ -1,1 +1,4 @@
-"""The laptop side: make_plan → render → submit → JobHandle. This package does not run inside containers."""
+"""Rendering and submitting jobs from the user's machine: make_plan → render → submit → JobHandle.
+
+Containers of jobs do not run this package.
+"""

@@ -30,7 +30,7 @@ _CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """One checked item."""
+    """Result of one check of `hp-ext doctor`."""
 
     state: Literal["ok", "absent", "old", "WRONG"]
     what: str
@@ -39,7 +39,7 @@ class Examined:
 
 
 def look_here() -> Iterator[Examined]:
-    """Check packages and programs of this machine."""
+    """Check the Python packages and the programs that are installed on this machine."""
     yield Examined("ok", "python", platform.python_version())
     for name, purpose in _PACKAGES.items():
         if importlib.util.find_spec(name) is None:
@@ -54,7 +54,7 @@ def look_here() -> Iterator[Examined]:
 
 
 def look_at_catalog(today: date) -> Iterator[Examined]:
-    """Check the age of the facts about AWS in the catalog."""
+    """Check the age of the facts about AWS in hp-ext's catalog, such as instance types and images."""
     old = stale(today)
     for one in old:
         hint = "`make catalog` refreshes facts that packages contain; a newer release of hyperpod-ext has the others"
@@ -80,7 +80,11 @@ def _sagemaker_is_complete() -> Iterator[Examined]:
 
 
 def look_at_cluster(context: str | None) -> Iterator[Examined]:
-    """Check the Kubernetes API of the kubeconfig, its operators, and that these know every rendered field."""
+    """Check that the Kubernetes API of the kubeconfig answers, and that its operators know every rendered field.
+
+    Args:
+        context: context of the kubeconfig; None uses its current context.
+    """
     from hyperpod_ext.jobs.kubernetes.api.client import Client
     from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access
     from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
@@ -109,7 +113,12 @@ def look_at_cluster(context: str | None) -> Iterator[Examined]:
 
 
 def _fields_of(name: str, version: str, crd: Mapping[str, Any]) -> Iterator[Examined]:
-    """Check that the live definition has every field that hp-ext renders."""
+    """Check that the cluster's definition of kind `name` has every field that hp-ext renders.
+
+    Args:
+        version: version of the kind's API that hp-ext renders.
+        crd: CustomResourceDefinition of the kind in the cluster.
+    """
     from hyperpod_ext.jobs.kubernetes import schemas
 
     versions = {one.get("name"): one for one in (crd.get("spec") or {}).get("versions") or []}
@@ -148,7 +157,7 @@ def _missing(model: type[BaseModel], live: Mapping[str, Any], path: str) -> Iter
 
 
 def _kubernetes_models() -> tuple[type[BaseModel], ...]:
-    """Models of Kubernetes' own types, which every operator accepts completely."""
+    """Return the models of Kubernetes' own types, whose fields are not checked because every operator accepts them."""
     from hyperpod_ext.jobs.kubernetes import schemas
 
     return schemas.PodTemplate, schemas.EnvVar

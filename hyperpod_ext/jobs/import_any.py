@@ -1,4 +1,4 @@
-"""Import of any job file as a JobConfig. The kind of the file is detected from its content."""
+"""Import of any supported job file as a JobConfig. The kind of the file is detected from its content."""
 
 from __future__ import annotations
 
@@ -17,10 +17,14 @@ from hyperpod_ext.jobs.kubernetes.imports.import_job import import_job
 def import_file(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
     """Read an sbatch file, a CreateTrainingJob request as JSON, a config.yaml of hyp, or a job for Kubernetes.
 
-    `values` fill the placeholders of a template, or are variables of an sbatch file.
+    Args:
+        text: content of the file.
+        source: name of the file for error messages.
+        values: values for the placeholders of a template, or for the variables of an sbatch file.
 
     Raises:
-        ConfigError: the file is of none of these kinds, or its job is invalid; the error names every field.
+        ConfigError: the file is of no kind that can be imported, or its job is invalid. The error names every invalid
+            field.
     """
     try:
         return _read(text, source, values)
@@ -47,7 +51,7 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
         try:
             found = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
-            found = None  # import_job reports it
+            found = None  # not YAML: import_job raises the error
         if is_hyp_config(found):
             return import_hyp(text, source)
     return import_job(text, source, values)

@@ -1,4 +1,7 @@
-"""Import of every file below a folder, with the outcome of each: carried, named or refused."""
+"""Import of every job file below a folder, with the outcome of each file.
+
+The outcome is `carried` (imported without loss), `named` (imported; the lost settings are listed) or `refused`.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,27 @@ from hyperpod_ext.jobs.import_any import import_file
 from hyperpod_ext.jobs.imports.placeholders import helm_refused
 
 LARGEST_BYTES = 4 * 2**20
-"""Maximum bytes of a job file."""
+"""Maximum size of a job file in bytes."""
 _NO_JOBS = (".md", ".py", ".txt", ".ipynb", ".png", ".dockerfile")
 
 
 @dataclass
 class FolderReport:
-    """Outcome of each file."""
+    """Outcome of the import of each file."""
 
     files: list[dict[str, Any]] = field(default_factory=list)
 
     def counts(self) -> dict[str, int]:
-        """Count the files imported without loss (carried), with named losses (named), and refused."""
+        """Return the number of files with each outcome (`carried`, `named` or `refused`)."""
         found = Counter(str(one["outcome"]) for one in self.files)
         return {name: found[name] for name in ("carried", "named", "refused")}
 
     def to_json(self) -> dict[str, object]:
-        """Return the counts, then every file."""
+        """Return the number of files, the number of files with each outcome, and the outcome of every file."""
         return {"files": len(self.files), **self.counts(), "results": self.files}
 
     def to_text(self) -> str:
-        """Return a line for each file, then the counts."""
+        """Return one line for each file, then a line with the number of files with each outcome."""
         lines = []
         for one in self.files:
             first = f": {one['problems'][0]}" if one["problems"] else ""
@@ -46,10 +49,13 @@ class FolderReport:
 
 
 def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:
-    """Import every file below `folder` that may be a job, sorted by name.
+    """Import every file below `folder` that may be a job file, in the order of their names.
+
+    Args:
+        values: values for the placeholders of templates, or for the variables of sbatch files.
 
     Raises:
-        ConfigError: the folder is a chart of Helm.
+        ConfigError: the folder is a Helm chart.
     """
     if (folder / "Chart.yaml").is_file():
         raise helm_refused(str(folder), shlex.quote(str(folder)))

@@ -1,4 +1,4 @@
-"""Checks of a user's templates, and their differences from the shipped ones."""
+"""Checks of a user's own templates, and their differences from the shipped templates."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from hyperpod_ext.jobs.contract.render import parse_template, template_names, te
 
 @dataclass(frozen=True, slots=True)
 class TemplateDifference:
-    """Difference between a template of the folder and the shipped template."""
+    """Difference between a user's template and the shipped template with the same name."""
 
     name: str
-    """`hyperpod_eks/job.yaml.j2`."""
+    """Path of the template below its folder, such as `hyperpod_eks/job.yaml.j2`."""
     diff: str
     """Unified diff from the shipped template to the user's template; empty if they are equal."""
 
 
 def template_problems(folder: Path) -> Iterator[Problem]:
-    """Yield a problem for each template that would never be used or cannot be read.
+    """Yield a problem for each template below `folder` that hp-ext would never use or cannot read.
 
     Raises:
-        NotFoundError: there is no such folder.
+        NotFoundError: `folder` does not exist.
     """
     known = template_names()
     names = _names(folder)
@@ -50,7 +50,10 @@ def template_problems(folder: Path) -> Iterator[Problem]:
 
 
 def _name_meant(name: str, folder: Path, known: list[str]) -> str:
-    """Return a hint for a template in the wrong place. Template folders are named after targets, with underscores."""
+    """Return a hint with the name that the user probably meant for a template with an unknown name.
+
+    The folders of shipped templates have the names of targets, with underscores instead of hyphens.
+    """
     meant = name.replace("-", "_")
     if f"{folder.name.replace('-', '_')}/{meant}" in known:
         return f"name the parent folder: --templates {folder.parent}, with {folder.name.replace('-', '_')}/{meant}"
@@ -58,10 +61,10 @@ def _name_meant(name: str, folder: Path, known: list[str]) -> str:
 
 
 def template_differences(folder: Path) -> list[TemplateDifference]:
-    """Compare every template of the folder with the shipped one, by name.
+    """Compare every template below `folder` with the shipped template of the same name.
 
     Raises:
-        NotFoundError: there is no such folder.
+        NotFoundError: `folder` does not exist.
     """
     known = set(template_names())
     return [_difference(folder, name) for name in _names(folder) if name in known]

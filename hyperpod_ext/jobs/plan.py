@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _ALL: tuple[Path, ...] = ((),)
-"""Fields of a check that may read any field."""
+"""Field paths of a check that may read any field: the root of the spec."""
 
 
 def make_plan(
@@ -35,7 +35,8 @@ def make_plan(
     """Check a job against its cluster and target, then render it.
 
     Args:
-        warnings: result of `find_warnings` for a job without problems. Default: check the job.
+        ignore: ids of rules that are not checked.
+        warnings: result of `find_warnings`, if the caller has already checked the job; with None, the job is checked.
 
     Raises:
         UnsupportedError: this target cannot run this job. The error names every reason.
@@ -65,7 +66,14 @@ def find_problems(
     *,
     rules: bool = True,
 ) -> list[Problem]:
-    """Return the errors of a job on a cluster and target, except those of the rules in `ignore`."""
+    """Return the errors of a job on a cluster and target.
+
+    Args:
+        cluster: cluster of the job; None skips checks that depend on a cluster.
+        target: target of the job; None skips checks that depend on a target.
+        ignore: ids of rules that are not checked.
+        rules: also check the domain rules (HPX101 and up).
+    """
     problems: list[Problem] = []
     if target is not None:
         module = get_target(target)
@@ -83,10 +91,12 @@ def draft_checks(
     *,
     alone: bool,
 ) -> list[Check]:
-    """Return the checks of `find_problems` for a spec with invalid fields. Rules that read an invalid field are
-    skipped.
+    """Return the checks of `find_problems` in a form that also works for a spec with invalid fields.
+
+    The caller skips each check that reads an invalid field.
 
     Args:
+        ignore: ids of rules that are not checked.
         complete: adds settings of the cluster to a job.
         alone: skip checks that depend on a cluster or target, because the cluster cannot be read.
     """
@@ -120,10 +130,11 @@ def find_warnings(
     ignore: Collection[str] = (),
     folder: FilePath | None = None,
 ) -> list[Problem]:
-    """Return warnings: settings that work but are probably a mistake.
+    """Return warnings about settings that work but are probably a mistake.
 
     Args:
-        folder: the spec's folder. Without it, the script is not read.
+        ignore: ids of rules that are not checked.
+        folder: the spec's folder; with None, the script is not read.
     """
     return list(findings(Context(job, cluster, target, folder), "warning", ignore))
 

@@ -1,4 +1,4 @@
-"""Live numbers of a job from its pods, read through the Kubernetes API server."""
+"""Live metrics of a job for `hp-ext top`, read from its pods through the Kubernetes API server."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.jobs.contract.handle import JobHandle
 
 _MOST_PODS = 16
-"""Maximum number of queried pods. Nearly always the first pod has the numbers."""
+"""Maximum number of pods that are queried. Usually the first pod already has the metrics."""
 
 
 class PodNumbers:
-    """Reads the numbers of one job repeatedly.
+    """Reads the metrics of one job repeatedly.
 
     Args:
-        job: its spec, with the port of the metrics.
+        job: spec of the job, with the port at which its pods serve metrics.
     """
 
     def __init__(self, handle: JobHandle, job: JobConfig) -> None:
@@ -27,12 +27,13 @@ class PodNumbers:
         self._client, self._handle = client_of(handle), handle
         self._port = job.metrics.port if job.metrics is not None and job.has_agent else 0
         self._last = ""
-        """Pod that last returned numbers."""
+        """Name of the pod that returned metrics most recently and is queried first; empty if no pod returned
+        metrics."""
         self.why = ""
-        """Reason why there are no numbers. Empty if there are numbers, or none were requested."""
+        """Reason why the last call of `now` returned no metrics; empty if it returned metrics, or was never called."""
 
     def now(self) -> Mapping[str, Any] | None:
-        """Return the numbers for `hp-ext top`; None if no pod returns them."""
+        """Return the metrics for `hp-ext top`; None if no queried pod returns metrics."""
         if not self._port:
             self.why = "its spec has no `metrics.port` at which pods serve metrics"
             return None
@@ -41,7 +42,7 @@ class PodNumbers:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{self._port}/proxy{SUMMARY}"
             try:
                 found = self._client.get_once(path)
-            except HyperpodExtError as error:  # another pod may have become the coordinator
+            except HyperpodExtError as error:  # try the next pod, which may be the new coordinator
                 self.why = error.message
                 continue
             if found:
@@ -57,7 +58,9 @@ class PodNumbers:
 
 
 def spec_of(handle: JobHandle) -> JobConfig | None:
-    """Return the spec of a job on Kubernetes; None if this version cannot read it, or the target stores none.
+    """Return the spec that was stored with a job on Kubernetes.
+
+    Returns None if the target stores no spec, or this version cannot read the spec.
 
     Raises:
         NotFoundError: there is no such job.

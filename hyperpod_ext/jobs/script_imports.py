@@ -1,4 +1,4 @@
-"""Modules that a script imports in its first statements. The script is parsed, and never executed."""
+"""Modules that a script imports in its first statements. The script is parsed, but never executed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from hyperpod_ext.jobs.rules.script_code import parse_file
 
 
 def first_imports(script: Path, passed: Set[str] = frozenset()) -> list[str]:
-    """Return the third-party modules, and their attributes, that the script imports in its first statements.
+    """Return the third-party modules, and the attributes of modules, that the script imports in its first statements.
 
-    The search ends at the first other statement, and at the first import from the script's own folder: later imports
-    may depend on environment variables that such code sets. The standard library is left out.
+    The search ends at the first statement that is not an import, and at the first import from the script's own folder.
+    Other code may set environment variables on which later imports depend. Modules of the standard library are left
+    out.
 
     Args:
-        passed: functions without arguments whose calls do not end the search.
+        passed: names of functions whose calls without arguments do not end the search.
     """
     found: dict[str, None] = {}
     for root, name in _leading_imports(script, passed):
@@ -30,7 +31,7 @@ def first_imports(script: Path, passed: Set[str] = frozenset()) -> list[str]:
 
 
 def _leading_imports(script: Path, passed: Set[str]) -> Iterator[tuple[str, str]]:
-    """Yield package and full name of each import before the first other statement."""
+    """Yield package and full name of each import that comes before the first statement of another kind."""
     code = parse_file(script)
     for number, node in enumerate(code.body if code is not None else ()):
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Submission of a plan: the target gets exactly the rendered files."""
+"""Submission of a plan. The target receives exactly the files that were rendered for the plan."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hyperpod_ext.jobs.contract.targets import REHEARSAL, get_target
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Start the job.
+    """Check the rendered files of the plan, then start its job; return the job's handle.
 
     Raises:
         ConflictError: the job's name or a fixed port is in use.
@@ -22,20 +22,20 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def rehearse(plan: Plan) -> None:
-    """Check the plan on the target's server without creating anything.
+    """Check the plan on the target's server without creating any object there.
 
     Raises:
-        UnsupportedError: the target has no such server.
+        UnsupportedError: the target has no server that can check a plan.
     """
     read_back(plan)
     REHEARSAL.of(plan.target).rehearse(plan)
 
 
 def read_back(plan: Plan) -> None:
-    """Check the rendered files: shell syntax, Kubernetes schemas, the model of SageMaker's API.
+    """Check the rendered files against shell syntax, the Kubernetes schemas, and the model of SageMaker's API.
 
     Raises:
-        ConfigError: a file would be refused.
+        ConfigError: the server would refuse a file.
         HyperpodExtError: a file is not valid shell, or the checker is not installed.
     """
     for name, text in plan.files.items():

@@ -1,1 +1,1 @@
-"""Predicts a job's state size, save intervals, goodput and cost. Pure arithmetic, no torch."""
+"""Predicts a job's state size, save intervals, goodput and cost. Pure arithmetic without torch."""

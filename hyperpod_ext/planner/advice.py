@@ -1,8 +1,8 @@
-"""Advice from a job's measurements: each rule is a function from a job's report to advice, or None.
+"""Advice from a job's measurements. Each rule is a function that gets a job's report and returns advice, or None.
 
-A rule applies if its finding cost more than the share `MATTERS` of the job's time. The rule estimates the seconds that
-the change would have saved, as an upper bound if the text says "at most". `advice_faults` has the rules about faults.
-Pure.
+Most rules return advice only if the problem cost more than the share `MATTERS` of the job's time. A rule estimates the
+seconds that the advised change would have saved. If the text of the advice says "at most", the estimate is an upper
+bound. The module `advice_faults` has the rules about faults. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hyperpod_ext.planner.intervals import best_interval, goodput
 
 
 def advise(report: JobReport) -> list[Advice]:
-    """Return all advice for a job, the largest saving first."""
+    """Return all advice for a job, sorted by the time that it would have saved, largest first."""
     rules = (
         data_wait,
         checkpoint_wait,
@@ -29,16 +29,16 @@ def advise(report: JobReport) -> list[Advice]:
 
 
 def data_wait(report: JobReport) -> Advice | None:
-    """Return advice if ranks waited for samples for 5 % of the time or more."""
+    """Return advice if ranks waited for training samples for at least 5 % of the job's time."""
     waited, wall = seconds_of(report, "data"), wall_of(report)
     if not wall or waited < 0.05 * wall:
         return None
-    text = f"Each rank waited {_share(waited, wall)} for data: prefetch, or more loader workers."
+    text = f"Each rank waited {_share(waited, wall)} for data: prefetch, or use more loader workers."
     return Advice("data-wait", text, waited)
 
 
 def checkpoint_wait(report: JobReport) -> Advice | None:
-    """Return advice if ranks waited for snapshots for 1 % of the time or more."""
+    """Return advice if ranks waited for snapshots for at least 1 % of the job's time."""
     waited, wall = seconds_of(report, "checkpoint"), wall_of(report)
     if not wall or waited < 0.01 * wall:
         return None
@@ -47,7 +47,7 @@ def checkpoint_wait(report: JobReport) -> Advice | None:
 
 
 def startup(report: JobReport) -> Advice | None:
-    """Return advice if ranks waited for the first step for 20 % of the time or more."""
+    """Return advice if ranks waited for the first step for at least 20 % of the job's time."""
     waited, wall = seconds_of(report, "startup"), wall_of(report)
     if not wall or waited < 0.2 * wall:
         return None
@@ -56,8 +56,8 @@ def startup(report: JobReport) -> Advice | None:
 
 
 def snapshot_interval(report: JobReport) -> Advice | None:
-    """Return advice if snapshots are more or less frequent than the exact optimum for their measured cost and fault
-    rate."""
+    """Return advice if snapshots were more or less frequent than is best for the measured cost of a snapshot and the
+    measured rate of faults."""
     snapshots, wall = report.get("snapshots") or {}, wall_of(report)
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     fell_back = [each for each in report["recoveries"] if each["source"] in {"memory", "peer", *DURABLE}]
@@ -95,7 +95,7 @@ def copies_left_out(report: JobReport) -> Advice | None:
         return None
     tier = max(left_out, key=lambda name: left_out[name])
     text = f"{left_out[tier]} copies to {tier} were skipped, because the previous copies were unfinished. A larger "
-    return Advice("copies-left-out", text + "`every_steps` for this tier chooses which steps it gets.")
+    return Advice("copies-left-out", text + "`every_steps` for this tier avoids skipped copies.")
 
 
 def _share(seconds: float, wall: float) -> str:

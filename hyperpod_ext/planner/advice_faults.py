@@ -1,4 +1,4 @@
-"""Rules of `advice` about faults and recoveries. Pure."""
+"""Rules for advice about faults and recoveries, which `advice.advise` calls. Pure."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ _SLOW_PHASE = {
     "first_new_step": "check the work of the training function before its first step, such as compiling",
 }
 HANGS = frozenset({"hang", "heartbeat", "stalled"})
-"""Kinds of faults that are hangs."""
+"""Kinds of faults that count as hangs."""
 _JOB_RESTART_S = 600.0
 """Assumed seconds that a lost node costs in a job that cannot replace the node."""
 _CHANCE = 0.01
-"""A node is reported if the probability that random faults hit it so often is lower than this."""
+"""Maximum probability for advice about a bad node: the probability that faults at random nodes would hit one node as
+often as they did."""
 
 
 def lost_steps(report: JobReport) -> Advice | None:
-    """Return advice if steps had to be repeated."""
+    """Return advice if training steps had to be repeated after faults."""
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
     if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
-        return None  # with a snapshot of every step already, there is no advice
+        return None  # the cost is small, or the job already has a snapshot of almost every step
     text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): save every step to the first tier."
     return Advice("lost-steps", text, seconds)
 
 
 def slowest_phase(report: JobReport) -> Advice | None:
-    """Return advice about the longest phase of recoveries."""
+    """Return advice about the phase that took most of the time of recoveries."""
     recoveries = report["recoveries"]
     sums: dict[str, float] = {}
     for recovery in recoveries:
@@ -57,7 +58,7 @@ def slowest_phase(report: JobReport) -> Advice | None:
 
 
 def hangs(report: JobReport) -> Advice | None:
-    """Return advice if the detection of hangs took longer than the recovery."""
+    """Return advice if the detection of hangs took longer than the recovery from these hangs."""
     hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]
@@ -70,12 +71,14 @@ def hangs(report: JobReport) -> Advice | None:
         f"{len(waited)} hangs were detected {mean:.1f} s after the step should have ended (steps take {step_s:.2f} s): "
     )
     return Advice(
-        "hangs", text + "a lower `restart.hang.floor_s` detects them sooner; this saves at most this time.", unseen
+        "hangs",
+        text + "a lower `restart.hang.floor_s` detects hangs sooner, and saves at most the stated time.",
+        unseen,
     )
 
 
 def nearer_tier(report: JobReport) -> Advice | None:
-    """Return advice if state was restored from storage that a peer tier would have had."""
+    """Return advice if state was restored from storage, although other nodes could have kept copies in memory."""
     slow = [each for each in report["recoveries"] if each["source"] in DURABLE]
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if not slow or nodes < 2:
@@ -94,11 +97,11 @@ def nearer_tier(report: JobReport) -> Advice | None:
         how += "`parity`, or nodes in other failure domains"
     else:
         how = "a `peer` tier keeps copies in other nodes' memory"
-    return Advice("nearer-tier", f"{what}: {how}. This saves at most this time.", gain)
+    return Advice("nearer-tier", f"{what}: {how}. The change saves at most the stated time.", gain)
 
 
 def spare_needed(report: JobReport) -> Advice | None:
-    """Return advice if nodes were missing for longer than a spare would have been idle."""
+    """Return advice if the job waited longer for replacements of lost nodes than a spare would have been idle."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     missing, nodes = float(capacity.get("missing_node_s") or 0.0), int(capacity.get("nodes") or 0)
     gain = (missing - wall) / nodes if nodes else 0.0
@@ -109,7 +112,8 @@ def spare_needed(report: JobReport) -> Advice | None:
 
 
 def spare_idle(report: JobReport) -> Advice | None:
-    """Return advice if spares cost more than lost nodes would, even at the highest plausible rate."""
+    """Return advice if spares cost more than lost nodes would cost without spares, even at the highest rate of losses
+    that is plausible after the losses so far."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
     lost = len(report.get("nodes_lost") or [])
@@ -120,15 +124,15 @@ def spare_idle(report: JobReport) -> Advice | None:
     if without >= share:
         return None
     which = "No node was" if not lost else "1 node was" if lost == 1 else f"{lost} nodes were"
-    text = f"{which} lost in {wall / 3600:.1f} h, and {spares} of {nodes + spares} nodes were spares: even at the most "
-    text += f"that this allows, a restart of {_JOB_RESTART_S / 60:.0f} minutes for each would cost "
+    text = f"{which} lost in {wall / 3600:.1f} h, and {spares} of {nodes + spares} nodes were spares. Even at the "
+    text += f"highest plausible rate of losses, restarts of {_JOB_RESTART_S / 60:.0f} minutes would cost "
     return Advice(
-        "spare-idle", f"{text}{100 * without:.1f} %, and they cost {100 * share:.1f} %.", wall * (share - without)
+        "spare-idle", f"{text}{100 * without:.1f} %; spares cost {100 * share:.1f} %.", wall * (share - without)
     )
 
 
 def bad_node(report: JobReport) -> Advice | None:
-    """Return advice if a node had more faults than chance explains."""
+    """Return advice if one node had more faults than is plausible for faults at random nodes."""
     faults = report.get("faults") or []
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if nodes < 2 or len(faults) < FEW:
@@ -144,7 +148,7 @@ def bad_node(report: JobReport) -> Advice | None:
 def _at_least(count: int, tries: int, chance: float) -> float:
     """Return the probability of `count` or more hits in `tries`, each with probability `chance`."""
 
-    def exactly(k: int) -> float:  # by logarithms, because the binomial coefficient can exceed a float
+    def exactly(k: int) -> float:  # with logarithms, because a float cannot hold a large binomial coefficient
         combinations = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
         return math.exp(combinations + k * math.log(chance) + (tries - k) * math.log1p(-chance))
 

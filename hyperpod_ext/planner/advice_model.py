@@ -1,4 +1,4 @@
-"""The model of advice, and functions that read reports. Pure."""
+"""The class of advice, and functions that read measurements from a job's report. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 MATTERS = 0.001
-"""Share of a job's time below which a finding gives no advice."""
+"""Share of a job's time that a problem must cost at least before a rule gives advice."""
 FEW = 3
-"""Minimum number of faults for a rate."""
+"""Minimum number of faults from which a rule computes a fault rate."""
 
 JobReport = Mapping[str, Any]
-"""A report of `runtime.events.report.make_report`."""
+"""Report of a job, as `runtime.events.report.make_report` returns it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One recommended change."""
+    """One recommended change of a job."""
 
     rule: str
-    """Name of the rule, which scripts can match."""
+    """Name of the rule that gives the advice. Names never change, so that scripts can compare them."""
     text: str
-    """The measurement, and the change."""
+    """The measurement and the recommended change, as text."""
     gain_s: float = 0.0
-    """Seconds of this job that the change would have saved; 0: unknown."""
+    """Seconds that the recommended change would have saved in this job. 0: unknown."""
 
     def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {"rule": self.rule, "text": self.text, "gain_s": round(self.gain_s, 4)}
@@ -32,11 +32,11 @@ class Advice:
 
 
 def wall_of(report: JobReport) -> float:
-    """Return the seconds from the start of the agents to the end of the job; 0: unknown."""
+    """Return the seconds from the start of the job's agents to the end of the job. 0: unknown."""
     return float(report["seconds"].get("wall") or 0.0)
 
 
 def seconds_of(report: JobReport, phase: str) -> float:
-    """Return the mean seconds of a rank in a phase."""
+    """Return the seconds that a rank spent in the phase `phase`, as the mean over all ranks."""
     ranks = report.get("phases") or {}
     return sum(float(each.get(phase, 0.0)) for each in ranks.values()) / max(1, len(ranks))

@@ -1,4 +1,5 @@
-"""Seconds of the control plane in a recovery and a start, by number of nodes. Measured, or extrapolated."""
+"""CPU seconds that the job's coordinator needs for a recovery and for a start, by number of nodes. The numbers are
+measured up to 2,048 nodes, and extrapolated above."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """CPU seconds of the coordinator with this many nodes of eight workers."""
+    """CPU seconds of the coordinator in a job with `nodes` nodes of eight workers each."""
 
     nodes: int
     start_s: float
@@ -23,13 +24,17 @@ MEASURED = (
     Row(1024, 0.453, 0.223),
     Row(2048, 0.994, 0.463),
 )
-"""`make bench-control-plane` (docs/benchmarks/control-plane.json); a test compares the two."""
+"""Measurements of `make bench-control-plane`. A test compares them with docs/benchmarks/control-plane.json."""
 MOST = MEASURED[-1].nodes
 """Largest measured number of nodes."""
 
 
 def at(nodes: int) -> Row:
-    """Interpolate between measured numbers of nodes. Above the last, extrapolate as N log N, like the messages."""
+    """Return the CPU seconds of the coordinator for `nodes` nodes.
+
+    The result is interpolated between measured numbers of nodes. Above the largest measured number, the result grows as
+    N log N, because the number of messages grows in this way.
+    """
     if nodes >= MOST:
         last = MEASURED[-1]
         more = nodes * math.log2(nodes) / (MOST * math.log2(MOST))

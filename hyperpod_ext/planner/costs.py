@@ -1,6 +1,6 @@
-"""Costs of each tier for one node: seconds of training, seconds until a copy is safe, bytes of memory.
+"""Costs of each checkpoint tier for one node: lost training time, seconds until a copy is safe, and bytes of memory.
 
-The constants were measured on CPUs, or are assumed for AWS; options replace them.
+The constants were measured on CPUs, or are assumptions about AWS. Options of `hp-ext plan` replace them.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from hyperpod_ext.catalog.instances import Instance
 from hyperpod_ext.config.checkpoint import CheckpointPolicy
 
 _FLOW_BYTES_S = 5e9 / 8
-"""Bytes a second of one TCP connection between EC2 instances: AWS limits it to 5 Gb/s without placement groups."""
+"""Bytes per second of one TCP connection between EC2 instances. AWS limits a connection outside a placement group to
+5 Gb/s."""
 _NETWORK = re.compile(r"([\d.]+)\s*(Gigabit|Gbps)", re.IGNORECASE)
 _OVERLAPPED = 0.1
-"""Share of a copy's time that training loses if the two overlap (measured: 0.09 to 0.13)."""
+"""Share of a copy's duration by which training is delayed if the copy overlaps with training (measured: 0.09 to
+0.13)."""
 _SLOWDOWN = 0.02
-"""Relative slowdown of steps while a copy is sent to a peer or written to S3 (measured: 0.00 to 0.04)."""
+"""Relative slowdown of training steps while a copy is sent to another node or written to S3 (measured: 0.00 to
+0.04)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Bytes per second, of one node unless stated otherwise."""
+    """Speeds of copies in bytes per second."""
 
     copy: float = 10e9
-    """Copy of one worker from live tensors into shared memory."""
+    """Bytes per second that one worker copies from its live tensors into shared memory."""
     peer: float = 2 * _FLOW_BYTES_S
-    """From one node to another node's memory, over all connections."""
+    """Bytes per second from one node to another node's memory, over all TCP connections together."""
     durable: float = 1e9
-    """From one node to S3 or a shared directory."""
+    """Bytes per second from one node to S3 or a shared directory."""
     disk: float = 2e9
-    """From one node to its own disk."""
+    """Bytes per second from one node to its own disk."""
     durable_total: float = 100e9
-    """All nodes in total, to and from S3 or a shared directory."""
+    """Bytes per second of all nodes together, to or from S3 or a shared directory."""
     slowdown: float = _SLOWDOWN
-    """Relative slowdown of steps while a copy is sent or written."""
+    """Relative slowdown of training steps while a copy is sent or written: 0.02 is 2 %."""
     source: str = "assumed; set measured values with --copy-gbs, --peer-gbs and --durable-gbs"
 
     def __post_init__(self) -> None:
@@ -45,7 +48,8 @@ class Speeds:
 
 
 def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
-    """Return the speeds of a machine, derived from its network. TCP does not use EFA."""
+    """Return the speeds of copies for a machine, from its network bandwidth and the number of TCP connections. EFA does
+    not make copies faster, because TCP does not use it."""
     peer = policy.peer()
     streams = peer.streams if peer is not None else 2
     found = _NETWORK.search(machine.network or "") if machine is not None else None
@@ -58,17 +62,18 @@ def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Distribution of the state over nodes."""
+    """Distribution of the training state over the nodes of a job."""
 
     state_bytes: int
-    """Bytes of one copy of the state."""
+    """Bytes of one copy of the training state."""
     nodes: int
     workers_per_node: int
     ranks_per_copy: int
-    """Ranks that share one copy: all (FSDP), one shard group (HSDP), or one rank (DDP)."""
+    """Number of ranks that together hold one copy of the state: all ranks with FSDP, the size of a shard group with
+    HSDP, 1 with DDP."""
     trained: float = 1.0
-    """Share of the state's bytes that training changes. The rest, such as the base model of LoRA, is sent to each tier
-    once, unless peers keep parity."""
+    """Share of the state's bytes that training changes, from 0 to 1. Bytes that training does not change, such as the
+    base model of LoRA, are sent to each tier only once, unless the peer tier uses parity."""
 
     def __post_init__(self) -> None:
         if not 0 < self.trained <= 1:
@@ -91,7 +96,8 @@ class Spread:
 
     @property
     def distinct_node_bytes(self) -> float:
-        """Bytes of a durable checkpoint that one node writes after its first one: each part is written once."""
+        """Bytes that one node writes for each durable checkpoint after the first one. Each part of the state is written
+        by only one node."""
         return self.state_bytes * self.trained / self.nodes
 
 
@@ -100,11 +106,11 @@ class TierCost:
     """Costs of one save to one tier, in seconds."""
 
     blocked_s: float
-    """Training time that the save takes."""
+    """Seconds by which one save delays training."""
     latency_s: float
-    """Seconds from the snapshot until the copy can be restored."""
+    """Seconds from the snapshot until its copy in this tier can be restored."""
     read_s: float
-    """Seconds to restore one node."""
+    """Seconds to restore the state of one node from this tier."""
 
 
 def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
@@ -117,19 +123,22 @@ def memory_cost(spread: Spread, speeds: Speeds, *, overlap: bool) -> TierCost:
 def peer_cost(
     spread: Spread, speeds: Speeds, replicas: int, max_slowdown: float, parity: int | None = None
 ) -> TierCost:
-    """Return the cost of copies or parity in other nodes' memory. Nothing is sent if the state is redundant."""
+    """Return the cost of copies or parity data in other nodes' memory. If the state is redundant, nothing is sent,
+    because another node holds the same live state."""
     if spread.redundant:
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     each = spread.node_bytes / speeds.peer
     if parity is not None:
-        # a node sends its snapshot once, in parts; a rebuild reads as much from each other node of the group
+        # a node sends its whole snapshot once, in parts to several nodes; to rebuild a lost node's state, the same
+        # number of bytes is read from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
     send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)
 
 
 def group_size(nodes: int, parity: int) -> int:
-    """Return the nodes of the largest parity group: `parity`, and more if the nodes do not divide evenly."""
+    """Return the number of nodes in the largest parity group. The number is larger than `parity` if `nodes` is no
+    multiple of `parity`."""
     return -(-nodes // max(1, nodes // parity))
 
 
@@ -141,14 +150,16 @@ def durable_cost(spread: Spread, speeds: Speeds) -> TierCost:
 
 
 def disk_cost(spread: Spread, speeds: Speeds) -> TierCost:
-    """Return the cost of snapshots on each node's own disk. Each node writes each part of its state once."""
+    """Return the cost of snapshots on each node's own disk. A node writes each part of its state once, even if several
+    of its workers hold the part."""
     read = min(spread.node_bytes, float(spread.state_bytes)) / speeds.disk
     write = read * spread.trained
     return TierCost(write * speeds.slowdown, write, read)
 
 
 def memory_per_node(spread: Spread, policy: CheckpointPolicy) -> float:
-    """Return the bytes of the memory tier on each node: slots of its own snapshots and of replicas."""
+    """Return the bytes that the memory tier needs on each node, for the node's own snapshots and for replicas or parity
+    of other nodes' snapshots."""
     peer, slots = policy.peer(), 2
     slots += 2 * (peer is not None) + bool(policy.durable())
     held = 0.0

@@ -1,4 +1,5 @@
-"""Estimates a job's goodput, lost steps and dollars, with all features and without each. Pure."""
+"""Estimates a job's goodput, lost steps and lost dollars, with all features of this project and without single ones.
+Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +16,16 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class TierEstimate:
-    """One tier of an estimate. Times are in seconds; rates are per second of the whole job."""
+    """The part of an estimate about one tier. Times are in seconds. Rates are failures per second of the whole job."""
 
     kind: Kind
     every_steps: int | None
-    """None if nothing is saved, because the state is live or there is no such tier."""
+    """Steps between saves to the tier. None for the kinds `live` and `nothing`, to which nothing is saved."""
     level: Level
     interval_s: float
     by_class: Mapping[str, float]
     lost_steps: float
-    """Mean steps lost by a failure that this tier recovers."""
+    """Mean number of steps that a failure loses if this tier recovers it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -41,7 +42,7 @@ class TierEstimate:
 
 @dataclass(frozen=True, slots=True)
 class GoodputEstimate:
-    """Expected goodput with one choice of intervals."""
+    """Expected goodput of a job with given intervals between saves."""
 
     tiers: tuple[TierEstimate, ...]
     goodput: float
@@ -55,11 +56,15 @@ class GoodputEstimate:
         return sum(tier.level.rate * tier.lost_steps for tier in self.tiers) * 3600 * HOURS_A_MONTH
 
     def every(self) -> dict[str, int]:
-        """Return the steps between saves, by tier."""
+        """Return the number of steps between saves for each tier, by the tier's kind."""
         return {tier.kind: tier.every_steps for tier in self.tiers if tier.every_steps is not None}
 
     def dollars(self, usd_per_hour: float) -> dict[str, float]:
-        """Return the loss in dollars a month and a failure, for a price of all nodes together."""
+        """Return the dollars that are lost per month and per failure.
+
+        Args:
+            usd_per_hour: price of all nodes together.
+        """
         month = (1 - self.goodput) * HOURS_A_MONTH * usd_per_hour
         failures = self.failures_a_month
         return {"a_month": round(month, 2), "a_failure": round(month / failures, 2) if failures else 0.0}
@@ -75,7 +80,10 @@ class GoodputEstimate:
 
 
 def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> GoodputEstimate:
-    """Estimate goodput with these steps between saves. Default: the best intervals.
+    """Estimate the goodput of a job.
+
+    Args:
+        every: number of steps between saves, by the tier's kind. None: the best numbers of steps are computed.
 
     Raises:
         ValueError: a step takes no time, or an interval is below one step.
@@ -108,13 +116,15 @@ def look_ahead(scenario: Scenario, every: Mapping[str, int] | None = None) -> Go
 
 
 def _arriving(interval: float, level: Level) -> float:
-    """Return the interval at which copies arrive. A copy starts after the previous copy is done."""
+    """Return the interval in seconds at which copies arrive in a tier. If a copy takes longer than `interval`, saves
+    are skipped until the copy is complete."""
     period = interval + level.cost
     return interval * max(1, -(-level.latency // period)) if level.latency > period else interval
 
 
 def without_each(scenario: Scenario) -> dict[str, GoodputEstimate]:
-    """Estimate the job with its best intervals, and again without each feature."""
+    """Estimate the goodput of a job with its best intervals, and again without single features of this project. The
+    keys of the result describe the variants."""
     scenarios = {"as planned": scenario}
     if scenario.in_process:
         scenarios["every fault restarts the job"] = replace(scenario, in_process=False)

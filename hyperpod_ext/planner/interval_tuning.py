@@ -1,7 +1,7 @@
-"""Tunes a running job's save interval by measured costs and failures. Pure.
+"""Tunes the save interval of a running job, from the measured costs of saves and the number of failures. Pure.
 
-Failures are counted on top of a prior worth one failure. An interval changes only if that improves goodput, and by at
-most a factor of two.
+The failure rate is estimated from the job's failures and from a prior rate, which counts as much as one failure. An
+interval changes only if the change improves goodput noticeably, and at most by a factor of two at once.
 """
 
 from __future__ import annotations
@@ -13,34 +13,40 @@ from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import Rates, published
 
 _STEADY = 1.15
-"""Intervals that differ by less than this factor differ in goodput by less than 1 % of the cost of saves."""
+"""Minimum factor by which an interval changes. For a smaller factor, the change of goodput is less than 1 % of the cost
+of saves."""
 _MOST = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A job's measurements for one tier, in seconds."""
+    """Measurements of a running job for one tier."""
 
     elapsed: float
     """Seconds since the job began."""
     failures: int
-    """Failures that this tier recovered since the job began."""
+    """Number of failures since the job began from which this tier recovered the job."""
     blocked: float
-    """Mean time that a save blocks training."""
+    """Mean seconds for which a save blocks training."""
     latency: float
-    """Mean time from a snapshot until its copy has arrived."""
+    """Mean seconds from a snapshot until its copy has arrived in this tier."""
 
 
 def prior_rates(nodes: int) -> Rates:
-    """Return the expected failures per second of this many nodes, from a published run."""
+    """Return the failures per second that are expected for `nodes` nodes, from the published failures of a run."""
     return published("llama3-405b").of_job(nodes)
 
 
 def believed_rate(failures: int, elapsed: float, prior: float) -> float:
-    """Return failures per second: the counted failures, plus one failure in the time in which the prior expects one.
+    """Estimate the failures per second of a job from its failures so far and from a prior rate. The prior counts as one
+    failure in 1 / `prior` seconds.
+
+    Args:
+        failures: number of failures in `elapsed` seconds.
+        prior: failures per second that are expected without any measurement.
 
     Raises:
-        ValueError: a prior that is not above 0, or a negative count or time.
+        ValueError: `prior` is not above 0, or `failures` or `elapsed` is negative.
     """
     if not prior > 0 or failures < 0 or elapsed < 0:
         raise ValueError(f"prior {prior}, {failures} failures in {elapsed} s are not valid for a rate")
@@ -48,14 +54,15 @@ def believed_rate(failures: int, elapsed: float, prior: float) -> float:
 
 
 def tune(interval: float, measured: Measured, prior: float) -> float:
-    """Return the next interval in seconds; `interval` itself if another interval would gain almost nothing.
+    """Return the next save interval in seconds. Return `interval` unchanged if another interval would gain almost
+    nothing.
 
     Args:
-        interval: the current interval.
-        prior: expected failures per second before any were counted.
+        interval: the current save interval in seconds.
+        prior: failures per second that are expected without any measurement.
 
     Raises:
-        ValueError: an interval that is not above 0.
+        ValueError: `interval` is not above 0.
     """
     if not (interval > 0 and math.isfinite(interval)):
         raise ValueError(f"an interval of {interval} s cannot be tuned; it must be above 0")

@@ -1,14 +1,17 @@
-"""Best save intervals for given costs of saves and failures: exact solutions.
+"""Computes the best interval between saves for a given cost of saves and a given rate of failures. The solutions are
+exact.
 
-All times are in seconds. `interval` is the work between two saves, `cost` the training time of a save, and `mtbf` the
-mean time between failures. Failures are independent (exponential times). A failure costs `restart` seconds, and all
-work since the newest save that had arrived. A save arrives `latency` after it was taken. The share of time kept is then
-exactly
+All times are in seconds. `interval` is the training time between two saves, `cost` is the training time that a save
+takes, and `mtbf` is the mean time between failures. Failures are independent: the times between them have an
+exponential distribution. A failure costs `restart` seconds, and all work since the newest save that had arrived in its
+tier. A save arrives `latency` seconds after it was started. The goodput, which is the share of time that is spent on
+kept work, is then exactly
 
     goodput = (interval / mtbf) * exp(-(latency + restart) / mtbf) / (exp((interval + cost) / mtbf) - 1)
 
-and its maximum over `interval` depends on cost and mtbf alone (Daly 2006 for a synchronous save, latency 0; a save
-that overlaps with training has latency and little cost, but starts after the one before has arrived).
+The interval with the greatest goodput depends only on `cost` and `mtbf`. Daly (2006) gives it for a synchronous save,
+for which `latency` is 0. A save that overlaps with training has a latency but little cost. A save that overlaps with
+training can start only after the previous save has arrived.
 """
 
 from __future__ import annotations
@@ -17,9 +20,10 @@ import math
 
 
 def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
-    """Return the work between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
+    """Return the interval between saves with the greatest goodput: mtbf * (1 + W0(-exp(-(1 + cost / mtbf)))).
 
-    The result is at least the time until a save arrives. The result is infinite without failures.
+    The interval is at least `latency` - `cost`, because a save can start only after the previous save has arrived. The
+    interval is infinite if `mtbf` is infinite.
     """
     if math.isinf(mtbf):
         return math.inf
@@ -27,8 +31,9 @@ def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
 
 
 def _one_plus_w0(ratio: float) -> float:
-    """Return 1 + W0(-exp(-(1 + ratio))): the y in (0, 1) with y + log(1 - y) + ratio = 0. Near 0 the terms of the form
-    with W cancel, so the equation is solved for y."""
+    """Return 1 + W0(-exp(-(1 + ratio))), where W0 is the Lambert W function. The function solves the equivalent
+    equation y + log(1 - y) + ratio = 0 for y in (0, 1), because rounding errors would spoil the formula with W0 near
+    0."""
     if ratio <= 0:
         return 0.0
     if ratio > 30:
@@ -45,7 +50,7 @@ def _one_plus_w0(ratio: float) -> float:
 
 
 def _minus_log_rest(y: float) -> float:
-    """Return -(y + log(1 - y)) without cancellation."""
+    """Return -(y + log(1 - y)) without loss of precision for small y."""
     if y > 0.05:
         return -(y + math.log1p(-y))
     total, power, n = 0.0, y * y, 2
@@ -56,10 +61,11 @@ def _minus_log_rest(y: float) -> float:
 
 
 def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, restart: float = 0.0) -> float:
-    """Return the share of time spent on kept work, from 0 to 1. The module's docstring has the formula.
+    """Return the goodput: the share of time that is spent on kept work, from 0 to 1. The docstring of the module has
+    the formula.
 
     Raises:
-        ValueError: an interval that is not positive, or another time below 0.
+        ValueError: `interval` or `mtbf` is not above 0, or another time is negative.
     """
     if not interval > 0 or min(cost, latency, restart) < 0 or not mtbf > 0:
         raise ValueError(
@@ -69,14 +75,14 @@ def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, 
     if math.isinf(mtbf):
         return 1.0 if math.isinf(interval) else interval / (interval + cost)
     period = (interval + cost) / mtbf
-    if period > 700:  # every interval has a failure
+    if period > 700:  # a failure occurs in every interval, and exp would overflow
         return 0.0
     return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
 
 
 def lost_per_failure(interval: float, cost: float, mtbf: float, *, latency: float = 0.0) -> float:
-    """Return the mean seconds of work that one failure loses, which is the work since the newest save."""
+    """Return the mean seconds of work that one failure loses, which is the work since the newest save that arrived."""
     if math.isinf(mtbf) or math.isinf(interval):
         return math.inf if math.isinf(interval) and not math.isinf(mtbf) else 0.0
-    done = mtbf * interval / (interval + cost)  # between two failures
+    done = mtbf * interval / (interval + cost)  # mean seconds of work between two failures
     return max(0.0, done - mtbf * goodput(interval, cost, mtbf, latency=latency))

@@ -1,9 +1,10 @@
-"""Intervals of several tiers: each failure falls back to the nearest tier that survived it.
+"""Computes the best save intervals for several tiers. After a failure, state is restored from the nearest tier that
+survived the failure.
 
-Each tier has its own rate of failures, cost and interval. Goodput is the product of the goodputs of single tiers
-(`intervals.goodput`). This is exact for one tier, and correct to first order for several. Each tier's interval
-therefore has its own exact optimum. The best whole steps, with each interval a multiple of the one before, are found by
-search.
+Each tier has its own failure rate, save cost and save interval. The goodput of the job is computed as the product of
+the goodputs of single tiers (`intervals.goodput`), which is exact for one tier and correct to first order for several
+tiers. Because of the product, each tier has its own best interval. A search then finds the best intervals in whole
+steps, where the interval of each tier must be a multiple of the interval of the next nearer tier.
 """
 
 from __future__ import annotations
@@ -17,53 +18,62 @@ from hyperpod_ext.planner.intervals import best_interval, goodput
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One tier with its costs in seconds, and failures per second of the whole job."""
+    """One tier with the cost of its saves, and with the rate of the failures that the tier recovers."""
 
     name: str
     cost: float
-    """Training time that a save takes."""
+    """Training time in seconds that a save to this tier takes."""
     rate: float
-    """Failures per second that no nearer tier survives."""
+    """Failures per second of the whole job that this tier survives and no nearer tier does."""
     latency: float = 0.0
-    """Seconds from a save until it can be restored."""
+    """Seconds from the start of a save until the save can be restored."""
     restart: float = 0.0
-    """Seconds from a failure until training resumes, without lost work."""
+    """Seconds from a failure until training resumes. The time to repeat lost steps is not included."""
 
     @property
     def mtbf(self) -> float:
-        """Mean time between the tier's failures; infinite without failures."""
+        """Mean seconds between failures that this tier recovers; infinite if `rate` is 0."""
         return 1 / self.rate if self.rate > 0 else math.inf
 
     def best(self) -> float:
-        """Return the tier's best work between saves, regardless of other tiers."""
+        """Return the best interval between saves to this tier in seconds, regardless of other tiers."""
         return best_interval(self.cost, self.mtbf, self.latency)
 
     def goodput(self, interval: float) -> float:
-        """Return the share of time that this tier leaves to training."""
+        """Return the goodput if this were the only tier: the share of time that is spent on kept work."""
         return goodput(interval, self.cost, self.mtbf, latency=self.latency, restart=self.restart)
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps between the saves of each tier, nearest first. Each is a multiple of the previous one."""
+    """Numbers of steps between saves for several tiers, and the resulting goodput.
+
+    `every` has one number for each tier, nearest tier first. Each number is a multiple of the number before it.
+    """
 
     every: tuple[int, ...]
     goodput: float
 
 
 def total_goodput(levels: Sequence[Level], intervals: Sequence[float]) -> float:
-    """Return the share of kept time with these intervals."""
+    """Return the goodput of a job whose tiers have these intervals between saves, in seconds."""
     return math.prod(level.goodput(interval) for level, interval in zip(levels, intervals, strict=True))
 
 
 def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Schedule:
-    """Return the nested schedule with the greatest goodput, in whole steps of `step_s` seconds, up to `most_steps`.
+    """Return the schedule with the greatest goodput in which each tier's number of steps is a multiple of the number of
+    the next nearer tier.
 
-    A branch is cut if even the best values of its other tiers would recover less than one part in 5,000 of the loss.
-    After 50,000 schedules, the best schedule so far is returned.
+    The search skips schedules that can improve on the best schedule so far by less than 1/5,000 of the lost time. After
+    50,000 schedules, the search ends and returns the best schedule so far.
+
+    Args:
+        levels: the tiers, nearest first.
+        step_s: seconds of one training step.
+        most_steps: maximum number of steps between two saves.
 
     Raises:
-        ValueError: no tier, or a step that takes no time.
+        ValueError: there is no tier, or a step takes no time.
     """
     if not levels or not step_s > 0 or most_steps < 1:
         raise ValueError(
@@ -76,7 +86,11 @@ def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Sc
 
 
 def _merge_idle(levels: Sequence[Level]) -> tuple[list[Level], list[int]]:
-    """Merge each tier without failures with the next one. Also returns the number of tiers in each result."""
+    """Merge each tier whose failure rate is 0 with the next tier.
+
+    Returns:
+        The merged tiers, and for each of them the number of original tiers.
+    """
     merged: list[Level] = []
     carried: list[int] = []
     waiting: list[Level] = []
@@ -91,14 +105,15 @@ def _merge_idle(levels: Sequence[Level]) -> tuple[list[Level], list[int]]:
 
 
 _GAIN = 2e-4
-"""Minimum gain of a better schedule, as a share of the loss."""
+"""Minimum gain for which the search continues, as a share of the time that the best schedule so far loses."""
 
 _MOST = 50_000
-"""Maximum number of schedules to evaluate. Cheap tiers have very many similar schedules."""
+"""Maximum number of evaluations in a search. The limit is needed because tiers with cheap saves have very many similar
+schedules."""
 
 
 class _Search:
-    """Branch and bound over nested schedules. The nearest tier is chosen first."""
+    """Branch-and-bound search over schedules. The search first chooses the steps of the nearest tier."""
 
     def __init__(self, levels: Sequence[Level], step_s: float, most_steps: int) -> None:
         self._levels, self._step_s, self._most = levels, step_s, most_steps
@@ -109,14 +124,14 @@ class _Search:
         self._left = _MOST
 
     def run(self) -> tuple[int, ...]:
-        """Return the steps of each tier."""
+        """Return the best number of steps between saves for each tier."""
         self._extend((), 0.0)
         return self._best[1] or (self._most,) * len(self._levels)  # no save arrives within the whole run
 
     def _log(self, index: int, steps: float) -> float:
         level = self._levels[index]
         if steps * self._step_s + level.cost < level.latency * (1 - 1e-9):
-            return -math.inf  # the previous save has not arrived when the next save is due
+            return -math.inf  # not allowed: the next save would be due before the previous save has arrived
         kept = level.goodput(steps * self._step_s)
         return math.log(kept) if kept > 0 else -math.inf
 
@@ -129,7 +144,7 @@ class _Search:
         unit = chosen[-1] if chosen else 1
         most = max(1, self._most // unit)
         centre = min(max(1, round(self._alone[index] / unit)), most)
-        # goodput falls to both sides of the tier's own optimum, so each side ends where the bound does
+        # goodput falls on both sides of the tier's own optimum, so the search on a side ends when the bound says so
         for multiples in (range(centre, 0, -1), range(centre + 1, most + 1)):
             for multiple in multiples:
                 value, self._left = self._log(index, unit * multiple), self._left - 1
@@ -142,5 +157,5 @@ class _Search:
                 self._extend((*chosen, unit * multiple), so_far + value)
 
     def _still_rising(self, index: int, steps: int, direction: int) -> bool:
-        """Return whether the tier's optimum is further in this direction."""
+        """Return whether the tier's own optimum is further in the search direction than `steps`."""
         return steps < self._alone[index] if direction > 0 else steps > self._alone[index] + 1

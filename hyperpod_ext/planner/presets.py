@@ -1,4 +1,4 @@
-"""Published configurations of well-known models. Sizes are computed from them."""
+"""Published architectures of well-known models, from which the size of the training state is computed."""
 
 from __future__ import annotations
 
@@ -85,14 +85,15 @@ PRESETS: Mapping[str, Decoder] = MappingProxyType(
         ),
     }
 )
-"""Models by name, without layers that only pretraining uses, such as DeepSeek-V3's multi-token prediction."""
+"""Architectures by the name of the model. Layers that only pretraining uses are left out, such as DeepSeek-V3's
+multi-token prediction."""
 
 
 def preset(name: str) -> Decoder:
-    """Return the model of this name.
+    """Return the architecture of the model with the name `name`.
 
     Raises:
-        NotFoundError: there is no model of this name.
+        NotFoundError: there is no preset for a model with this name.
     """
     if name not in PRESETS:
         raise NotFoundError(f"there is no preset of a model {name!r}", hint=suggest(name, PRESETS))

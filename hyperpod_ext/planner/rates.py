@@ -1,7 +1,8 @@
-"""Failure rates: set by the user, counted in a job's history, or from a published run.
+"""Failure rates of jobs, which the user sets, or which come from a job's history or from a published run.
 
-There are three classes: loss of a process (its node's memory stays), loss of a node with its memory, and loss of
-several nodes at once (a rack or a switch, with all copies on these nodes).
+There are three classes of failures. A `process` failure loses a process, but not the memory of its node. A `node`
+failure loses a node with its memory. A `correlated` failure loses several nodes at once, for example a rack, with all
+copies in their memory.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ DAY_S = 86400.0
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Failures per second of one node, by class."""
+    """Failures per second by class, of one node or of a whole job."""
 
     process: float
     node: float
     correlated: float
-    """Events that take several nodes, divided by all nodes."""
+    """Failures per second that lose several nodes at once. In rates of one node: the failures of the job divided by its
+    number of nodes."""
     source: str
-    """Source of the numbers, as text."""
+    """Description of where the rates come from."""
 
     def __post_init__(self) -> None:
         for name in ("process", "node", "correlated"):
@@ -34,7 +36,7 @@ class Rates:
                 raise ValueError(f"{name}: {rate} failures per second must be a number, 0 or more")
 
     def of_job(self, nodes: int) -> Rates:
-        """Return the rates of this many nodes in total."""
+        """Return the rates of a whole job with `nodes` nodes, from the rates of one node."""
         return self.times(nodes)
 
     def times(self, factor: float) -> Rates:
@@ -48,7 +50,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A run with published failures."""
+    """Published numbers of failures in one training run."""
 
     name: str
     nodes: int
@@ -59,7 +61,7 @@ class Published:
     source: str
 
     def rates(self) -> Rates:
-        """Return failures per second of one node."""
+        """Return the failures per second of one node in this run."""
         counts = Rates(self.process, self.node, self.correlated, self.source)
         return counts.times(1 / (self.nodes * self.days * DAY_S))
 
@@ -77,14 +79,14 @@ PUBLISHED: Mapping[str, Published] = {
         "correlated (35), the rest as node (321)",
     ),
 }
-"""Runs whose failures were published, by name."""
+"""Training runs with published numbers of failures, by name."""
 
 
 def published(name: str) -> Rates:
-    """Return the rates of a published run.
+    """Return the failure rates of one node in the published run `name`.
 
     Raises:
-        NotFoundError: the run is unknown.
+        NotFoundError: there is no published run with this name.
     """
     if name not in PUBLISHED:
         raise NotFoundError(f"there are no published rates {name!r}", hint=suggest(name, PUBLISHED))
@@ -93,22 +95,22 @@ def published(name: str) -> Rates:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A rate from a count of independent events in `exposure` seconds."""
+    """A rate that is estimated from the number of independent events in `exposure` seconds."""
 
     events: int
     exposure: float
     rate: float
-    """Events per second. If there was no event, half an event is counted (Jeffreys' prior)."""
+    """Estimated number of events per second. If there was no event, half an event is assumed (Jeffreys' prior)."""
     low: float
     high: float
-    """95 % confidence interval of the rate (Garwood's exact one)."""
+    """Upper end of the 95 % confidence interval of the rate; `low` is the lower end (Garwood's exact interval)."""
 
 
 def fit(events: int, exposure: float) -> Fit:
     """Estimate the rate from a number of events in `exposure` seconds.
 
     Raises:
-        ValueError: a negative count, or no exposure.
+        ValueError: `events` is negative, or `exposure` is not above 0.
     """
     if events < 0 or not (exposure > 0 and math.isfinite(exposure)):
         raise ValueError(f"{events} events in {exposure} s: a rate needs a positive time, and a count of 0 or more")
@@ -118,7 +120,7 @@ def fit(events: int, exposure: float) -> Fit:
 
 
 def _mean_with(events: int, chance: float) -> float:
-    """Return the mean of a Poisson distribution that has at most `events` with this probability."""
+    """Return the mean of the Poisson distribution for which `events` or fewer events have the probability `chance`."""
     low, high = 0.0, 10.0 + 2 * events + 10 * math.sqrt(events)
     for _ in range(200):
         middle = (low + high) / 2
@@ -129,7 +131,7 @@ def _mean_with(events: int, chance: float) -> float:
 
 
 def _at_most(events: int, mean: float) -> float:
-    """Return the probability that a Poisson variable is at most `events`."""
+    """Return the probability of `events` or fewer events for a Poisson distribution with the mean `mean`."""
     if mean <= 0:
         return 1.0
     logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(events + 1)]

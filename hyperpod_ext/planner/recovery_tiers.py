@@ -1,4 +1,4 @@
-"""The tier that recovers each class of failure, and the resulting costs and rates of tiers. Pure."""
+"""Computes which tier recovers each class of failure, and the resulting costs and failure rates of the tiers. Pure."""
 
 from __future__ import annotations
 
@@ -25,59 +25,62 @@ from hyperpod_ext.planner.waits import Waits, waits_for_nodes
 Kind = Literal["live", "memory", "disk", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
 _LEAST_TOGETHER = 0.03
-"""Minimum share of rack failures that take a node and its copy (`hp-ext simulate`: 0.03 to 0.04 on 4,096 and 16,384
-nodes). Replacements of a lost rack are often in one rack, too, and hold each other's copies."""
+"""Minimum share of rack failures that lose a node together with all its copies. `hp-ext simulate` measured 0.03 to 0.04
+on 4,096 and 16,384 nodes. The share is larger than for random placement, because the nodes that replace a lost rack are
+often in the same rack and hold each other's copies."""
 NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "disk", "peer", "durable", "nothing")
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Seconds from a failure until training resumes, without reading state and without repeated work."""
+    """Seconds from a failure until training resumes. The time to restore state and to repeat lost steps is not
+    included."""
 
     process: float = 5.0
-    """A process is replaced; other processes stay."""
+    """Seconds if one process is replaced and all other processes stay."""
     node: float = 30.0
-    """A spare takes a lost node's ranks."""
+    """Seconds if a spare takes over the ranks of a lost node."""
     job: float = 600.0
-    """The whole job ends and is started again."""
+    """Seconds if the whole job ends and is started again."""
 
     @classmethod
     def at(cls, nodes: int) -> Recovery:
-        """Return defaults for `nodes` nodes: assumed times of scripts and devices, plus the control plane's."""
+        """Return default times for a job with `nodes` nodes: assumed times of scripts and devices, plus measured times
+        of the control plane."""
         assumed, measured = cls(), control_plane.at(nodes)
         return cls(assumed.process + measured.fault_s, assumed.node + measured.fault_s, assumed.job + measured.start_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Everything that determines a job's goodput."""
+    """All properties of a job that determine its goodput."""
 
     spread: Spread
     step_s: float
     rates: Rates
     """Failures per second of the whole job."""
     tiers: frozenset[str]
-    """The job's tiers, out of `memory`, `disk`, `peer` and `durable`."""
+    """Kinds of tiers that the job uses: any of `memory`, `disk`, `peer` and `durable`."""
     speeds: Speeds = field(default_factory=Speeds)
     recovery: Recovery = field(default_factory=Recovery)
     overlap: bool = True
     replicas: int = 1
     parity: int | None = None
-    """Nodes of a parity group; None if copies are used."""
+    """Number of nodes in a parity group of the peer tier. None: the peer tier uses copies instead of parity."""
     max_slowdown: float = 0.05
     in_process: bool = True
-    """Whether surviving processes stay. Otherwise every failure restarts the job."""
+    """Whether healthy processes stay alive after a failure. False: every failure restarts the whole job."""
     domains: bool = False
-    """Whether copies are stored in another failure domain."""
+    """Whether copies of a node's state are stored in another failure domain (rack) than the node."""
     rack_nodes: int = 4
-    """Number of nodes that a correlated failure takes."""
+    """Number of nodes that a correlated failure loses at once."""
     run_s: float = 30 * 86400.0
-    """Length of the run in seconds. All of it is lost if nothing is saved."""
+    """Length of the run in seconds. If nothing is saved, a failure loses all work of the run so far."""
     spares: int | None = None
-    """Number of spare nodes. None if there are always enough, as in an elastic job, which continues with fewer
-    nodes."""
+    """Number of spare nodes. None: the job never waits for a spare node, like an elastic job, which continues with
+    fewer nodes."""
     repair_s: float = 1800.0
-    """Mean time until a lost node is repaired or replaced."""
+    """Mean seconds until a lost node is repaired or replaced."""
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.run_s > 0:
@@ -85,15 +88,15 @@ class Scenario:
 
 
 def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
-    """Return the nearest tier that survives every failure of this class."""
+    """Return the kind of the nearest tier that survives every failure of the class `failure`."""
     live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
         "process": ("live", "memory", "disk", "peer", "durable"),
-        # with redundant state, other nodes' disks have the state
+        # with redundant state, the disk of another node has the lost node's state
         "node": ("live", *(("disk",) if scenario.spread.redundant else ()), "peer", "durable"),
         "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
-    # a restarted job has empty memory
+    # a fault that ends the whole job also deletes the snapshots in the memory of its nodes
     there = {*scenario.tiers, *(["live"] if live else [])}
     there = there if scenario.in_process else there & {"disk", "durable"}
     if scenario.spread.nodes == 1:
@@ -102,21 +105,21 @@ def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
 
 
 def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
-    """Return failures per second that each tier recovers, by class. `second loss` is the loss of the last copy before
-    its replacement."""
+    """Return the failures per second that each tier recovers, by tier and class of failure. The class `second loss` is
+    the loss of a node and of the last copy of its state before the copy is replaced."""
     found: dict[Kind, dict[str, float]] = {}
     classes: tuple[FailureClass, ...] = ("process", "node", "correlated")
     for failure in classes:
         found.setdefault(tier_of(failure, scenario), {})[failure] = getattr(scenario.rates, failure)
     near, sure = tier_of("node", scenario), tier_of("correlated", scenario)
-    if sure != near:  # most racks do not contain a node with all of its copies
+    if sure != near:  # most correlated failures leave a copy of each node's state, so the nearer tier recovers them
         rate, together = scenario.rates.correlated, chance_together(scenario)
         found.setdefault(near, {})["correlated"] = rate * (1 - together)
         found[sure]["correlated"] = rate * together
     if near in ("live", "peer"):
         farther: Kind = "durable" if "durable" in scenario.tiers else "nothing"
         copies = scenario.replicas if near == "peer" else 1
-        # with copies, one more node per copy must fail; with parity, any other node of the group
+        # with copies, one particular node for each copy must fail; with parity, any other node of the group
         others = group_size(scenario.spread.nodes, scenario.parity) - 1 if near == "peer" and scenario.parity else 1
         window = scenario.recovery.node + (
             costs_of(scenario)["peer"].latency_s if near == "peer" else costs_of(scenario)["live"].read_s
@@ -127,13 +130,14 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
 
 
 def chance_together(scenario: Scenario) -> float:
-    """Return the probability that a rack has a node and all its copies, if racks are unknown.
+    """Return the probability that a rack contains a node and all copies of the node's state, if the job does not know
+    its racks.
 
-    The result is the probability for random placement (formula in `runtime/membership/placement.py`), and for copies on
-    peers at least the simulated share.
+    The result is the probability for random placement of the copies (formula in `runtime/membership/placement.py`). For
+    copies in the peer tier, the result is at least the simulated share `_LEAST_TOGETHER`.
     """
     nodes, rack = scenario.spread.nodes, min(scenario.rack_nodes, scenario.spread.nodes)
-    if scenario.parity and not scenario.spread.redundant:  # any two of a group
+    if scenario.parity and not scenario.spread.redundant:  # two lost nodes of one parity group lose its state
         group = group_size(nodes, scenario.parity)
         pairs = nodes / group * math.comb(group, 2)
         return max(min(1.0, pairs * math.comb(rack, 2) / math.comb(nodes, 2)), _LEAST_TOGETHER)
@@ -147,7 +151,7 @@ def chance_together(scenario: Scenario) -> float:
 
 
 def costs_of(scenario: Scenario) -> dict[str, TierCost]:
-    """Return the cost of one save to each tier."""
+    """Return the cost of one save to each tier, by the kind of the tier."""
     spread, speeds = scenario.spread, scenario.speeds
     return {
         "live": TierCost(0.0, 0.0, spread.node_bytes / speeds.peer),
@@ -160,7 +164,8 @@ def costs_of(scenario: Scenario) -> dict[str, TierCost]:
 
 
 def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
-    """Return a level for each tier of the job, nearest first, and for failures that no tier survives."""
+    """Return the costs and the failure rate of each tier of the job, nearest tier first. The kind `nothing` stands for
+    failures that no tier survives."""
     costs, rates = costs_of(scenario), rates_by_tier(scenario)
     levels: dict[Kind, Level] = {}
     for kind in NEAREST_FIRST:
@@ -168,17 +173,17 @@ def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
         if kind not in scenario.tiers and not sum(by_class.values()):
             continue
         if kind == "peer" and (scenario.spread.nodes == 1 or scenario.spread.redundant):
-            continue  # no copies are sent
+            continue  # the job sends no snapshots to other nodes
         blocked = cost.blocked_s
         if kind in scenario.tiers - {"memory"} and not levels.keys() & scenario.tiers:
-            blocked += costs["memory"].blocked_s  # add the snapshot itself, which a nearer tier would have taken
+            blocked += costs["memory"].blocked_s  # the nearest tier also pays for taking the snapshot itself
         restart = _restart(scenario, by_class) + cost.read_s
         levels[kind] = Level(kind, blocked, sum(by_class.values()), cost.latency_s, restart)
     return levels
 
 
 def waits_of(scenario: Scenario) -> Waits:
-    """Return the mean waits for a node if no spare is left."""
+    """Return the mean seconds that the job waits for a node after a failure for which too few spares are left."""
     if scenario.spares is None:
         return Waits()
     rack = min(scenario.rack_nodes, scenario.spread.nodes)
@@ -186,7 +191,11 @@ def waits_of(scenario: Scenario) -> Waits:
 
 
 def _restart(scenario: Scenario, by_class: Mapping[str, float]) -> float:
-    """Return the mean time until training continues, over the classes of failures that this tier recovers."""
+    """Return the mean seconds from a failure until training continues, over the failures that one tier recovers.
+
+    Args:
+        by_class: failures per second that the tier recovers, by class.
+    """
     total, recovery, waits = sum(by_class.values()), scenario.recovery, waits_of(scenario)
     if not total:
         return recovery.node if scenario.in_process else recovery.job

@@ -1,4 +1,4 @@
-"""Names and shapes of a transformer's tensors, from its architecture, for exact sizes."""
+"""Computes names and shapes of a transformer's tensors from its architecture, so that sizes are exact."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ Named = Iterator[tuple[str, Shape]]
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """DeepSeek's attention: queries and keys go through narrow layers with their own norm."""
+    """Multi-head latent attention of DeepSeek: queries and keys are computed through narrow layers with norms."""
 
     query_rank: int
     key_value_rank: int
     plain_dim: int
-    """Dimensions of a head's query and key without rotation."""
+    """Number of dimensions of a head's query and key that rotary position embeddings do not rotate."""
     rotary_dim: int
     value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts instead of the feed-forward layer."""
+    """A mixture of experts, which replaces the feed-forward layer."""
 
     count: int
     ffn: int
     """Inner width of each expert."""
     shared: int = 0
-    """Number of experts that every token goes through."""
+    """Number of shared experts, which every token goes through."""
     dense_layers: int = 0
-    """Number of first layers with an ordinary feed-forward layer."""
+    """Number of layers at the start of the model that have an ordinary feed-forward layer instead of experts."""
     correction_bias: bool = False
-    """Whether the router has a number for each expert that gradients do not change."""
+    """Whether the router has a bias for each expert that is stored as a buffer, because gradients do not change it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +48,32 @@ class Decoder:
     ffn: int
     vocab: int
     kv_heads: int | None = None
-    """Number of heads of keys and values. Default: `heads`."""
+    """Number of attention heads for keys and values. Default: `heads`."""
     head_dim: int | None = None
-    """Dimensions of a head. Default: hidden / heads."""
+    """Number of dimensions of an attention head. Default: hidden / heads."""
     gated: bool = True
-    """Whether the feed-forward layer has a gate: three matrices instead of two."""
+    """Whether the feed-forward layer has a gate, and therefore three matrices instead of two."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     fused: Literal["none", "qkv", "qkv+gate"] = "none"
-    """Which matrices are stored as one tensor, which gives fewer tensors of equal total size."""
+    """Which matrices are fused into one tensor. Fused matrices give fewer tensors with the same total size."""
     norm: Literal["rms", "layer", "none"] = "rms"
-    """Kind of norm: `rms` has one number per channel, `layer` two, `none` no parameters."""
+    """Kind of normalization layer: `rms` has one parameter per channel, `layer` has two, `none` has no parameters."""
     norms: int = 2
-    """Number of norms in each layer."""
+    """Number of normalization layers in each transformer layer."""
     head_norm: bool = False
-    """Whether there are norms over the heads of queries and keys."""
+    """Whether queries and keys are normalized in each attention head."""
     positions: int = 0
-    """Number of learned positions. 0 if positions are rotated or added without parameters."""
+    """Number of learned position embeddings. 0 if the position embeddings have no parameters."""
     tied: bool = False
-    """Whether the output layer is the embedding itself."""
+    """Whether the output layer uses the weights of the input embedding."""
     head_bias: bool = False
     latent: LatentAttention | None = None
     experts: Experts | None = None
 
     def parameters(self) -> Named:
-        """Yield name and shape of every trained tensor. Tied tensors are yielded once."""
+        """Yield name and shape of every trained tensor. A tensor that two layers share is yielded once."""
         yield "embedding", (self.vocab, self.hidden)
         if self.positions:
             yield "positions", (self.positions, self.hidden)
@@ -87,13 +87,13 @@ class Decoder:
             yield from _linear("head", self.vocab, self.hidden, self.head_bias)
 
     def buffers(self) -> Named:
-        """Yield buffers of a checkpoint, which no optimizer changes."""
+        """Yield name and shape of every buffer in a checkpoint. Optimizers do not change buffers."""
         if self.experts is not None and self.experts.correction_bias:
             for layer in range(self.experts.dense_layers, self.layers):
                 yield f"layers.{layer}.router.correction", (self.experts.count,)
 
     def count(self) -> int:
-        """Number of parameters."""
+        """Return the number of parameters of the model."""
         return sum(prod(shape) for _, shape in self.parameters())
 
     def _attention(self) -> Named:

@@ -1,4 +1,4 @@
-"""Bytes of one copy of the training state."""
+"""Computes the size of one copy of the training state in bytes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.planner.shapes import Decoder
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
-"""Bytes of one number of each type."""
+"""Number of bytes of one value, by the name of its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """Types of the state of each parameter."""
+    """Number types of the training state that each parameter has."""
 
     weights: str = "bf16"
     master: str | None = None
-    """Type of a second copy of the weights, which the optimizer updates."""
+    """Number type of the master weights, a second copy of the weights that the optimizer updates. None: no such
+    copy."""
     moments: tuple[str, ...] = ("fp32", "fp32")
-    """Types of the optimizer's moments: two for Adam, one for momentum, none for plain SGD."""
+    """Number types of the optimizer's moments: two for Adam, one for SGD with momentum, none for plain SGD."""
     ema: str | None = None
-    """Type of a running mean of the weights."""
+    """Number type of an exponential moving average of the weights. None: there is no average."""
     step_counters: bool = True
-    """Whether the optimizer counts steps for each tensor, in fp32, as torch's Adam does."""
+    """Whether the optimizer keeps a step counter in fp32 for each tensor, as torch's Adam does."""
 
     def __post_init__(self) -> None:
         for name in (self.weights, self.master, self.ema, *self.moments):
@@ -35,7 +36,7 @@ class StateFormat:
 
     @property
     def bytes_per_parameter(self) -> int:
-        """Bytes of all state that has one number for each parameter."""
+        """Bytes of state for each parameter: weight, master weight, moving average and moments."""
         return sum(BYTES[name] for name in (self.weights, self.master, self.ema, *self.moments) if name)
 
 
@@ -48,15 +49,15 @@ FORMATS: Mapping[str, StateFormat] = {
     "mixed": StateFormat("bf16", master="fp32"),
     "mixed+ema": StateFormat("bf16", master="fp32", ema="fp32"),
 }
-"""Common formats of the state, with 2, 6, 8, 10, 12, 14 and 18 bytes per parameter. AWS counts 8 for its 521 GB of a
-70B model."""
+"""Common formats of the training state, by name, with 2, 6, 8, 10, 12, 14 and 18 bytes per parameter. AWS assumes 8
+bytes per parameter for its figure of 521 GB for a 70B model."""
 
 
 def state_format(name: str) -> StateFormat:
-    """Return the format of this name.
+    """Return the state format with the name `name`.
 
     Raises:
-        ConfigError: there is no format of this name.
+        ConfigError: there is no state format with this name.
     """
     if name not in FORMATS:
         raise ConfigError([Problem(f"there is no format {name!r}", hint=suggest(name, FORMATS))])
@@ -65,7 +66,7 @@ def state_format(name: str) -> StateFormat:
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """One copy of the state, in numbers and bytes."""
+    """Size of one copy of the training state: number of parameters, and bytes."""
 
     parameters: int
     nbytes: int
@@ -75,7 +76,7 @@ class StateSize:
 
 
 def size_of(model: Decoder, format: StateFormat) -> StateSize:
-    """Return the exact size of `model`'s state. Buffers are fp32."""
+    """Return the exact size of the training state of `model`. Buffers are assumed to be fp32."""
     tensors = [prod(shape) for _, shape in model.parameters()]
     counters = 4 * len(tensors) if format.step_counters and format.moments else 0
     buffers = 4 * sum(prod(shape) for _, shape in model.buffers())
@@ -83,5 +84,6 @@ def size_of(model: Decoder, format: StateFormat) -> StateSize:
 
 
 def size_of_count(parameters: int, format: StateFormat) -> StateSize:
-    """Return the size of a state from its number of parameters."""
+    """Return the size of the training state of a model with `parameters` parameters. Buffers and step counters are not
+    included."""
     return StateSize(parameters, parameters * format.bytes_per_parameter)

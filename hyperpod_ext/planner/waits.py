@@ -1,4 +1,4 @@
-"""Mean waits for a node when no spare is left. Pure."""
+"""Computes how long a job waits for a node on average if a failure finds too few spares. Pure."""
 
 from __future__ import annotations
 
@@ -16,24 +16,30 @@ class Waits:
 
 
 def waits_for_nodes(node_rate: float, rack_rate: float, rack_nodes: int, spares: int, repair_s: float) -> Waits:
-    """Return the mean wait after a node's failure, and after a rack's failure.
+    """Return the mean seconds that a job waits for a node after the failure of one node, and after the failure of a
+    rack.
 
-    Nodes in repair form a Markov chain: each failure of a node takes one spare, each failure of a rack several, and
-    each node is repaired after `repair_s` on average. A failure with too few spares stops the job until enough nodes
-    are repaired, so at most `spares` nodes are in repair while the job trains.
+    The number of nodes in repair is modelled as a Markov chain. Each failure of a node takes one spare, each failure of
+    a rack takes several spares, and each failed node is repaired after `repair_s` seconds on average. If a failure
+    finds too few spares, the job stops until enough nodes are repaired. At most `spares` nodes are in repair while the
+    job trains, because the job stops if more nodes fail.
 
     Args:
-        node_rate, rack_rate: failures per second of the whole job.
-        rack_nodes: nodes that a rack's failure takes.
-        repair_s: mean time until a failed node is repaired or replaced.
+        node_rate, rack_rate: failures per second of nodes and of racks, in the whole job.
+        rack_nodes: number of nodes that the failure of a rack loses.
+        spares: number of spare nodes.
+        repair_s: mean seconds until a failed node is repaired or replaced.
     """
-    weights = [1.0]  # probability of `index` nodes in repair: repairs from this state balance failures that lead to it
+    # weights[n] is proportional to the probability that n nodes are in repair; in equilibrium, repairs that leave the
+    # state n are as frequent as failures that lead to it
+    weights = [1.0]
     for down in range(1, spares + 1):
         from_below = node_rate * weights[-1] + rack_rate * sum(weights[max(0, down - rack_nodes) :])
         weights.append(from_below * repair_s / down)
         if weights[-1] > _LARGE:
             weights = [weight / _LARGE for weight in weights]
-    # the first of n nodes in repair is ready after repair_s / n; until[n] is the wait from n down to `spares`
+    # with n nodes in repair, the next one is repaired after repair_s / n seconds on average; until[n] is the mean time
+    # until the number of nodes in repair has fallen from n to `spares`
     until = [0.0] * (spares + 1)
     for down in range(spares + 1, spares + rack_nodes + 1):
         until.append(until[-1] + repair_s / down)

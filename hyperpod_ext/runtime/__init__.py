@@ -1,8 +1,11 @@
-"""The library in the training container. Training scripts need two names:
+"""The part of hyperpod_ext that runs in the training container.
+
+Training scripts import two names from this package:
 
     from hyperpod_ext.runtime import Run, resilient
 
-Names are loaded on first use, so that the node's own processes never import torch.
+This package imports a module only when one of its names is first used, so that the agent and the memory server, which
+use neither name, never import torch.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
-"""A worker of target `local` that runs another program: the job's `command`, as a process below it.
+"""Runs a job's `command`, which need not be Python, as the child process of a worker of target `local`.
 
-`python command.py WORD ...` has the program's exit code; what ends it ends the program.
+`python command.py WORD ...` starts the program and exits with its exit code. This process passes SIGTERM on to the
+program, and the kernel kills the program when this process dies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run(words: list[str]) -> int:
-    """Start the program, and wait for it."""
+    """Start the program, wait until it ends, and return its exit code: 128 + N if signal N killed it."""
     libc = ctypes.CDLL(None)
     parent = os.getpid()
 

@@ -1,8 +1,8 @@
 """`python3 -m hyperpod_ext.runtime.container_kubernetes [flags] -- script.py [args]`: our agent in a container.
 
-It is the container's first process, and takes the agent's own flags. What workers write to their logs goes to the
-container's output too, as `rank 2 | ...`: that is what Kubernetes and CloudWatch keep. SIGTERM is passed on, and the
-agent's exit code is ours.
+This module is the container's first process. It takes the agent's flags, passes SIGTERM on to the agent, and exits with
+the agent's exit code. This module also copies the workers' log files to the container's output, each line as `rank 2 |
+...`, because Kubernetes and CloudWatch keep only the container's output.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def main() -> None:
     us = os.getpid()
     agent = subprocess.Popen(
         [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--keep-events", *sys.argv[1:]],
-        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
+        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # safe, as no other thread runs here
     )
     code = wait_printing(agent, logs)
     sys.exit(code if code >= 0 else 128 - code)  # 128 + the signal's number, as a shell reports it
 
 
 def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
-    """Print what workers print until the agent has ended; pass on that the job is to end. Returns its exit code."""
+    """Print the workers' logs until the agent has ended, and pass SIGTERM on to it. Returns the agent's exit code."""
     signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(logs, ended))
@@ -46,7 +46,7 @@ def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
 
 
 def print_logs(folder: Path, ended: threading.Event) -> None:
-    """Print what is written to the logs of `folder` until `ended` is set, and what is left then."""
+    """Print the lines that workers append to the log files in `folder`, until `ended` is set and nothing is left."""
     offsets: dict[Path, int] = {}
     while True:
         last = ended.wait(_TICK_S)
@@ -57,7 +57,7 @@ def print_logs(folder: Path, ended: threading.Event) -> None:
             complete = grown if last else grown[: grown.rfind(b"\n") + 1]
             offsets[file] = offsets.get(file, 0) + len(complete)
             for line in complete.decode(errors="replace").splitlines():
-                print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201  (what this is for)
+                print(f"{file.stem[:4]} {file.stem[4:]} | {line}", flush=True)  # noqa: T201  (Kubernetes keeps it)
         if last:
             return
 

@@ -1,8 +1,8 @@
 """`python3 -m hyperpod_ext.runtime.container_sagemaker [args]`: one node of a SageMaker training job, as its container.
 
-Reads what SageMaker puts below /opt/ml, gets the script and the job's secret, and starts our agent. What the workers
-print goes to the container's own output too, which is what CloudWatch keeps; the cause of a failure goes where
-SageMaker looks for it.
+This module reads SageMaker's settings below /opt/ml, downloads the script and the job's secret, and starts our agent.
+This module also copies the workers' output to the container's output, which CloudWatch keeps. If the job fails, this
+module writes the cause to the file `output/failure`, which SageMaker reads.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ ENV_SECRET_ID = "HPX_SECRET_ID"
 PORT = 29400
 ARCHIVE = "sourcedir.tar.gz"
 _MOST_CODE = 1 << 30
+"""Largest size of the archive of the script's code, in bytes."""
 _MOST_CAUSE = 1024
-"""Characters of a cause that SageMaker keeps."""
+"""Number of characters that SageMaker keeps of the cause of a failure."""
 
 
 def main() -> None:
     root = Path(os.environ.get("HPX_ML_ROOT", "/opt/ml"))
-    if "AWS_REGION" in os.environ:  # what SageMaker sets; boto3 reads the other one
+    if "AWS_REGION" in os.environ:  # SageMaker sets this variable, and boto3 reads AWS_DEFAULT_REGION
         os.environ.setdefault("AWS_DEFAULT_REGION", os.environ["AWS_REGION"])
     try:
         code = _run(root, sys.argv[1:], os.environ)
@@ -68,7 +69,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
             command,
             env=env,
             cwd=folder,
-            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # no threads here that it could meet
+            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # safe, as no other thread runs here
         )
         code = wait_printing(agent, run_dir / "logs")
     if code != 0:
@@ -77,21 +78,24 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
 
 
 def join_parts(environ: Mapping[str, str]) -> str:
-    """The runtime's settings; SageMaker's variables have 512 characters at most, so they may come in parts."""
+    """Return the runtime's settings, joined from several environment variables if need be.
+
+    SageMaker limits an environment variable to 512 characters.
+    """
     settings = take_variable(dict(environ), ENV_RUNTIME)
     if settings is None:
-        raise HyperpodExtError(f"{ENV_RUNTIME} is not set", hint="was the job made by hyperpod_ext's own helpers?")
+        raise HyperpodExtError(f"{ENV_RUNTIME} is not set", hint="use `hp-ext create-job` or `estimator_kwargs`")
     return settings
 
 
 def place_of(resources: Mapping[str, Any]) -> tuple[list[str], int]:
-    """All hosts in the order that every node sees, and which of them this is."""
-    hosts = sorted(resources["hosts"], key=lambda host: (len(host), host))  # algo-2 before algo-10
+    """Return all hosts, in an order that is the same on every node, and the index of this host among them."""
+    hosts = sorted(resources["hosts"], key=lambda host: (len(host), host))  # puts algo-2 before algo-10
     return hosts, hosts.index(resources["current_host"])
 
 
 def _fetch_code(root: Path) -> tuple[str, Path]:
-    """Name of the script, and the folder it is in."""
+    """Return the name of the training script and its folder, after unpacking the code if it is an archive."""
     given = json.loads((root / "input/config/hyperparameters.json").read_text())
     values = {name: json.loads(value) for name, value in given.items() if name.startswith("sagemaker_")}
     channel = root / "input/data/code"
@@ -112,14 +116,15 @@ def _fetch_code(root: Path) -> tuple[str, Path]:
 
 
 def _unpack(archive: Path, folder: Path) -> None:
-    """Files, folders and links of `archive` into `folder`; nothing lies or leads outside of it, and no devices.
+    """Extract the files, folders and links of `archive` into `folder`.
 
     Raises:
-        HyperpodExtError: a member is something else, or would lie or lead elsewhere.
+        HyperpodExtError: a member of the archive is of another kind, such as a device, or its path or its link's target
+            is outside of `folder`.
     """
     inside = folder.resolve()
     with tarfile.open(archive) as opened:
-        # takes rights away that are too wide, too; Python has it from 3.11.4 on
+        # tarfile.data_filter, in Python from 3.11.4 on, also removes write permissions of group and others
         opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
         for member in opened:
             place = inside / member.name
@@ -134,14 +139,14 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def _fetch_secret(name: str, file: Path) -> Path:
-    """The job's secret, in a file that only this user may read."""
+    """Write the job's secret to `file`, which only this user may read, and return `file`."""
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         answer = boto3.client("secretsmanager").get_secret_value(SecretId=name)
     except (BotoCoreError, ClientError) as error:
-        hint = "the job's role needs secretsmanager:GetSecretValue for it"
+        hint = "allow secretsmanager:GetSecretValue for this secret in the job's role"
         if isinstance(error, ClientError) and error.response["Error"]["Code"] == "ResourceNotFoundException":
             hint = "`hp-ext create-job` and `estimator_kwargs(job)` create it; with other tools: "
             hint += f'aws secretsmanager create-secret --name {name} --secret-string "$(openssl rand -hex 32)"'
@@ -154,7 +159,7 @@ def _fetch_secret(name: str, file: Path) -> Path:
 def _cause(run_dir: Path, code: int) -> str:
     try:
         error = json.loads((run_dir / "report.json").read_text())["error"] or {}
-    except (FileNotFoundError, json.JSONDecodeError):  # only the first node writes one
+    except (FileNotFoundError, json.JSONDecodeError):  # only the first node writes report.json
         error = {}
     return str(error.get("message") or f"the agent ended with exit code {code}")
 

@@ -58,20 +58,20 @@ def test_faults_are_inflicted_while_the_job_runs_and_told_afterwards(place: Loca
     with standing_still(events):
         step = str(max(event["step"] for event in events_in(events, "step")) + 20)
         later = hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "2", "--step", step, "--phase", "backward")
-        assert later.stdout == f"exception ordered for rank 2 in step {step}\n"
+        assert later.stdout == f"exception requested for rank 2 in step {step}\n"
     until(events, "step", generation=2)
     assert hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "3", "--step", "1").code == 0
     until(events, "fault_missed", rank=3, step=1)
     assert hp_ext("chaos", "tiny-gpt", "--exception", "--rank", "0", "--step", "90000").code == 0
     until(events, "fault_ordered", rank=0, step=90000)
-    assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill ordered for rank 1\n"
+    assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--rank", "1").stdout == "sigkill requested for rank 1\n"
     until(events, "step", generation=3)
     assert hp_ext("cancel", "tiny-gpt").code == 0
     job.wait()
     report = hp_ext("report", "tiny-gpt", "-o", "json").json
     faults, (late, early) = report["faults"], [text for text in report["warnings"] if "was not injected" in text]
-    assert late.startswith("exception for rank 3 was not injected: it was meant for step 1, and the rank was in")
-    early_told = f"it was meant for step 90000, and the job made {report['steps']} steps."
+    assert late.startswith("exception for rank 3 was not injected: it was meant for step 1, but the rank was in")
+    early_told = f"it was meant for step 90000, but the job made {report['steps']} steps."
     assert early == f"exception for rank 0 was not injected: {early_told}"
     assert [(fault["rank"], fault["kind"]) for fault in faults] == [(2, "exception"), (1, "signal")]
     assert (faults[0]["step"], faults[0]["phase"]) == (int(step), "backward")
@@ -110,7 +110,7 @@ def test_a_node_is_lost_at_a_word_and_the_spare_takes_its_ranks(place: LocalPlac
     until(events, "imported", node=2)
     until(events, "step")
     with standing_still(events):
-        assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill ordered for node 1\n"
+        assert hp_ext("chaos", "tiny-gpt", "--sigkill", "--node", "1").stdout == "sigkill requested for node 1\n"
     done = job.wait(110)
     assert done.code == 0, done.stderr
     (recovery,) = hp_ext("report", "tiny-gpt", "-o", "json").json["recoveries"]

@@ -166,9 +166,9 @@ def test_a_damaged_claim_is_told_beside_what_is_good(written: Written, folder: P
         ("35", True, False),
         ("30", False, True),
     ]
-    assert "uncertain: generation 2 may have given it up: its claim is damaged" in lines[0]
+    assert "uncertain: generation 2 may have abandoned it: the generation's claim file is damaged" in lines[0]
     assert "generations/000002.json" in listed.stderr
-    assert "Put that file back from a backup" in listed.stderr
+    assert "Restore that file from a backup" in listed.stderr
     (place,) = hp_ext("checkpoints", "list", folder, "-o", "json").json["places"]
     (told,) = place["damaged_claims"]
     assert (told["generation"], place["error"]) == (2, None)
@@ -332,7 +332,7 @@ def test_a_step_that_is_not_there_comes_with_the_nearest(written: Written, folde
     written.save(40, nodes=[0])
     done = hp_ext("checkpoints", "show", folder, "--step", "24")
     assert (done.code, done.stdout) == (6, "")
-    assert "the nearest: 20 and 30" in done.stderr
+    assert "the nearest steps: 20 and 30" in done.stderr
     done = hp_ext("checkpoints", "verify", folder, "--step", "40")
     assert done.code == 6
     assert "step 40" in done.stderr
@@ -454,7 +454,7 @@ def test_what_earlier_versions_did_not_sum_is_compared_all_the_same(written: Wri
     flip(inside / ".metadata", 200) if harm == "flip" else (inside / ".metadata").unlink()
     done = hp_ext("checkpoints", "verify", folder)
     assert done.code == 7
-    assert "  .metadata: it is" in done.stdout
+    assert "  .metadata: it " in done.stdout
 
 
 def test_all_that_is_wrong_is_told(written: Written, folder: Path) -> None:
@@ -620,7 +620,7 @@ def test_another_checkpoint_of_the_same_step_is_not_overwritten(written: Written
     moved_on.save(1, generation=1)
     moved_on.save(6, generation=3)
     done = hp_ext("checkpoints", "copy", folder, tmp_path / "on" / JOB)
-    assert "generation 3 began at step 5" in done.stderr
+    assert "generation 3 began after step 5" in done.stderr
 
 
 def test_large_images_go_through_a_file(

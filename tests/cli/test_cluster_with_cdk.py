@@ -21,7 +21,7 @@ from hyperpod_ext.processes import die_with_parent
 
 pytestmark = [
     pytest.mark.thorough,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(importlib.util.find_spec("aws_cdk") is None, reason="`make cdk` installs the CDK"),
 ]
 

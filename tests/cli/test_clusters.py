@@ -72,8 +72,8 @@ def test_a_change_that_needs_a_new_cluster_is_refused_with_the_reason(tmp_path: 
     assert (refused.code, aws.count("UpdateCluster")) == (3, 0)
     assert "! VpcConfig" in refused.stderr
     hints = {one["path"]: one["hint"] for one in refused.json["error"]["problems"]}
-    assert "only a new cluster can have it" in hints["VpcConfig"]
-    assert "only a new group can have it" in hints["InstanceGroups.workers.InstanceType"]
+    assert "this needs a new cluster" in hints["VpcConfig"]
+    assert "this needs a new group" in hints["InstanceGroups.workers.InstanceType"]
 
 
 def test_a_group_that_the_spec_does_not_name_is_kept_unless_asked(tmp_path: Path, aws: AwsStandIn) -> None:

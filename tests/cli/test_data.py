@@ -118,7 +118,7 @@ def test_megatron_is_shown_in_place_and_not_converted(tmp_path: Path, place: Pat
     assert (shown["kind"], shown["tokens"], shown["document"]["tokens"][:3]) == ("megatron", 100, [0, 1, 2])
     refused = hp_ext("data", "build", tmp_path / "corpus.bin")
     assert refused.code == 3
-    assert "it is mapped in place" in refused.stderr
+    assert "is read in place" in refused.stderr
 
 
 def test_an_arrow_file_is_shown_with_how_each_column_is_read(tmp_path: Path, place: Path) -> None:
@@ -167,4 +167,4 @@ def test_two_builds_of_one_dataset_do_not_meet(tmp_path: Path, place: Path) -> N
     assert first.returncode == 130
     assert "is not finished" in stderr
     assert "Traceback" not in stderr
-    assert "continues after the finished part" in stderr
+    assert "continues after the part that is finished" in stderr

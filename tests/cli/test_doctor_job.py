@@ -59,13 +59,13 @@ APART = [killed(10.0 * at, 1, 1, 100 * at) for at in range(1, 11)]
         ({"spares": 1}, [PEER], [], "a node is lost", "the job waits up to 30 s for another node"),
         ({"nodes": 1}, [MEMORY], [], "a node is lost", "the job ends: it has no other node"),
         ({}, [MEMORY], APART[:9], "a process is killed", "the process is replaced"),
-        ({}, [MEMORY], APART, "a process is killed", "this was fault 11, the job recovers from 10"),
+        ({}, [MEMORY], APART, "a process is killed", "this was fault 11, and the limit is 10"),
         (
             {"restart": {"max_restarts_in_window": 3, "window_s": 60}},
             [MEMORY],
             APART[:9],
             "a process is killed",
-            "this was fault 6 within 60 s, the job recovers from 3",
+            "this was fault 6 within 60 s, and the limit is 3",
         ),
         ({}, [MEMORY], [killed(1.0, 0, 0, 1)] * 2, "a process is killed", "the job ends: rank 0 (node 0) at step 1"),
         (

@@ -220,11 +220,11 @@ def test_the_shell_scripts_complete_commands() -> None:
 def test_a_field_of_entries_of_several_kinds_is_explained_for_all_of_them() -> None:
     kinds = hp_ext("explain", "volumes.kind", "-o", "json").json
     assert kinds["type"] == "claim | host | scratch | config | secret"
-    assert "claim: A PersistentVolumeClaim" in kinds["description"]
+    assert "claim: A volume from a Kubernetes PersistentVolumeClaim" in kinds["description"]
     assert kinds["default"] is None
     tiers = hp_ext("explain", "checkpoint.tiers.kind").stdout
     assert "memory | peer | s3 | file" in tiers
-    assert "s3: An S3 prefix" in tiers
+    assert "s3: A prefix in an S3 bucket" in tiers
 
 
 def test_a_number_that_may_be_left_to_the_planner_is_explained_so() -> None:

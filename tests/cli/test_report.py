@@ -108,7 +108,7 @@ def test_why_a_job_differs_from_its_undisturbed_run(
 
 
 def test_a_job_that_went_on_without_a_rank_differs_for_that_reason() -> None:
-    differs = "the same samples, their gradients summed in another order: weights differ in their last digits"
+    differs = "the same samples, but gradients were summed in another order: weights differ in their last digits"
     result = {"loss_equal": None, "weights_equal": False, "continued": [{"differs": ""}, {"differs": differs}]}
     found = why_it_differs(result)
     assert found is not None
@@ -178,7 +178,7 @@ def test_a_job_that_was_cut_short_has_a_report_and_a_page(tmp_path: Path, count:
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
-        ("events.jsonl", "", "holds no event"),
+        ("events.jsonl", "", "contains no event"),
         ("events.jsonl", '{"t": 1.0, "event"\n{"t": 2.0, "event": "step"}\n', "is not an event"),
         ("events.jsonl", '{"t": 1.0, "event": "step"}\n', "is not an event: step: field `generation` is missing"),
         ("report.json", '{"state": "succ', "is not JSON"),
@@ -364,4 +364,4 @@ def test_a_log_that_ends_in_a_fault_has_it_as_the_last_word(log: Path) -> None:
         "unfinished",
         "rank 1 on node 0, step 3 (forward): killed by SIGKILL (9)",
     )
-    assert hp_ext("report", log).stdout.rstrip().endswith("the logs of its ranks have the rest")
+    assert hp_ext("report", log).stdout.rstrip().endswith("the logs of the ranks have more details")

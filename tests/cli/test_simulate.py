@@ -30,7 +30,7 @@ def test_people_read_where_the_time_went() -> None:
     text = hp_ext("simulate", *JOB, "--runs", "2").stdout
     assert "2 x 10 days of 16 nodes, 1 spares" in text
     assert "restored from" in text
-    assert "the planner says" in text
+    assert "the planner expects" in text
 
 
 def test_a_job_with_parity_is_simulated_with_it(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_scheduler_that_no_snapshot_holds_ends_the_job_by_name(job, tmp_path):
     running = job(script=script).start()
     report = running.wait()
     assert "schedule (StepLR) changes from step to step and is in no snapshot" in failed(report)
-    assert report["error"]["hint"].startswith("Hand it to run.restore(schedule=...)")
+    assert report["error"]["hint"].startswith("Pass it to run.restore(schedule=...)")
     assert max(event["step"] for event in running.events() if event["event"] == "step") == 2
 
 
@@ -134,7 +134,7 @@ def test_a_script_that_is_edited_while_the_job_runs_is_told_of(job, tmp_path):
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
     (warning,) = report["warnings"]
-    assert "that of rank 1 began with another one" in warning
+    assert "rank 1 started with another version" in warning
 
 
 def test_a_script_that_opens_a_process_group_itself_is_told_not_to(job, tmp_path):

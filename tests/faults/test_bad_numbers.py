@@ -126,7 +126,7 @@ def test_gradients_are_enough_to_notice(start):
     report, _ = start("nan without loss", nan={"action": "raise"})
     assert report["error"]["code"] == "NonFiniteError"
     assert (
-        "step 5: a gradient on rank 0 (here first that of model.0.weight) is not finite" in report["error"]["message"]
+        "step 5: a gradient on rank 0 (first on this rank: model.0.weight) is not finite" in report["error"]["message"]
     )
 
 

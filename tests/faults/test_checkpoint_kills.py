@@ -258,7 +258,7 @@ def test_a_memory_server_that_ends_again_and_again_ends_the_job_and_a_relaunch_g
     assert report["state"] == "failed"
     assert report["error"]["message"] == (
         "node 0: the memory server ended: killed by SIGKILL (9); 4 times in a row, "
-        "the job goes on after 3 (restart.max_on_node)"
+        "and the limit is 3 (restart.max_on_node)"
     )
     assert first.codes() == [7, 7]
     assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] % 3 == 0
@@ -373,7 +373,7 @@ def test_a_full_dev_shm_is_said_with_its_node_and_the_last_checkpoint_stays_load
     before = place.names()
     report = sharded("full", tiers=tiers, elsewhere={0: full, 1: full}).start().wait()
     assert report["state"] == "failed"
-    assert "it is not fit for a worker: shared-memory: /dev/shm is full" in report["error"]["message"]
+    assert "it cannot run a worker: shared-memory: /dev/shm is full" in report["error"]["message"]
     assert (report["steps"], place.names()) == (0, before)
     assert resumes_whole(sharded, undisturbed_sharded, first, tiers)[1] == 4
 
@@ -455,4 +455,4 @@ def test_two_nodes_of_a_group_lost_at_once_take_all_to_the_durable_tier_which_is
     assert report["nodes_lost"] == [1, 2]
     said = events(running, "parity_short")
     assert [(event["step"], event["ranks"], event["restored_step"]) for event in said] == [(6, [1, 2], 4)]
-    assert "missing are the snapshots of ranks 1, 2" in report["warnings"][-1]
+    assert "the snapshots of ranks 1, 2 are missing" in report["warnings"][-1]

@@ -7,7 +7,7 @@ from durable_place import Bucket, flip, folder_of, harmed
 from fault_proxy import Faults
 from small_job import MEMORY, PEER, relaunched, trained
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(1800)]
 
 
 def test_flipped_bits_in_memory_at_a_peer_and_in_a_directory(make_job, place):

@@ -47,7 +47,7 @@ def test_two_of_a_group_lost_without_another_tier_is_said(make_job):
     replaced(job, 0, 2)
     with pytest.raises(
         NoCheckpointError,
-        match=r"No step .*Parity of step 4 makes up for one node of a group; missing are the snapshots of ranks 0, 2\.",
+        match=r"No step .*Parity of step 4 can rebuild one node of a group, but the snapshots of ranks 0, 2 are",
     ):
         job.resume(committed=4)
 

@@ -45,8 +45,8 @@ def test_a_rank_that_hangs_is_replaced_and_no_other_is(job, undisturbed, how, ph
     assert recovery["survivor_pids_kept"]
     assert recovery["phases"]["fault_seen"] > SOON["floor_s"]
     log = (running.folder / "logs/rank2.log").read_text()
-    assert "to be ended because it hangs" in log
-    assert "from_worker.py" in log.partition("to be ended because it hangs")[2]  # the very line it hung in
+    assert "which will be killed because it hangs" in log
+    assert "from_worker.py" in log.partition("which will be killed because it hangs")[2]  # the very line it hung in
     assert "Traceback" not in log
 
 

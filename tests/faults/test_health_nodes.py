@@ -29,7 +29,7 @@ def with_check(folder: Path, **more: Any) -> dict[str, Any]:
 def test_without_a_spare_the_job_ends_and_names_node_check_and_reason(job, tmp_path):
     report = job(**with_check(tmp_path)).start().wait()
     assert report["state"] == "failed"
-    assert "it is not fit for a worker: own_checks:fans: they stand still" in report["error"]["message"]
+    assert "it cannot run a worker: own_checks:fans: they stand still" in report["error"]["message"]
     assert "node 1" in report["error"]["message"]
     assert report["steps"] == 0
 

@@ -16,7 +16,7 @@ from waiting import until
 
 from hyperpod_ext.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Job(launched.Launched):

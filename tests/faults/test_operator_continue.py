@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 400
 """Of a tenth of a second each, until the operator has done all that it does: a pod that comes imports first."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 class Job(launched.LoggedByAgents):
@@ -105,7 +105,7 @@ def test_the_other_pods_train_on_while_the_operator_replaces_a_lost_one(run, los
     assert [step for step, _ in made] == sorted({step for step, _ in made}), "none is made twice"
     assert [(one["cause"], one["pids_kept"]) for one in job.of("resized")] == [("continued", True), ("rejoined", True)]
     ended = alone.folder.parent / "p0"
-    assert "made again" not in (ended / "agent.log").read_text(), "an agent whose job is over needs no socket"
+    assert "created again" not in (ended / "agent.log").read_text(), "an agent whose job is over needs no socket"
     assert not (ended / "sockets" / "node0.agent").exists()
 
 

@@ -19,7 +19,7 @@ SCRIPT = Path(__file__).with_name("elastic_bitwise.py")
 STEPS = 60
 WORKERS = ["--nproc-per-node", "1", "--tee", "3", "--redirect", "3", "--server-log-level", "warning"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 Run = Callable[..., tuple[launched.Launched, operators.Operator]]
 

@@ -10,7 +10,7 @@ import other_operator
 import pytest
 from random_pods import ELASTIC_STEPS, Kill, Pods, pods
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 LAUNCHERS = [
     pytest.param("ours", marks=pytest.mark.thorough),

@@ -14,7 +14,7 @@ from hyperpod_ext.cli.report.runs import read_run
 
 from hyperpod_ext.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ STEPS = 400
 
 _IMDS = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 Run = Callable[..., tuple[launched.LoggedByAgents, operators.Operator]]
 
@@ -151,7 +151,7 @@ def test_a_pod_with_a_notice_leaves_a_job_of_discrete_sizes_whose_processes_stay
             told = until(lambda: (said := operator.active[-1].status())["status"] == "faulted" and said)
             assert (told["restartMode"], told["message"]) == (
                 "process_level_restart",
-                "a pod of the job was told to end",
+                "a pod of the job was ordered to end",
             )
             drain(operator)
 

@@ -23,7 +23,7 @@ from hyperpod_ext.jobs.contract.yaml_text import read_all
 from hyperpod_ext.jobs.plan import make_plan
 from hyperpod_ext.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 USER = {"runAsUser": 1000, "runAsNonRoot": True, "fsGroup": 2000}
 SECRET = "0123456789abcdef"

@@ -135,7 +135,7 @@ def test_more_of_them(seed, job, tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [214, 223, 240])
 def test_compiled_scripts_and_lost_nodes(seed, job, tmp_path):
     """A compiled model, and a lost node under DDP and under FSDP2."""

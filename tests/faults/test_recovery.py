@@ -222,4 +222,4 @@ def test_a_survivor_whose_state_needs_others_offers_none_and_keeps_its_process(j
     report = running.wait()
     assert_equal_to(undisturbed, report)
     assert ranks_that_failed(running) == [0]
-    assert "cannot be looked at" in (running.folder / "logs/rank1.log").read_text()
+    assert "cannot be read after a fault" in (running.folder / "logs/rank1.log").read_text()

@@ -13,7 +13,7 @@ from fault_proxy import FaultProxy
 from resizing import BITWISE, Resizable, assert_bitwise, run_alone, settings
 from s3_server import CREDENTIALS
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 NOTES = re.compile(
     r"^GET /[^/]+(/\?|\?|.*/(generations/\d+|(node|done|failed|left)-\d+|plan-[0-9a-f]+|manifest)\.json)"

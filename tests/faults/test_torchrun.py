@@ -33,7 +33,7 @@ def test_the_same_exception_again_is_left_to_torchrun(tmp_path):
     job = launched.Launched(tmp_path / "job", {"what": "exception", "rank": 2, "step": 5, "always": True})
     ended = job.torchrun()
     assert ended.returncode != 0
-    assert "it happens each time, so this process ends and torchrun takes over" in ended.stderr
+    assert "the same exception has repeated, so this process ends and torchrun takes over" in ended.stderr
     assert job.went_on_from() == [0, job.committed(1)]
 
 
@@ -43,7 +43,7 @@ def test_a_process_that_cannot_use_its_gpu_any_more_ends(tmp_path, undisturbed):
     ended = job.torchrun("--max-restarts", "1")
     assert ended.returncode == 0, ended.stderr
     launched.assert_equal(job, undisturbed)
-    assert "this process cannot go on, so this process ends and torchrun takes over" in ended.stderr
+    assert "this process cannot continue, so this process ends and torchrun takes over" in ended.stderr
     assert job.went_on_from() == [0, job.committed(1)]
 
 

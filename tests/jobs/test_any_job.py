@@ -186,7 +186,7 @@ def test_any_job_is_rendered_and_read_back(target: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("jobs", [250, pytest.param(1000, marks=pytest.mark.soak)])
 def test_many_jobs_are_rendered_and_read_back(target: str, jobs: int, folder: Path) -> None:

@@ -67,7 +67,7 @@ def test_any_job_goes_round(target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("target", ["hyperpod-eks", "kubeflow"])
 @pytest.mark.parametrize("jobs", [250, pytest.param(1000, marks=pytest.mark.soak)])
 def test_many_jobs_of_each_target_go_round(target: str, jobs: int) -> None:

@@ -100,7 +100,7 @@ def test_a_job_without_spares_waits_for_a_repair_or_gives_up() -> None:
     assert waits.recovery_s > 300 * waits.faults["node"]
     impatient = Simulation(job(spares=0, rates=rates, repair_s=600.0, node_wait_s=1.0), 5).run(5)
     assert impatient.relaunches > 0
-    assert "no other node came within 1 s" in impatient.given_up[0]
+    assert "no other node joined within 1 s" in impatient.given_up[0]
 
 
 def test_without_a_durable_tier_a_job_that_gives_up_begins_anew() -> None:

@@ -15,7 +15,7 @@ from local_place import LocalPlace
 
 import hyperpod_ext.runtime
 
-pytestmark = [pytest.mark.torch_versions, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.torch_versions, pytest.mark.timeout(1800)]
 
 EXAMPLES = {"01-local": "DDP", "03-sharded": "FSDP2, HSDP"}
 

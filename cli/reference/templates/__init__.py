@@ -1,4 +1,4 @@
-"""`hp-ext templates`: the templates of rendered files, one file a subcommand."""
+"""The commands `hp-ext templates ...`, for the templates of rendered files. Each command has its own file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import click
 from ...lazy_group import LazyGroup, Section
 
 COMMANDS = {
-    "list": "List the templates that are shipped.",
+    "list": "List the shipped templates.",
     "show": "Print one template.",
-    "diff": "Compare your own templates with the shipped ones.",
+    "diff": "Compare your own templates with the shipped templates.",
     "eject": "Write templates into a folder, to edit them.",
 }
 
@@ -23,4 +23,5 @@ Example:
   hp-ext render -f job.yaml --target hyperpod-eks --templates my-templates""",
 )
 def command() -> None:
-    """Templates render the submitted files. `--templates DIR` of render and create-job replaces any of them."""
+    """Show and copy the templates from which submitted files are rendered. With `--templates DIR`, `hp-ext render` and
+    `hp-ext create-job` use the templates in DIR instead of shipped templates of the same name."""

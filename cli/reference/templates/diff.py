@@ -1,4 +1,4 @@
-"""hp-ext templates diff"""
+"""The command `hp-ext templates diff`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Examples:
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @output_option()
 def command(folder: str, output: str) -> None:
-    """Compare your own templates with the shipped ones."""
+    """Compare your own templates in the folder DIR with the shipped templates."""
     from dataclasses import asdict
     from pathlib import Path
 

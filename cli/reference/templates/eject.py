@@ -1,4 +1,4 @@
-"""hp-ext templates eject"""
+"""The command `hp-ext templates eject`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Examples:
 @click.argument("folder", type=click.Path(file_okay=False), metavar="DIR")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 def command(folder: str, names: tuple[str, ...]) -> None:
-    """Write the named templates, or all, into DIR. Existing files are never overwritten."""
+    """Write the named templates, or all templates, into the folder DIR. Existing files are never overwritten."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConflictError
@@ -29,9 +29,9 @@ def command(folder: str, names: tuple[str, ...]) -> None:
     wanted = [known(name) for name in names] or template_names()
     at = Path(folder)
     if there := [name for name in wanted if (at / name).exists()]:
-        raise ConflictError(f"{at} has {', '.join(there)} already", hint="remove them, or choose another folder")
+        raise ConflictError(f"{at} has {', '.join(there)} already", hint="remove these files, or choose another folder")
     for name in wanted:
         (at / name).parent.mkdir(parents=True, exist_ok=True)
         (at / name).write_text(template_text(name))
         click.echo(at / name)
-    say(f"next: change them, then add --templates {at} to render or create-job")
+    say(f"next: edit the templates, then use --templates {at} with hp-ext render or hp-ext create-job")

@@ -1,4 +1,4 @@
-"""hp-ext templates list"""
+"""The command `hp-ext templates list`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Example:
 )
 @output_option()
 def command(output: str) -> None:
-    """List the templates that are shipped."""
+    """List the names of the shipped templates."""
     from hyperpod_ext.jobs.contract.render import template_names
 
     names = template_names()

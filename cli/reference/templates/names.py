@@ -1,13 +1,13 @@
-"""Finds templates by name."""
+"""Checks the names of templates."""
 
 from __future__ import annotations
 
 
 def known(name: str) -> str:
-    """Return `name` if there is a template of this name.
+    """Return `name`, after a check that there is a shipped template with this name.
 
     Raises:
-        NotFoundError: there is no such template. The hint has the nearest name.
+        NotFoundError: there is no template with this name. The hint has the most similar name.
     """
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError

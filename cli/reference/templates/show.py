@@ -1,4 +1,4 @@
-"""hp-ext templates show"""
+"""The command `hp-ext templates show`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Example:
 )
 @click.argument("name", metavar="NAME")
 def command(name: str) -> None:
-    """Print one template as it is shipped."""
+    """Print the text of one shipped template."""
     from hyperpod_ext.jobs.contract.render import template_text
 
     from .names import known

@@ -1,4 +1,4 @@
-"""Deployment of a cluster with its network, storage and EKS: templates, costs and replaced resources.
+"""Deploys a cluster with its network, storage and EKS, and shows costs and changes before the deployment.
 
-The CDK app runs in a separate process: this package does not import CDK.
+The CDK app runs in a separate process, so this package does not import the CDK library.
 """

@@ -1,4 +1,4 @@
-"""Output of a CDK app: its stacks, in order of deployment."""
+"""Reads the output folder of a CDK app (a cloud assembly), which contains the app's CloudFormation stacks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ class Stack:
 
     @property
     def resources(self) -> Mapping[str, Mapping[str, Any]]:
-        """Resources by logical id."""
+        """Resources of the stack by logical id."""
         return resources_of(self.template)
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Output folder of an app, `cdk.out`."""
+    """Content of a CDK app's output folder, `cdk.out`."""
 
     folder: Path
     stacks: tuple[Stack, ...]
-    """Each stack after its dependencies."""
+    """Stacks in the order of deployment: each stack comes after the stacks that it depends on."""
     needs_bootstrap: bool = False
-    """Whether the account must have been prepared for CDK."""
+    """Whether the deployment needs an account that `cdk bootstrap` has prepared."""
 
     def templates(self) -> dict[str, Template]:
-        """Return the templates by stack."""
+        """Return the template of each stack, by the name of the stack."""
         return {stack.name: stack.template for stack in self.stacks}
 
     def of_kind(self, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield stack and properties of each resource of this CloudFormation type."""
+        """Yield the stack's name and the properties of each resource of the CloudFormation type `kind`."""
         for stack in self.stacks:
             for resource in stack.resources.values():
                 if resource["Type"] == kind:
@@ -51,18 +51,18 @@ class Assembly:
 
 
 def resources_of(template: Template) -> Mapping[str, Mapping[str, Any]]:
-    """Return resources by logical id, without CDK's metadata."""
+    """Return the resources of a template by logical id, without CDK's metadata resources."""
     found = template.get("Resources", {})
     return {name: resource for name, resource in found.items() if resource["Type"] not in _NOT_MADE}
 
 
 def read_assembly(folder: Path) -> Assembly:
-    """Read `cdk.out`.
+    """Read the output folder of a CDK app.
 
     Raises:
-        NotFoundError: the folder does not contain an assembly.
+        NotFoundError: the folder is not the output folder of a CDK app.
         HyperpodExtError: the app needs a look-up in AWS, which is not supported.
-        ConfigError: a file cannot be read.
+        ConfigError: a file in the folder is not valid JSON.
     """
     file = folder / "manifest.json"
     if not file.is_file():
@@ -86,7 +86,12 @@ def read_assembly(folder: Path) -> Assembly:
 
 
 def in_order(needs: Mapping[str, list[str]]) -> list[str]:
-    """Return the names, each after its dependencies. Otherwise the order does not change."""
+    """Return the names of stacks sorted so that each name comes after its dependencies. Names without dependencies on
+    each other keep their order.
+
+    Args:
+        needs: names of the dependencies, by the name of the stack.
+    """
     done: list[str] = []
 
     def take(name: str, above: tuple[str, ...]) -> None:

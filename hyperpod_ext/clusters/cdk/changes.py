@@ -1,7 +1,7 @@
-"""Changes that new templates make to existing stacks, and replaced resources. Pure.
+"""Computes the changes that new templates make to existing stacks, and which resources are replaced. Pure.
 
-CloudFormation replaces a resource if a create-only property changes. A create-only property also changes if the
-property refers to a replaced resource. These references are followed across stacks.
+CloudFormation replaces a resource if one of its create-only properties changes. A create-only property also changes if
+it refers to a replaced resource. `find_changes` follows such references across stacks.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ Effect = Literal["create", "update", "may replace", "replace", "delete", "keep"]
 FieldEffect = Literal["update", "may replace", "replace", "replace group", "delete group"]
 
 ResourceKey = tuple[str, str]
-"""A stack and a logical id in it."""
+"""The name of a stack, and the logical id of a resource in the stack."""
 
 CLUSTER = "AWS::SageMaker::Cluster"
 _NAMES = ("InstanceGroupName", "Key", "Name", "Id", "Sid", "PolicyName")
-"""Members that identify items of a list in any order."""
+"""Names of properties that identify the items of a list, so that lists can be compared regardless of order."""
 _IN_SUB = re.compile(r"\$\{([A-Za-z0-9]+)(?:\.[^}]*)?\}")
 _STUCK = frozenset({"replace", "may replace", "replace group", "delete group"})
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One property that differs."""
+    """Change of one property of a resource."""
 
     path: str
-    """`VpcConfig.SecurityGroupIds`, `InstanceGroups.workers.InstanceCount`."""
+    """Path of the property, such as `VpcConfig.SecurityGroupIds` or `InstanceGroups.workers.InstanceCount`."""
     before: Any
     after: Any
     effect: FieldEffect
@@ -42,19 +42,19 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class ResourceChange:
-    """One resource that differs."""
+    """Change of one resource of a stack."""
 
     stack: str
     id: str
-    """Logical id in the template."""
+    """Logical id of the resource in the template."""
     kind: str
-    """CloudFormation type."""
+    """CloudFormation type of the resource."""
     effect: Effect
     fields: tuple[FieldChange, ...] = ()
 
     @property
     def breaks(self) -> bool:
-        """Whether an existing resource, or machines of a cluster, would be replaced or deleted."""
+        """Whether the change would replace or delete an existing resource or machines of a cluster."""
         return self.effect in ("replace", "may replace", "delete") or any(one.effect in _STUCK for one in self.fields)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,10 +63,14 @@ class ResourceChange:
 
 
 def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> list[ResourceChange]:
-    """Return all changes from the existing stacks `there` to `wanted`; both by stack name.
+    """Return all changes that a deployment would make.
 
-    A stack that is only in `there` counts as renamed if `wanted` has a new stack with the same ending. Otherwise the
-    stack is ignored, as in CDK.
+    An existing stack without a new template counts as renamed if `wanted` contains a new stack with the same part after
+    the last dash. An existing stack that has neither a new template nor a new name is ignored, as in CDK.
+
+    Args:
+        there: templates of existing stacks, by stack name.
+        wanted: new templates, by stack name.
     """
     before_of = _pair(there, wanted)
     found = {}
@@ -78,7 +82,8 @@ def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) 
 
 
 def _pair(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> dict[str, str]:
-    """Return the name in `there` of each stack of `wanted`."""
+    """Return, for each stack in `wanted`, the name of the existing stack in `there` that it updates. New stacks are
+    left out."""
     pairs = {name: name for name in wanted if name in there}
     lost = {name.rpartition("-")[2]: name for name in there if name not in wanted}
     for name in wanted:
@@ -115,7 +120,7 @@ def _fields(kind: str, before: Any, after: Any) -> tuple[FieldChange, ...]:
     for path, old, new in _leaves((), before, after):
         effect: FieldEffect = "update"
         if fixed is None:
-            effect = "may replace"  # unknown type
+            effect = "may replace"  # the create-only properties of this type are unknown
         elif any(_touches(path, one, before, after) for one in fixed.always):
             effect = "replace"
         elif any(_touches(path, one, before, after) for one in fixed.sometimes):
@@ -135,7 +140,8 @@ def _of_group(path: tuple[str, ...], before: Any, after: Any) -> FieldEffect:
 
 
 def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
-    """Yield each difference, at the greatest depth at which both sides have the same shape."""
+    """Yield path, old value and new value of each difference. Mappings and lists with named items are compared item by
+    item; all other values are compared as a whole."""
     if before == after:
         return
     if _is_plain(before) and _is_plain(after):
@@ -145,7 +151,7 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
     old, new = _by_name(before), _by_name(after)
     if old is not None and new is not None and (old or new):
         if old == new:
-            return  # equal items in another order
+            return  # both lists have the same items, in another order
         for name in dict.fromkeys((*old, *new)):
             yield from _leaves((*path, name), old.get(name), new.get(name))
         return
@@ -153,12 +159,12 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether `value` is a mapping and no intrinsic function."""
+    """Return whether `value` is a mapping, but no intrinsic function of CloudFormation such as `Ref`."""
     return isinstance(value, Mapping) and not any(name == "Ref" or name.startswith("Fn::") for name in value)
 
 
 def _by_name(value: Any) -> dict[str, Any] | None:
-    """Return the items of a list by unique name; None if they have none."""
+    """Return the items of a list by their unique names; None if the items have no unique names."""
     if not isinstance(value, list) or not all(_is_plain(item) for item in value):
         return None
     for member in _NAMES:
@@ -169,13 +175,13 @@ def _by_name(value: Any) -> dict[str, Any] | None:
 
 
 def _touches(path: tuple[str, ...], fixed: str, before: Any, after: Any) -> bool:
-    """Return whether the difference at `path` changes the property `fixed`."""
+    """Return whether the difference at `path` changes the create-only property with the dotted path `fixed`."""
     parts = tuple(fixed.split("."))
     if len(path) >= len(parts):
         return all(part in ("*", step) for part, step in zip(parts, path, strict=False))
     if not all(part in ("*", step) for part, step in zip(parts, path, strict=False)):
         return False
-    return bool(_at(before, parts) != _at(after, parts))  # a parent differs: compare the property itself
+    return bool(_at(before, parts) != _at(after, parts))  # a parent differs: compare the property `fixed`
 
 
 def _at(value: Any, parts: tuple[str, ...]) -> Any:
@@ -192,7 +198,8 @@ def _at(value: Any, parts: tuple[str, ...]) -> Any:
 def _followed(
     found: dict[ResourceKey, ResourceChange], wanted: Mapping[str, Template]
 ) -> dict[ResourceKey, ResourceChange]:
-    """Add resources that are replaced because they refer to a replaced one."""
+    """Return the changes in `found`, and the changes of resources that are replaced because they refer to a replaced
+    resource."""
     exports = _exports(wanted)
     gone = [place for place, change in found.items() if change.effect == "replace"]
     while gone:
@@ -221,7 +228,7 @@ def _because_of(
 
 
 def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> Iterator[ResourceKey]:
-    """Yield the resources that `value`, in the template of `stack`, refers to."""
+    """Yield the resources that `value` refers to. `stack` is the stack whose template contains `value`."""
     if isinstance(value, list):
         for item in value:
             yield from _referred_to(item, stack, exports)
@@ -245,7 +252,8 @@ def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> 
 
 
 def _exports(templates: Mapping[str, Template]) -> dict[str, ResourceKey]:
-    """Return the first resource in the value of each export, by the export's name as JSON."""
+    """Return, for each exported output of the stacks, the first resource that the output's value refers to. The keys
+    are the names of the exports as JSON."""
     found: dict[str, ResourceKey] = {}
     for stack, template in templates.items():
         for output in template.get("Outputs", {}).values():

@@ -1,4 +1,5 @@
-"""Cost of a cluster per hour, as deployed and with all machines of its file. Pure."""
+"""Estimates the cost of a cluster per hour, both as it is deployed and with all machines of the cluster's file.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ _ENDPOINT = "AWS::EC2::VPCEndpoint"
 
 @dataclass(frozen=True, slots=True)
 class CostItem:
-    """A resource with a price per hour."""
+    """A kind of resource with a price per hour."""
 
     what: str
     price: Price | None
-    """Price of one item per hour; None if unknown."""
+    """Price of one resource per hour. None: unknown."""
     now: int
-    """Number of items in the assembly."""
+    """Number of resources in the templates that will be deployed."""
     scaled: int
-    """Number of items with `--scale`."""
+    """Number of resources if the cluster is deployed with `--scale`, which starts all machines."""
     note: str = ""
-    """Why the price is unknown, or what it excludes."""
+    """Reason why the price is unknown, or costs that the price does not include."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the item as JSON."""
@@ -41,31 +42,31 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Costs per hour, and resources that are paid by use."""
+    """Estimated costs of a cluster per hour, and the resources for which AWS charges by use."""
 
     region: str
     items: tuple[CostItem, ...]
     by_use: tuple[tuple[str, str], ...]
-    """CloudFormation types that are paid by use, with the unit of use."""
+    """CloudFormation types for which AWS charges by use, each with the unit of use."""
 
     @property
     def now(self) -> float:
-        """US dollars per hour of all items with a price."""
+        """US dollars per hour for the deployed resources. Items without a price are not included."""
         return sum(line.price.usd * line.now for line in self.items if line.price)
 
     @property
     def scaled(self) -> float:
-        """US dollars per hour with `--scale`."""
+        """US dollars per hour if the cluster is deployed with `--scale`. Items without a price are not included."""
         return sum(line.price.usd * line.scaled for line in self.items if line.price)
 
     @property
     def unknown(self) -> tuple[CostItem, ...]:
-        """Items without a price, which the sums exclude."""
+        """Items without a price, which the sums `now` and `scaled` do not include."""
         return tuple(line for line in self.items if line.price is None)
 
     @property
     def dated(self) -> tuple[str, str] | None:
-        """Oldest and newest day of the prices."""
+        """Dates of the oldest and the newest price of the estimate; None if it has no prices."""
         days = sorted(line.price.dated for line in self.items if line.price)
         return (days[0], days[-1]) if days else None
 
@@ -85,7 +86,7 @@ class Estimate:
 
 
 def estimate(cluster: ClusterConfig, assembly: Assembly) -> Estimate:
-    """Return the cost of `cluster` per hour, with all resources of `assembly`."""
+    """Return the estimated cost per hour of `cluster` with all resources in `assembly`."""
     region = cluster.region
     counts = _counts(assembly)
     lines = [*_machines(cluster, counts), *_around(assembly, region)]
@@ -95,7 +96,7 @@ def estimate(cluster: ClusterConfig, assembly: Assembly) -> Estimate:
 
 
 def _counts(assembly: Assembly) -> dict[str, int]:
-    """Return the number of machines of each group in the templates."""
+    """Return the number of machines that the templates give to each group, by the group's name."""
     found = {}
     for _stack, properties in assembly.of_kind(CLUSTER):
         for member in ("InstanceGroups", "RestrictedInstanceGroups"):

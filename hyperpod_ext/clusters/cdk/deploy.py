@@ -1,4 +1,4 @@
-"""Deployment steps from templates to a cluster: stacks, Helm chart, and scripts."""
+"""The steps of a deployment: create stacks, install HyperPod's Helm chart, and upload lifecycle scripts."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ CHART = "https://github.com/aws/sagemaker-hyperpod-cli"
 
 @dataclass(frozen=True, slots=True)
 class MakeStacks:
-    """Create or update stacks with CloudFormation."""
+    """Step that creates or updates stacks with CloudFormation."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class InstallChart:
-    """Install HyperPod's Helm chart in EKS, which CreateCluster requires."""
+    """Step that installs HyperPod's Helm chart in the EKS cluster. CreateCluster requires the chart."""
 
     commands: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UploadScripts:
-    """Upload the scripts of new machines to a stack's bucket."""
+    """Step that uploads the scripts for new machines to a bucket of a stack."""
 
     stack: str
     output: str
-    """Key of the stack's output that names the bucket."""
+    """Key of the stack's output with the name of the bucket."""
     prefix: str
 
 
@@ -53,7 +53,7 @@ Step = MakeStacks | InstallChart | UploadScripts
 
 
 def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> list[Step]:
-    """Return the steps in order. Pure.
+    """Return the steps of a deployment in their order. Pure.
 
     Args:
         there: names of existing stacks.
@@ -73,9 +73,13 @@ def steps(cluster: ClusterConfig, assembly: Assembly, there: frozenset[str]) -> 
 
 
 def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator[str]:
-    """Yield the commands that install HyperPod's chart in the cluster's EKS; `chart`: its folder, with subcharts."""
+    """Yield the shell commands that install HyperPod's Helm chart in the EKS cluster.
+
+    Args:
+        chart: folder of the chart with its subcharts. None: the commands also download the chart.
+    """
     made = cluster.infrastructure
-    # only one of chart and add-on may install the CRDs of cert-manager
+    # the chart and the EKS add-on cert-manager must not both install cert-manager's CRDs
     own = made is not None and made.add_ons.cert_manager
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
     if chart is None:
@@ -89,11 +93,12 @@ def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator
 
 
 def install_chart(cluster: ClusterConfig, chart: Path) -> None:
-    """Install the chart from a folder, with `aws` and `helm`. Does not change the user's kubeconfig.
+    """Install HyperPod's Helm chart from the folder `chart`, with the programs `aws` and `helm`. The user's kubeconfig
+    is not changed.
 
     Raises:
-        NotFoundError: the folder has no chart.
-        HyperpodExtError: a program is missing, or fails.
+        NotFoundError: the folder contains no chart.
+        HyperpodExtError: `aws` or `helm` is not installed, or fails.
     """
     if not (chart / "Chart.yaml").is_file():
         raise NotFoundError(
@@ -112,7 +117,8 @@ def install_chart(cluster: ClusterConfig, chart: Path) -> None:
 
 
 def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
-    """Return the prefix of the app's scripts in their bucket; None if no group uses them."""
+    """Return the prefix in the lifecycle bucket below which this project's scripts are uploaded; None if no group uses
+    these scripts."""
     made = cluster.infrastructure
     if cluster.orchestrator != "slurm" or made is None or not made.lifecycle_scripts:
         return None
@@ -126,7 +132,8 @@ def scripts_prefix(cluster: ClusterConfig, assembly: Assembly) -> str | None:
 
 
 def _key_of(uri: Any) -> str:
-    """Return the key in `s3://bucket/scripts`, or in `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
+    """Return the key in an S3 URI: `scripts` for `s3://bucket/scripts`, and for the equivalent expression in a
+    template, `{"Fn::Join": ["", ["s3://", BUCKET, "/scripts"]]}`."""
     if isinstance(uri, str):
         return uri.removeprefix("s3://").partition("/")[2].strip("/")
     parts = uri.get("Fn::Join", ["", []])[1]
@@ -134,10 +141,10 @@ def _key_of(uri: Any) -> str:
 
 
 def run_cdk(program: Path, environment: Mapping[str, str], region: str, *arguments: str) -> None:
-    """Run the CDK CLI, with its output on stderr.
+    """Run the CDK command line, and write its output to stderr.
 
     Raises:
-        HyperpodExtError: the CDK CLI fails.
+        HyperpodExtError: the CDK command line fails.
     """
     command = [str(program), *arguments, "--no-notices", "--ci", "false"]
     regions = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
@@ -149,10 +156,10 @@ def run_cdk(program: Path, environment: Mapping[str, str], region: str, *argumen
 
 
 def upload(folder: Path, bucket: str, prefix: str, region: str) -> list[str]:
-    """Upload every file of `folder` to the bucket, and return their URIs.
+    """Upload every file in `folder` to a bucket below `prefix`, and return the S3 URIs of the files.
 
     Raises:
-        NotFoundError: there is no such folder, or it is empty.
+        NotFoundError: the folder does not exist or is empty.
     """
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
     if not files:

@@ -1,4 +1,4 @@
-"""Fills unset fields of a job from the outputs of the cluster that it names."""
+"""Fills unset fields of a job's spec from the CloudFormation outputs of the cluster that the spec names."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ _KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 
 def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, bool] | None:
-    """Return the outputs of the cluster that a spec names, and whether they were stored earlier; None without a name.
+    """Return the outputs of the cluster that a job's spec names. The outputs come from a stored file, or from AWS.
+
+    Args:
+        spec_folder: folder of the spec file, in which a team may have stored the outputs.
+
+    Returns:
+        The outputs, and True if they come from a stored file. None if the spec names no cluster.
 
     Raises:
-        ConfigError: there is no such cluster.
+        ConfigError: the cluster does not exist.
         UnreachableError: no outputs are stored, and AWS cannot be reached.
     """
     data = document.data
@@ -42,7 +48,7 @@ def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, 
 
 
 def fill(document: Document, outputs: ClusterOutputs) -> None:
-    """Fill unset places of S3 tiers in a spec, before it is checked."""
+    """Set the URI of each S3 tier that has none in a job's spec, from the outputs of the cluster."""
     if (uri := checkpoint_uri(outputs)) is None:
         return
     source = f"cluster {outputs.name}"
@@ -52,25 +58,26 @@ def fill(document: Document, outputs: ClusterOutputs) -> None:
 
 
 def checkpoint_uri(outputs: ClusterOutputs) -> str | None:
-    """Return the place of jobs' checkpoints, `s3://bucket/prefix`."""
+    """Return the S3 URI below which the cluster's jobs store checkpoints, `s3://bucket/prefix`; None if unknown."""
     bucket, prefix = outputs.get("CheckpointBucket"), (outputs.get("CheckpointPrefix") or "").strip("/")
     return bucket and "/".join(["s3:/", bucket, *([prefix] if prefix else [])])
 
 
 def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> JobConfig:
-    """Return `job` with unset fields filled from its cluster for `target`. Pure.
+    """Return `job` with the unset fields that `target` needs filled from the outputs of the job's cluster. Pure.
 
     Args:
-        target: None fills the fields that rules read.
+        target: name of the target. None: fill the fields that rules read.
 
     Raises:
-        ConfigError: an output does not fit its field, as in a stack of another app.
+        ConfigError: the value of an output is not valid for its field, for example because another app created the
+            stack.
     """
     changes: dict[str, Any] = {}
     if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
-            given["service_account"] = None  # this output belongs to the outputs' namespace
+            given["service_account"] = None  # the output ServiceAccount is only valid in the output Namespace
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
     if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)
@@ -89,7 +96,7 @@ def _of_sagemaker(job: JobConfig, outputs: ClusterOutputs) -> Iterator[tuple[str
 
 
 def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutputs) -> Any:
-    """Return `section` with its unset fields filled from `given`."""
+    """Return the section `section` of a job's spec with its unset fields filled from `given`."""
     import json
 
     from pydantic import ValidationError
@@ -108,11 +115,11 @@ def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutpu
 
 
 def load_job(path: str | Path, target: str, overrides: Sequence[str] = ()) -> JobConfig:
-    """Load a job with its cluster's values for `target`, as `hp-ext` submits it.
+    """Load a job's spec as `hp-ext` loads it for a submission to `target`, with values from the job's cluster.
 
     Raises:
-        ConfigError: the spec is wrong, or names an unknown cluster.
-        UnreachableError: the cluster's outputs are not stored, and AWS cannot be reached.
+        ConfigError: the spec has mistakes, or names an unknown cluster.
+        UnreachableError: the outputs of the cluster are not stored, and AWS cannot be reached.
     """
     known: list[ClusterOutputs] = []
 

@@ -1,7 +1,9 @@
-"""Outputs of a deployed cluster for jobs: bucket, roles, queue, subnets. Read from CloudFormation, and stored:
+"""CloudFormation outputs of a deployed cluster that jobs need: bucket, roles, queue, subnets.
 
-DIR/.hyperpod_ext/clusters/NAME.json      next to a spec, for a team or a CI: maintained by hand
-$HPX_HOME/clusters/NAME.json              this machine's copy; `hp-ext cluster outputs` renews it
+The outputs are read from CloudFormation, and stored in one of two files:
+
+DIR/.hyperpod_ext/clusters/NAME.json      in the folder DIR of a spec, for a team or a CI; edited by hand
+$HPX_HOME/clusters/NAME.json              on this machine; `hp-ext cluster outputs` writes it again
 """
 
 from __future__ import annotations
@@ -18,31 +20,32 @@ from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 from hyperpod_ext.files import write_atomically
 
 STACKS = ("storage", "cluster")
-"""Stacks whose outputs jobs use, by the ends of their names."""
+"""Last parts of the names of the stacks whose outputs jobs use. A stack is named `CLUSTER-PART`."""
 _HOUR_S, _DAY_S = 3600, 86400
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOutputs:
-    """Outputs of one cluster's stacks."""
+    """CloudFormation outputs of the stacks of one cluster."""
 
     name: str
     region: str
     read_at: float
-    """Time of reading, in seconds since 1970."""
+    """Time at which the outputs were read from AWS, in seconds since 1970."""
     values: Mapping[str, str]
-    """Values by key, such as CheckpointBucket. Keys that do not apply are missing."""
+    """Values of the outputs by key, such as `CheckpointBucket`. Outputs that do not apply to the cluster are
+    missing."""
 
     def get(self, key: str) -> str | None:
-        """Return one value, or None."""
+        """Return the value of the output `key`; None if the cluster has no such output."""
         return self.values.get(key) or None
 
     def items(self, key: str) -> tuple[str, ...]:
-        """Return a value that is a list."""
+        """Return the items of the output `key`, whose value is a list separated by commas."""
         return tuple(one.strip() for one in self.values.get(key, "").split(",") if one.strip())
 
     def age(self, now: float | None = None) -> str:
-        """Return the time since the outputs were read, as text."""
+        """Return the time since the outputs were read as text, such as `2 hours ago`."""
         seconds = max((time.time() if now is None else now) - self.read_at, 0)
         for size, word in ((_DAY_S, "day"), (_HOUR_S, "hour"), (60, "minute")):
             if (count := int(seconds // size)) >= 1:
@@ -51,10 +54,10 @@ class ClusterOutputs:
 
 
 def fetch(name: str, region: str | None) -> ClusterOutputs:
-    """Read the outputs from AWS.
+    """Read the outputs of the cluster `name` from AWS.
 
     Raises:
-        NotFoundError: no such cluster was deployed in the region.
+        NotFoundError: no cluster with this name was deployed in the region.
         UnreachableError: AWS cannot be reached.
     """
     values: dict[str, str] = {}
@@ -69,7 +72,8 @@ def fetch(name: str, region: str | None) -> ClusterOutputs:
 
 
 def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
-    """Store the outputs for `recall`, or in `file`."""
+    """Store the outputs in `file`, and return the file. By default, the file is this machine's file, which `recall`
+    reads."""
     file = file or _own(found.name)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, json.dumps(asdict(found), indent=2) + "\n")
@@ -77,7 +81,8 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
 
 
 def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
-    """Return the outputs stored in `spec_folder` or by this machine; None if there are none."""
+    """Return the outputs of the cluster `name` that are stored in `spec_folder` or on this machine. None if no outputs
+    are stored."""
     for file in (spec_folder / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
         if file.is_file():
             return _read(file, name)
@@ -91,7 +96,8 @@ def _own(name: str) -> Path:
 
 
 def _read(file: Path, name: str) -> ClusterOutputs:
-    """Read and check a file, which may have been edited or be of another cluster."""
+    """Read a file with outputs, and check it, because users may edit it and it may contain another cluster's
+    outputs."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         values = {str(key): str(value) for key, value in found["values"].items()}
@@ -108,7 +114,7 @@ def _read(file: Path, name: str) -> ClusterOutputs:
 
 
 def _region_of(values: Mapping[str, str]) -> str:
-    """Return the region of the outputs' ARNs."""
+    """Return the AWS region in the first ARN among the outputs; empty if there is no ARN."""
     for value in values.values():
         parts = value.split(":")
         if len(parts) > 4 and parts[0] == "arn" and parts[3]:

@@ -1,4 +1,4 @@
-"""Templates and outputs of stacks in AWS."""
+"""Reads templates and outputs of CloudFormation stacks from AWS."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _NEVER_MADE = frozenset({"ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "CREATE_FAILED"
 
 
 def account(region: str) -> str:
-    """Return the account of the credentials.
+    """Return the number of the AWS account that the credentials belong to.
 
     Raises:
-        UnreachableError: there are no credentials, or they are refused.
+        UnreachableError: there are no credentials, or AWS refuses them.
     """
     return str(call("GetCallerIdentity", lambda: client("sts", region).get_caller_identity())["Account"])
 
 
 def describe(name: str, region: str | None) -> Mapping[str, Any] | None:
-    """Return the stack of this name, or None."""
+    """Return AWS's description of the stack `name`; None if the stack does not exist."""
     answer = _or_none(
         f"DescribeStacks {name}", lambda: client("cloudformation", region).describe_stacks(StackName=name)
     )
@@ -35,22 +35,24 @@ def describe(name: str, region: str | None) -> Mapping[str, Any] | None:
 
 
 def outputs(name: str, region: str | None) -> dict[str, str] | None:
-    """Return the outputs of a stack, or None if there is no such stack.
+    """Return the outputs of the stack `name`; None if the stack does not exist.
 
     Raises:
-        HyperpodExtError: the stack exists, but was never created completely.
+        HyperpodExtError: the stack exists, but its creation has failed.
     """
     stack = describe(name, region)
     if stack is None:
         return None
     if stack["StackStatus"] in _NEVER_MADE:
-        hint = f"its events show why: aws cloudformation describe-stack-events --stack-name {name}"
-        raise HyperpodExtError(f"stack {name} is {stack['StackStatus']}: it was never created completely", hint=hint)
+        hint = f"the stack's events show why: aws cloudformation describe-stack-events --stack-name {name}"
+        raise HyperpodExtError(
+            f"stack {name} is {stack['StackStatus']}: the stack was never created completely", hint=hint
+        )
     return {one["OutputKey"]: one["OutputValue"] for one in stack.get("Outputs", [])}
 
 
 def templates(names: Iterable[str], region: str) -> dict[str, Template]:
-    """Return the templates of existing stacks."""
+    """Return the templates of those stacks in `names` that exist, by the name of the stack."""
     found = {}
     for name in names:
         stack = describe(name, region)
@@ -68,7 +70,7 @@ def _ask_template(name: str, region: str) -> Any:
 
 
 def _template(name: str, body: Any) -> Template:
-    """Parse a template from boto3, which is data for JSON and text otherwise."""
+    """Return a template as data. boto3 returns a JSON template as data, and other templates as text."""
     if isinstance(body, str):
         try:
             body = json.loads(body)
@@ -80,7 +82,13 @@ def _template(name: str, body: Any) -> Template:
 
 
 def _or_none(doing: str, ask: Any) -> Any:
-    """Return the response, or None if CloudFormation reports that there is no such stack."""
+    """Send a request with `ask`, and return the response. Return None if CloudFormation reports that the stack does not
+    exist.
+
+    Args:
+        doing: description of the request, for error messages.
+        ask: function that sends the request.
+    """
     from botocore.exceptions import ClientError
 
     def attempt() -> Any:

@@ -1,4 +1,4 @@
-"""Runs the CDK app for one cluster in a separate process, without a network or an account."""
+"""Runs the CDK app for one cluster in a separate process. The app needs neither a network nor an AWS account."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TIMEOUT_S = 600
 
 
 def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region: str) -> Assembly:
-    """Write the app's templates to `out`, and read them.
+    """Run the CDK app, which writes CloudFormation templates to the folder `out`, and read the templates.
 
     Args:
-        spec: the cluster's file as data, with all changes by options.
-        scale: deploy the machines of the file; otherwise none.
-        app: folder of the app. Default: the app in this checkout.
+        spec: content of the cluster's file, with the changes by `--set` options.
+        scale: whether the templates contain the machines of the file. False: every group has 0 machines.
+        app: folder of the CDK app. None: the app in this checkout.
 
     Raises:
         HyperpodExtError: CDK's library or Node.js is not installed, or the app fails.
@@ -36,7 +36,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     for stale in (report, out / "manifest.json"):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
-        config = Path(scratch) / "cluster.json"  # every JSON text is valid YAML
+        config = Path(scratch) / "cluster.json"  # the app reads YAML; every JSON text is valid YAML
         config.write_text(json.dumps(spec), encoding="utf-8")
         context = _context(folder) | {"cluster": str(config)} | ({"scale": "true"} if scale else {})
         environment |= {
@@ -68,7 +68,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
 
 
 def _context(folder: Path) -> dict[str, Any]:
-    """Return the context of `cdk.json`, which the CDK CLI would pass to the app."""
+    """Return the context from the file `cdk.json`, which the CDK command line would pass to the app."""
     file = folder / "cdk.json"
     if not file.is_file():
         return {}
@@ -80,7 +80,7 @@ def _context(folder: Path) -> dict[str, Any]:
 
 
 def _violations(report: Path) -> Iterator[Problem]:
-    """Yield the violations of CDK's template validation."""
+    """Yield the violations in the report of CDK's template validation as problems."""
     for plugin in json.loads(report.read_text(encoding="utf-8"))["pluginReports"]:
         for found in plugin["violations"]:
             for one in found["violatingConstructs"]:

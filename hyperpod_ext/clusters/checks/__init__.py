@@ -1,6 +1,6 @@
-"""Checks across fields of a cluster, which find valid specs that would cost money without training anything.
+"""Checks of a cluster's spec that find valid specs of clusters that would cost money without training anything.
 
-The ids of checks are HPX201 and up. docs/clusters.md lists them.
+The ids of these checks begin with HPX201. docs/clusters.md lists all checks.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ check, all_checks, findings = REGISTRY.rule, REGISTRY.all, REGISTRY.findings
 
 
 def groups_of(cluster: ClusterConfig) -> Iterator[tuple[str, Group]]:
-    """Yield every group, including restricted groups, with the path of its field."""
+    """Yield every group of a cluster, including restricted groups, with the path of the group in the spec."""
     for field in ("instance_groups", "restricted_groups"):
         for index, group in enumerate(getattr(cluster, field)):
             yield f"{field}.{index}", group
 
 
 def named_types(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
-    """Yield every instance type of groups, with the path of its field."""
+    """Yield every instance type that a cluster's groups name, with the path of the type in the spec."""
     for path, group in groups_of(cluster):
         yield f"{path}.instance_type", group.instance_type
         if isinstance(group, InstanceGroup):

@@ -1,4 +1,4 @@
-"""Checks of zones and addresses of machines, file systems and training plans."""
+"""Checks of the availability zones of machines, file systems and training plans, and of the machines' IP addresses."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import Problem
 
 _POD_ADDRESSES = 49
-"""Secondary addresses of a machine's primary interface on EKS, for pods. AWS's public repository
-agent-plugins counts 81 for ml.p5.48xlarge: 32 interfaces and these (2026-11). For p4d, agent-plugins counts two
-fewer."""
+"""Number of IP addresses for pods that a machine on EKS has on its primary interface. AWS's public repository
+agent-plugins counts 81 addresses for ml.p5.48xlarge (2026-11): one for each of 32 interfaces, and these 49. For p4d,
+agent-plugins counts two addresses fewer."""
 _RESERVED = 5
-"""Number of addresses that AWS reserves in every subnet."""
+"""Number of IP addresses that AWS reserves in every subnet."""
 
 
 def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
-    """Return the number of addresses of one machine of the group."""
+    """Return the number of IP addresses that one machine of the group needs in its subnet."""
     machine = instance(group.instance_type)
     interfaces = (machine.efa if machine else None) or 1
     if getattr(group, "network_interface", None) == "efa-only":
@@ -34,8 +34,8 @@ def machine_addresses(cluster: ClusterConfig, group: Group) -> int:
     "HPX211",
     "error",
     "a subnet with too few addresses",
-    "Each EFA interface of a machine needs an address, and on EKS its pods need 49 more. AWS starts machines "
-    "without an address, and gives up on them. Subnets cannot grow.",
+    "Each EFA interface of a machine needs an IP address, and on EKS the pods of a machine need 49 more. AWS starts "
+    "machines for which there is no address, and then gives up on them. Subnets cannot grow.",
     "Use a larger subnet, several subnets, network_interface: efa-only, or fewer machines.",
 )
 def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -59,9 +59,9 @@ def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX212",
     "error",
     "a zone without machines of the type",
-    "EC2 offers the type in other zones of the region, but not in this one. The group would wait for capacity, and "
-    "fail. Source: EC2's API, on the day in `catalog/zones.json`.",
-    "Put the group into a zone that has the type. If AWS has added the type since: --ignore HPX212.",
+    "EC2 offers the instance type in other zones of the region, but not in the group's zone. The group would wait for "
+    "capacity, and fail. Source: EC2's API, on the date in `catalog/zones.json`.",
+    "Put the group into a zone that has the instance type. If AWS has added the type, use --ignore HPX212.",
 )
 def zones_have_the_machines(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, group in groups_of(cluster):
@@ -95,8 +95,8 @@ def efa_stays_in_a_zone(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX214",
     "error",
     "a training plan with other machines, or in another zone",
-    "A plan has a number of machines of one type in one zone. A group with another type or zone gets none of them, "
-    "and the plan costs money anyway.",
+    "A training plan has a number of machines of one type in one zone. A group with another type or zone gets no "
+    "machines from the plan, and the plan costs money anyway.",
     "Use the plan's type, zone and number of machines.",
 )
 def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -114,7 +114,7 @@ def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
             message = f"the plan's machines are in {plan.zone}, but the group is in {' and '.join(zones)}"
             yield Problem(message, path=f"{path}.training_plan", hint=f"use a subnet in {plan.zone}")
         elif plan.count is not None and used[group.training_plan] > plan.count:
-            message = f"the plan has {plan.count} machines, but groups need {used[group.training_plan]} of it"
+            message = f"the plan has {plan.count} machines, but its groups need {used[group.training_plan]}"
             yield Problem(
                 message, path=f"{path}.count", hint=f"set at most {plan.count} machines in all groups of the plan"
             )
@@ -124,8 +124,8 @@ def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX215",
     "error",
     "a file system in another zone than the machines",
-    "All data crosses zones. This is slower, and costs money in both directions.",
-    "Put machines and file system into one zone. If you intend this: --ignore HPX215.",
+    "Machines read and write all data in another zone, which is slower and costs money in both directions.",
+    "Put machines and file system into one zone. If you want different zones, use --ignore HPX215.",
 )
 def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
     made = cluster.infrastructure
@@ -140,7 +140,7 @@ def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
                 hint = f"use a file system in {zones[0]}, or subnets in {zone}"
                 where = f"{path}.storage.{index}.dns_name"
                 yield Problem(f"the file system is in {zone}, but {near}", path=where, hint=hint)
-        # on EKS a job chooses whether it mounts the new file system; all nodes of Slurm do
+        # all Slurm nodes mount the new file system; on EKS, each job chooses whether to mount it
         own = (
             cluster.orchestrator == "slurm"
             and made is not None
@@ -176,7 +176,7 @@ def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
-    """Return the zones of the group's machines; empty if one is unknown."""
+    """Return the availability zones in which the group's machines may be; empty if a zone is unknown."""
     subnets = _facts(cluster).subnets
     places = _places(cluster, group)
     if all(place in subnets for place in places):
@@ -186,7 +186,7 @@ def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
-    """Return the subnets of the group, or its zone in a new network."""
+    """Return the ids of the group's subnets. In a new network, return the group's availability zone instead."""
     network, made = group.vpc or cluster.vpc, cluster.infrastructure
     if network is not None:
         return tuple(sorted(network.subnets))
@@ -196,13 +196,13 @@ def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | None:
-    """Return the total number of free addresses of these subnets; None if unknown."""
+    """Return the total number of free IP addresses in the subnets `places`; None if unknown."""
     made, facts = cluster.infrastructure, _facts(cluster)
     if made is not None and places and set(places) <= set(made.network.zones):
         try:
             return ipaddress.ip_network(made.network.cidr).num_addresses // 4 - _RESERVED
         except ValueError:
-            return None  # network_rules reports it
+            return None  # network_rules reports the invalid range
     free = [facts.subnets[place].free_addresses if place in facts.subnets else None for place in places]
     known = [one for one in free if one is not None]
     return sum(known) if free and len(known) == len(free) else None
@@ -210,7 +210,7 @@ def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | No
 
 def _has_efa(group: Group) -> bool:
     machine = instance(group.instance_type)
-    return machine is not None and machine.efa != 0  # if that is unknown, all precautions for EFA apply
+    return machine is not None and machine.efa != 0  # an unknown number (None) counts as EFA
 
 
 def _facts(cluster: ClusterConfig) -> AccountFacts:

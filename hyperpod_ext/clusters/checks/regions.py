@@ -1,4 +1,4 @@
-"""Checks of the cluster's region: instance types, keys, file systems and plans."""
+"""Checks that the cluster's AWS region has its instance types, keys, file systems and training plans."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hyperpod_ext.config.clusters.cluster_parts import Storage
 from hyperpod_ext.errors import Problem
 
 _PARTITIONS = {"us-gov-": "AWS GovCloud (US)", "cn-": "AWS China", "us-iso": "AWS's isolated regions"}
-"""Partitions of AWS by prefix of their regions."""
+"""Names of AWS partitions, by the prefix of their regions."""
 
 
 @check(
     "HPX222",
     "error",
     "a partition of AWS without HyperPod",
-    "CloudFormation's schemas and AWS's price lists have no HyperPod clusters in any region of this partition, on "
-    "the day in `catalog/cluster_regions.json`.",
-    "Choose another region. If AWS has added this region since: --ignore HPX222.",
+    "CloudFormation's schemas and AWS's price lists had no HyperPod clusters in any region of this partition on the "
+    "date in `catalog/cluster_regions.json`.",
+    "Choose another region. If AWS has added the region, use --ignore HPX222.",
 )
 def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
     known = known_regions() | {*regions_of("cluster")}
@@ -35,14 +35,14 @@ def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
     "error",
     "machines that are not available in the region",
     "No zone of the region has machines of this type. The cluster would wait for capacity, and fail. Source: AWS's "
-    "price lists, on the day in `catalog/cluster_regions.json`.",
-    "Choose another type or another region. If AWS has added the type since: --ignore HPX201.",
+    "price lists, on the date in `catalog/cluster_regions.json`.",
+    "Choose another type or another region. If AWS has added the type, use --ignore HPX201.",
 )
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
-        return  # the region's types are unknown
+        return  # the catalog does not know the instance types of this region
     for path, name in named_types(cluster):
-        elsewhere = ", ".join(regions_with(name))  # no region: the lists do not have the type
+        elsewhere = ", ".join(regions_with(name))  # empty if the catalog does not have the type
         if elsewhere and name not in offered(cluster.region):
             message = f"{name} is not offered in {cluster.region}"
             yield Problem(message, path=path, hint=f"regions with this type: {elsewhere}")
@@ -52,8 +52,8 @@ def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX202",
     "error",
     "a resource of another region",
-    "A cluster can only use keys, file systems, plans, secrets and EKS clusters of its own region. AWS starts "
-    "machines that cannot read the key or mount the file system, charges for them, and gives up on them.",
+    "A cluster can only use keys, file systems, training plans, secrets and EKS clusters of its own region. AWS starts "
+    "and charges for machines that cannot read the key or mount the file system, and then gives up on them.",
     "Use a resource in the cluster's region, or change region.",
 )
 def all_is_in_one_region(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -65,7 +65,8 @@ def all_is_in_one_region(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _named(cluster: ClusterConfig) -> Iterator[tuple[str, str, str]]:
-    """Yield path, name, and ARN or DNS name of everything with a region."""
+    """Yield each resource in the spec that has a region: the path of its field, a description, and its ARN or DNS
+    name."""
     if cluster.eks_cluster_arn is not None:
         yield "eks_cluster_arn", "the EKS cluster", cluster.eks_cluster_arn
     if cluster.slurm is not None and cluster.slurm.accounting is not None:
@@ -94,7 +95,8 @@ def _of_storage(storage: Storage, path: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _region_of(text: str) -> str:
-    """Return the region of an ARN or of a DNS name `fs-0123.fsx.us-west-2.amazonaws.com`; empty if it has none."""
+    """Return the AWS region in an ARN, or in a DNS name such as `fs-0123.fsx.us-west-2.amazonaws.com`. Empty if `text`
+    contains no region."""
     if text.startswith("arn:"):
         return text.split(":")[3]
     parts = text.split(".")

@@ -1,4 +1,4 @@
-"""Checks of the set-up of machines: roles, scripts, Slurm's node types, reserved memory."""
+"""Checks of settings for the set-up of machines: roles, scripts, node types of Slurm, reserved memory."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.errors import Problem
 
 _GOVERNANCE_NEEDS = 30
-"""Oldest minor version of Kubernetes that AWS's task governance runs on (HyperPod's documentation, 2026-11)."""
+"""Oldest version of Kubernetes that AWS's task governance supports, as the number after `1.`. Source: HyperPod's
+documentation, 2026-11."""
 _LONGEST_ROLE = 64
-"""IAM's limit for names of roles."""
+"""Maximum number of characters that IAM allows in the name of a role."""
 
 
 @check(
     "HPX205",
     "error",
     "machines that do not join Slurm",
-    "Without node types, HyperPod's set-up does not know which group is the controller. Without lifecycle scripts, "
-    "nothing else installs Slurm. The machines would run without Slurm.",
+    "HyperPod's set-up installs Slurm only if groups have node types. Lifecycle scripts can install Slurm, too. "
+    "Without both, the machines run without Slurm.",
     "Set slurm.node_type in each group, or use lifecycle scripts.",
 )
 def slurm_is_set_up(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -58,8 +59,8 @@ def role_names_fit(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX208",
     "error",
     "a missing lifecycle script",
-    "Every new machine runs the script before it accepts jobs. Without the script, AWS starts each machine, and "
-    "gives up on it after the failure.",
+    "Every new machine runs the script before it accepts jobs. If the script is missing, AWS starts each machine, and "
+    "gives up on the machine after the failure.",
     "Upload the script, or correct its name or its folder.",
 )
 def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -80,9 +81,9 @@ def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX209",
     "error",
     "a version of Kubernetes that HyperPod or its add-ons do not support",
-    "HyperPod refuses an EKS cluster with a too old or too new Kubernetes, and its task governance needs 1.30. The "
-    "EKS cluster is created or upgraded, and costs money, before HyperPod refuses it.",
-    "Upgrade the EKS cluster, or use one with a supported version.",
+    "HyperPod refuses an EKS cluster whose Kubernetes is too old or too new, and task governance needs Kubernetes "
+    "1.30. When HyperPod refuses the EKS cluster, the EKS cluster exists already, and costs money.",
+    "Upgrade the EKS cluster, or use an EKS cluster with a supported version.",
 )
 def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
     stated = cluster.account.eks_version if cluster.account else None
@@ -93,7 +94,7 @@ def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
     made = cluster.infrastructure
     if not oldest <= minor <= newest:
         message = f"the EKS cluster runs Kubernetes {stated}, but HyperPod supports 1.{oldest} to 1.{newest}"
-        yield Problem(message, path="eks_cluster_arn", hint=f"use one with 1.{newest}")
+        yield Problem(message, path="eks_cluster_arn", hint=f"use an EKS cluster with 1.{newest}")
     elif made is not None and made.add_ons.task_governance is not None and minor < _GOVERNANCE_NEEDS:
         message = f"task governance needs Kubernetes 1.{_GOVERNANCE_NEEDS}, but the EKS cluster runs {stated}"
         yield Problem(message, path="infrastructure.add_ons.task_governance", hint="upgrade the EKS cluster")
@@ -103,8 +104,9 @@ def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX207",
     "error",
     "a memory tier that leaves no memory for jobs",
-    "The share is reserved on every node, even if it is unused. If it is the whole memory, no pod can be scheduled.",
-    "Leave most of the memory to jobs. AWS's default is 20.",
+    "The memory is reserved on every node, even if the tier does not use it. If the tier reserves all memory, no pod "
+    "can be scheduled.",
+    "Leave most of the memory to jobs. AWS's default is memory_percent: 20.",
 )
 def the_tier_leaves_memory(cluster: ClusterConfig) -> Iterator[Problem]:
     tiered = cluster.tiered_storage

@@ -14,8 +14,8 @@ from hyperpod_ext.errors import Problem
     "HPX217",
     "error",
     "EFA on machines without EFA interfaces",
-    "network_interface sets the use of EFA interfaces. Machines without EFA cannot start with it, and jobs of "
-    "several nodes on them are slow.",
+    "network_interface sets how EFA interfaces are used. Machines without EFA interfaces cannot start with this "
+    "setting. On machines without EFA, jobs with several nodes are slow.",
     "Remove network_interface, or use a type with EFA (see `hp-ext instances`).",
 )
 def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -30,9 +30,9 @@ def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX230",
     "warning",
     "unknown facts of an instance type",
-    "AWS's public sources lack the EFA interfaces, network or local disks of this type. Addresses of subnets, EFA "
-    "and disks are then not checked.",
-    "See `aws ec2 describe-instance-types`, and leave room in the subnets: each EFA interface needs an address.",
+    "AWS's public sources do not state the EFA interfaces, network or local disks of this instance type. Checks of IP "
+    "addresses, EFA and disks are then skipped.",
+    "See `aws ec2 describe-instance-types`. Leave room in the subnets, because each EFA interface needs an IP address.",
 )
 def facts_are_known(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
@@ -47,8 +47,8 @@ def facts_are_known(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX218",
     "error",
     "two file systems with the same path",
-    "Each machine mounts its file systems when it starts. The second mount fails, or hides the first, and jobs "
-    "write to the wrong file system.",
+    "Each machine mounts its file systems when it starts. If two have the same path, the second mount fails or hides "
+    "the first one, and jobs write to the wrong file system.",
     "Give each file system a different path.",
 )
 def file_systems_have_places(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -70,7 +70,7 @@ def file_systems_have_places(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX219",
     "error",
     "spares without other machines",
-    "Spares get no ranks until another machine fails. If all machines are spares, no job of this cluster can start.",
+    "Spares get no ranks until another machine fails. If all machines are spares, no job can start on the cluster.",
     "Lower spares, or raise count.",
 )
 def some_machines_work(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -85,7 +85,7 @@ def some_machines_work(cluster: ClusterConfig) -> Iterator[Problem]:
 @check(
     "HPX223",
     "warning",
-    "a wait for idle nodes without effect",
+    "idle_s without effect",
     "Only the strategies WhenIdle and WhenAllIdle use idle_s. DrainFirst does not wait for idle nodes.",
     "Remove idle_s, or use another strategy.",
 )
@@ -101,8 +101,7 @@ def idle_time_is_used(cluster: ClusterConfig) -> Iterator[Problem]:
     "HPX220",
     "warning",
     "accelerators on nodes without jobs",
-    "Slurm runs no jobs on nodes of the controller or of logins. The accelerators of these nodes are idle and cost "
-    "money.",
+    "Slurm runs no jobs on controller and login nodes. Accelerators of these nodes are idle, and cost money.",
     "Use a type without accelerators for this group, such as ml.m5.4xlarge.",
 )
 def accelerators_compute(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -117,10 +116,10 @@ def accelerators_compute(cluster: ClusterConfig) -> Iterator[Problem]:
 @check(
     "HPX221",
     "warning",
-    "other types that cannot replace the first type",
-    "A job has one number of workers for all its nodes. HyperPod may start machines with another number of "
-    "accelerators. Jobs cannot use these machines, or leave some of their accelerators idle.",
-    "Use other types with equally many accelerators of the same kind, or make a group for each type.",
+    "other_types that cannot replace instance_type",
+    "A job has the same number of workers on each node. HyperPod may start machines of other_types with another number "
+    "of accelerators. A job cannot use such a machine, or leaves some of its accelerators idle.",
+    "List only types with the same number and kind of accelerators in other_types, or make a group for each type.",
 )
 def other_types_are_as_large(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):

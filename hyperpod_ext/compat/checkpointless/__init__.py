@@ -1,4 +1,4 @@
-"""Names of AWS's package `hyperpod_checkpointless_training`, each loaded at its first use."""
+"""Replacements for the names of AWS's package `hyperpod_checkpointless_training`, each imported at its first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data modules around the script's own."""
+"""Replacements for AWS's data modules and loaders, which wrap the script's own data module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.data.world import world_of_this_process
 from hyperpod_ext.runtime.training.epochs import EpochData
 
 if TYPE_CHECKING or importlib.util.find_spec("lightning"):
-    from lightning.pytorch import LightningDataModule  # its Trainer takes no other data module
+    from lightning.pytorch import LightningDataModule  # Lightning's Trainer accepts only subclasses of it
 else:
     LightningDataModule = object
 
@@ -27,15 +27,15 @@ __all__ = ["CacheResumeMMAPConfig", "CheckpointlessDataModule", "MMAPConfig", "M
 
 @dataclass
 class MMAPConfig:
-    """Base of settings of MMAPDataModule."""
+    """Base class for the settings of MMAPDataModule."""
 
 
 @dataclass
 class CacheResumeMMAPConfig(MMAPConfig):
-    """Settings of AWS's cache of batches. They change nothing, because no batches are stored.
+    """Settings of AWS's cache of batches, without an effect, because this project stores no batches.
 
     Raises:
-        JobFailedError: batches are to be encrypted.
+        JobFailedError: `enable_batch_encryption` is set.
     """
 
     cache_dir: str = "/dev/shm/pdl_cache"
@@ -55,7 +55,7 @@ class CacheResumeMMAPConfig(MMAPConfig):
 
 
 class _Around(LightningDataModule):
-    """A data module around another one: it passes on all that it does not have."""
+    """A data module that wraps the script's data module, and returns its attributes as its own."""
 
     def __init__(self, data_module: Any) -> None:
         super().__init__()
@@ -89,16 +89,16 @@ class _Around(LightningDataModule):
         return self.data_module
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Pass the checkpoint on to the data module, if it has this method."""
+        """Call `load_checkpoint` of the script's data module, if it has this method."""
         if hasattr(self.data_module, "load_checkpoint"):
             self.data_module.load_checkpoint(checkpoint)
 
 
 class CheckpointlessDataModule(_Around):
-    """The data module itself: the runtime stops its loaders after a fault."""
+    """A data module without functions of its own, because the runtime itself stops the loaders after a fault."""
 
     def __init__(self, cfg: object = None, data_module: Any = None, **_: Any) -> None:
-        """Raises ValueError without a data module."""
+        """Wrap `data_module`. Raises ValueError if `data_module` is None."""
         if data_module is None:
             raise ValueError("data_module must be provided")
         super().__init__(data_module)
@@ -106,7 +106,7 @@ class CheckpointlessDataModule(_Around):
 
 
 class MMAPDataModule(_Around):
-    """Data whose position is `global_step`: the number of batches that this rank has got."""
+    """A data module with the position `global_step`, the number of batches that this rank has received."""
 
     def __init__(
         self,
@@ -119,12 +119,15 @@ class MMAPDataModule(_Around):
         self.mmap_config, self.global_step = mmap_config, 0
 
     def train_dataloader(self) -> Any:
-        """Return the data module's loader, from the position on; a loader with a position of its own as it is."""
+        """Return the data module's loader, which continues from the position `global_step`.
+
+        A loader that is no DataLoader is returned unchanged, because it may have a position of its own.
+        """
         loader = self.data_module.train_dataloader()
         return PositionedBatches(self, loader) if isinstance(loader, DataLoader) else loader
 
     def load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Continue after `checkpoint["global_step"]` batches."""
+        """Set the position to `checkpoint["global_step"]`, the number of batches to skip."""
         self.global_step = int(checkpoint["global_step"])
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +138,7 @@ class MMAPDataModule(_Around):
 
 
 class PositionedBatches:
-    """Batches of a DataLoader, from the position of its module on. Random numbers follow from the job's seed."""
+    """The batches of a DataLoader that follow its data module's position. Random numbers depend on the job's seed."""
 
     def __init__(self, module: MMAPDataModule, loader: Any) -> None:
         self.base_dataloader, self.batch_sampler, self._module = loader, loader.batch_sampler, module
@@ -145,7 +148,7 @@ class PositionedBatches:
         return len(self.base_dataloader) - self._module.global_step % len(self.base_dataloader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the remaining batches of the epoch; the samples before them are not read."""
+        """Yield the remaining batches of the epoch. Samples of earlier batches are not read."""
         config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME]) if ENV_RUNTIME in os.environ else None
         data = EpochData(
             self.base_dataloader,
@@ -159,7 +162,7 @@ class PositionedBatches:
 
 
 class SkipDataLoader(DataLoader[Any]):
-    """A DataLoader without its first batches."""
+    """A DataLoader that leaves out its first `skip_batches` batches."""
 
     def __init__(self, *arguments: Any, _skip_batches: int = 0, **options: Any) -> None:
         super().__init__(*arguments, **options)

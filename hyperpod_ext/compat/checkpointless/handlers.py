@@ -1,4 +1,4 @@
-"""Handlers that HPWrapper calls before it calls the script's function again in the same process."""
+"""Handlers that HPWrapper calls after a fault, before it calls the script's function again in the same process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class HPState:
-    """Rank, world size and number of restarts, for handlers."""
+    """State that handlers receive: rank, world size and number of restarts."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = (int(os.environ.get(name, "-1")) for name in ("RANK", "WORLD_SIZE"))
@@ -39,14 +39,17 @@ class HPState:
 
 
 class Abort(abc.ABC):
-    """Base of the script's own abort handlers. The runtime has aborted all collectives before it calls them."""
+    """Base class for the script's own abort handlers. The runtime aborts all collectives before it calls a handler."""
 
     @abc.abstractmethod
     def __call__(self, state: Any = None, *_: Any, **__: Any) -> Any: ...
 
 
 class _Unneeded(Abort):
-    """An abort handler of AWS's that does nothing: the runtime aborts, and snapshots are stored by another process."""
+    """An abort handler with a name of AWS's that does nothing.
+
+    The runtime itself aborts collectives, and the memory server, which is another process, stores snapshots.
+    """
 
     def __call__(self, state: Any = None, *_: Any, **__: Any) -> Any:
         return state
@@ -65,24 +68,24 @@ class HPDataLoaderAbort(_Unneeded): ...
 
 
 class Finalize(abc.ABC):
-    """Base of handlers that clean up after the abort."""
+    """Base class for handlers that clean up after the abort."""
 
     @abc.abstractmethod
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any: ...
 
 
 class CheckpointlessFinalizeCleanup(Finalize):
-    """Does nothing: the runtime clears the variables of the failed call, and keeps the objects of `run.keep`."""
+    """Does nothing: the runtime clears the local variables of the failed call, and keeps the objects of `run.keep`."""
 
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
         return state, train_ex
 
     def register_attributes(self, trainer: Any) -> None:
-        """Do nothing: no trainer is cleaned up."""
+        """Do nothing, because this handler cleans up no trainer."""
 
 
 class ThreadedFinalize(Finalize):
-    """Calls `fn` in a thread, for at most `timeout`."""
+    """Calls `fn` in a thread, and waits at most `timeout` for it."""
 
     def __init__(
         self,
@@ -94,29 +97,34 @@ class ThreadedFinalize(Finalize):
         self.timeout, self.fn, self.args, self.kwargs = timeout, fn, args, kwargs or {}
 
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> None:
-        """Raises JobFailedError if `fn` takes longer, and the error of `fn`."""
+        """Call `fn`. Raises JobFailedError if `fn` takes longer than `timeout`, and passes on an error of `fn`."""
         if not _ends_within(self.timeout, lambda: self.fn(*self.args, **self.kwargs)):
             raise JobFailedError(
                 f"finalize: {getattr(self.fn, '__name__', self.fn)} took longer than {self.timeout}",
-                hint="Raise its timeout.",
+                hint="Increase the timeout of ThreadedFinalize.",
             )
 
 
 class HealthCheck(abc.ABC):
-    """Base of checks of this process. A check that fails raises an exception."""
+    """Base class for health checks of this process. A check that fails raises an exception."""
 
     @abc.abstractmethod
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any: ...
 
 
 class CudaHealthCheck(HealthCheck):
-    """Waits for the GPU of this rank. A process whose GPU does not answer is replaced."""
+    """Waits until this rank's GPU has finished its work. A process whose GPU does not answer is replaced."""
 
     def __init__(self, timeout: timedelta = timedelta(seconds=30)) -> None:
         self.timeout = timeout
 
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any:
-        """Raises AbortStuckError if the GPU does not answer, and torch's error if the CUDA context is unusable."""
+        """Wait for the GPU.
+
+        Raises:
+            AbortStuckError: the GPU has not finished its work within the timeout.
+            RuntimeError: the CUDA context is unusable; torch raises this error.
+        """
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             local_rank = os.getenv("LOCAL_RANK")
             index = torch.cuda.current_device() if local_rank is None else int(local_rank)
@@ -128,16 +136,16 @@ class CudaHealthCheck(HealthCheck):
 
 
 class Compose:
-    """Calls several handlers, the last one first."""
+    """A handler that calls several handlers, in reverse order."""
 
     def __init__(self, *instances: Callable[..., Any]) -> None:
         self.instances = instances
 
     def __call__(self, *arguments: Any, **named: Any) -> list[Any]:
-        """Call all handlers, also after one has failed.
+        """Call all handlers, even if one of them fails, and return their results.
 
         Raises:
-            ExceptionGroup: some handlers have failed.
+            ExceptionGroup: at least one handler has failed.
         """
         results, failures = [], []
         for each in reversed(self.instances):
@@ -146,35 +154,39 @@ class Compose:
             except Exception as error:
                 failures.append(error)
         if failures:
-            raise ExceptionGroup("errors: handlers of HPWrapper", failures)
+            raise ExceptionGroup("handlers of HPWrapper have failed", failures)
         return results
 
 
 class CheckpointlessAbortManager:
-    """Makes the `abort` argument of HPWrapper."""
+    """Factory for the `abort` argument of HPWrapper."""
 
     @staticmethod
     def get_default_checkpointless_abort() -> Compose:
-        """Return AWS's four handlers."""
+        """Return a `Compose` of AWS's four abort handlers."""
         return Compose(AbortTransformerEngine(), HPCheckpointingAbort(), HPAbortTorchDistributed(), HPDataLoaderAbort())
 
     @staticmethod
     def create_custom_abort(*abort_instances: Abort) -> Compose:
-        """Return these handlers as one. Raises ValueError if there is none."""
+        """Return a `Compose` of the given handlers. Raises ValueError if there is no handler."""
         if not abort_instances:
             raise ValueError("At least one abort instance must be provided")
         return Compose(*abort_instances)
 
     @staticmethod
     def override_abort(abort_compose: Compose, abort_type: type, new_abort: Abort) -> Compose:
-        """Return the handlers, with those of one class replaced. Raises ValueError if they are not a Compose."""
+        """Return the handlers of `abort_compose`, with each handler of class `abort_type` replaced by `new_abort`.
+
+        Raises:
+            ValueError: `abort_compose` is no Compose.
+        """
         if not isinstance(abort_compose, Compose):
             raise ValueError("abort_compose must have 'instances' attribute")
         return Compose(*(new_abort if isinstance(each, abort_type) else each for each in abort_compose.instances))
 
 
 def _ends_within(timeout: timedelta, call: Callable[[], object]) -> bool:
-    """Call in a thread; return whether the call has ended in time. Raises the error of the call."""
+    """Make `call` in a thread, and return whether it has ended within `timeout`. Passes on an error of the call."""
     errors = []
 
     def catching() -> None:

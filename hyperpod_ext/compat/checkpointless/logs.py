@@ -1,4 +1,4 @@
-"""Log texts of scripts written for AWS's checkpointless training."""
+"""Replacements for the logging functions of AWS's checkpointless training."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _LEVELS = {
 
 
 def get_logger(name: str = "hp_wrapper") -> logging.Logger:
-    """Return a logger that prints on stdout, from the level in HPWRAPPER_LOG_LEVEL on (default: info).
+    """Return a logger that prints to stdout. The variable HPWRAPPER_LOG_LEVEL sets the logger's level (default: info).
 
     Raises:
-        ConfigError: the level is unknown.
+        ConfigError: the level in HPWRAPPER_LOG_LEVEL is unknown.
     """
     logger, level = logging.getLogger(name), os.environ.get("HPWRAPPER_LOG_LEVEL", "info").lower()
     if level not in _LEVELS:
         raise ConfigError(
-            [Problem(f"`{level}` is no level", "HPWRAPPER_LOG_LEVEL", hint=f"one of {', '.join(_LEVELS)}")]
+            [Problem(f"`{level}` is no log level", "HPWRAPPER_LOG_LEVEL", hint=f"use one of {', '.join(_LEVELS)}")]
         )
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -49,7 +49,14 @@ def get_logger(name: str = "hp_wrapper") -> logging.Logger:
 
 
 def debug_msg(msg: object, rank: int | None = None, seq: object = None, steps: int = -1) -> str:
-    """Return the text with rank, number of restarts and step before it."""
+    """Return `msg` with a prefix that has the rank, the number of restarts, the step and the process ID.
+
+    Args:
+        msg: the message.
+        rank: rank to print; None: this process's rank.
+        seq: number of restarts to print; None: this job's number.
+        steps: step to print.
+    """
     rank = HPState().rank if rank is None else rank
     seq = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if seq is None else seq
     return f"[RANK:{rank}][SEQ:{seq}][STEPS:{steps}][PID:{os.getpid()}] {msg}"
@@ -58,7 +65,16 @@ def debug_msg(msg: object, rank: int | None = None, seq: object = None, steps: i
 def memory_status(
     tag: str = "", reset_max: bool = True, sync: bool = True, writers: Sequence[Any] = ()
 ) -> tuple[str, dict[str, float]]:
-    """Return the memory of this rank's GPU as text and in GiB; without a GPU, the most memory of this process."""
+    """Return the memory use of this rank's GPU, as text and as numbers in GiB.
+
+    Without a GPU, return the largest resident memory of this process instead.
+
+    Args:
+        tag: label for the text.
+        reset_max: whether to reset the GPU's maximum values afterwards.
+        sync: whether to wait for the GPU's queued work first.
+        writers: objects with TensorBoard's `add_scalars`, which also get the numbers.
+    """
     if torch.cuda.is_available():
         if sync:
             torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""Classes of AWS's NeMo plugins, for Lightning's own Trainer:
+"""Replacements for the classes of AWS's NeMo plugins. These classes are used with Lightning's own Trainer:
 
     trainer = Trainer(strategy=CheckpointlessMegatronStrategy(), callbacks=[CheckpointlessCallback()], ...)
     trainer.fit(model, datamodule=MMAPDataModule(...))
@@ -33,14 +33,17 @@ __all__ = [
 ]
 
 _ONE_COPY = frozenset({"ddp", "num_distributed_optimizer_instances", "sequence_parallel"})
-"""Options of Megatron's strategy that mean nothing if each rank has a copy of the model."""
+"""Options of Megatron's strategy that have no effect if each rank has a whole copy of the model."""
 
 
 class CheckpointlessMegatronStrategy(ResilientStrategy):
-    """Data parallelism over the job's ranks, with a copy of the model on each. Needs CheckpointlessCallback."""
+    """Data parallelism over the job's ranks, with a whole copy of the model on each rank.
+
+    The trainer must also have a CheckpointlessCallback.
+    """
 
     def __init__(self, **options: Any) -> None:
-        """Raises JobFailedError for an option that divides the model among ranks."""
+        """Make the strategy. Raises JobFailedError for an option that divides the model among ranks."""
         run = current_run("CheckpointlessMegatronStrategy")
         check_adapter(run, "CheckpointlessMegatronStrategy", "lightning")
         undivided = {name for name, value in options.items() if name.endswith("_parallel_size") and value in (1, None)}
@@ -48,15 +51,18 @@ class CheckpointlessMegatronStrategy(ResilientStrategy):
             raise JobFailedError(
                 f"CheckpointlessMegatronStrategy({refused[0]}={options[refused[0]]!r}): with `compat: aws` each rank "
                 "has a copy of the model, and Megatron-core is not used",
-                hint=f"Leave {refused[0]} out. A model in parts needs `mode: aws-checkpointless` and AWS's image, or "
-                "FSDP2 in a loop of run.steps.",
+                hint=f"Leave {refused[0]} out. To divide the model, use `mode: aws-checkpointless` with AWS's image, "
+                "or FSDP2 in a loop of run.steps.",
             )
-        gc.collect()  # the trainer of the call before, which holds the old process group
+        gc.collect()  # frees the trainer of the previous call, which references the old process group
         super().__init__(run)
 
 
 class CheckpointlessCallback(Follow):
-    """Reports the trainer's steps, and restores its state and position. All arguments of AWS's class are unused."""
+    """Reports the trainer's steps to the run, and restores the trainer's state and position.
+
+    The arguments are those of AWS's class, and have no effect.
+    """
 
     def __init__(
         self,
@@ -69,17 +75,17 @@ class CheckpointlessCallback(Follow):
         super().__init__(current_run("CheckpointlessCallback"))
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Let the trainer read its data by position.
+        """Replace the trainer's loader by one that can continue from a position in the data.
 
         Raises:
-            JobFailedError: the data has no position, or `ckpt_path` is given.
+            JobFailedError: the data cannot be read by position, or `ckpt_path` is given.
         """
         if stage != "fit":
             return
         if trainer.ckpt_path is not None:
             raise JobFailedError(
                 f"fit(ckpt_path={trainer.ckpt_path!r}): Lightning would load it again after each fault",
-                hint="Load the weights where the model is built.",
+                hint="Load the weights in the code that builds the model.",
             )
         source = trainer.fit_loop._data_source
         self.attach(trainer, pl_module, _elastic(source.dataloader(), trainer.accumulate_grad_batches, self._run))
@@ -95,10 +101,15 @@ class CheckpointlessCallback(Follow):
 
 
 def _elastic(loader: Any, accumulate: int, run: Any) -> Any:
-    """Return an ElasticDataLoader over the samples of a DataLoader; other loaders as they are.
+    """Return an ElasticDataLoader over the samples of a DataLoader. Any other loader is returned unchanged.
+
+    Args:
+        loader: the trainer's loader.
+        accumulate: number of micro-batches per step.
+        run: the run, for its rank, world size and seed.
 
     Raises:
-        JobFailedError: its sampler chooses samples in a way of its own.
+        JobFailedError: the DataLoader's sampler is not one of torch's samplers that can be read by position.
     """
     base = loader.base_dataloader if isinstance(loader, PositionedBatches) else loader
     if not isinstance(base, DataLoader):
@@ -126,32 +137,32 @@ def _elastic(loader: Any, accumulate: int, run: Any) -> Any:
 
 
 class CheckpointlessCompatibleConnector(_CheckpointConnector):
-    """Lightning's own connector: the state comes from CheckpointlessCallback."""
+    """Lightning's own connector, without changes, because CheckpointlessCallback restores the state."""
 
 
 class CheckpointlessAutoResume:
-    """Resumes from the job's tiers. Options about a folder of NeMo checkpoints are accepted, and it is not read."""
+    """Resumes from the job's tiers. Options about a folder of NeMo checkpoints are accepted, but have no effect."""
 
     def __init__(self, restore_config: Any = None, resume_from_path: str | None = None, **_: Any) -> None:
-        """Raises JobFailedError for weights that training is to begin with."""
+        """Make the object. Raises JobFailedError if an option names a checkpoint with initial weights."""
         if restore_config is not None or resume_from_path is not None:
             raise JobFailedError(
                 "CheckpointlessAutoResume: restore_config and resume_from_path name checkpoints of NeMo, which cannot "
-                "be read without it",
-                hint="Load the weights where the model is built.",
+                "be read without NeMo",
+                hint="Load the weights in the code that builds the model.",
             )
 
     def setup(self, trainer: Any, model: Any = None, force_setup: bool = False) -> None:
-        """Let Lightning load nothing."""
+        """Clear the trainer's `ckpt_path`, so that Lightning loads no checkpoint."""
         trainer.ckpt_path = None
 
 
 class DataModuleEpochCallback(Callback):
-    """Does nothing: the loader's position is part of the state."""
+    """Does nothing, because the loader's position is part of the job's state."""
 
 
 class HCTProgressBar(TQDMProgressBar):
-    """Lightning's progress bar."""
+    """Lightning's own progress bar, with the arguments of AWS's class."""
 
     def __init__(self, refresh_rate: int = 25, total_steps: int = 250000) -> None:
         super().__init__(refresh_rate=refresh_rate)

@@ -1,7 +1,7 @@
-"""`HPWrapper`: a function of the script that runs again after a fault.
+"""Replacement for AWS's `HPWrapper`, which makes a function of the script run again after a fault.
 
-In mode `ours` it is a `@resilient` function: healthy processes stay, and call it again. In mode `run` the agent starts
-all processes again, and the script calls it from there.
+In mode `ours`, the wrapped function is a `@resilient` function: healthy processes stay and call it again. In mode
+`run`, the agent starts all processes again, and the restarted script calls the function.
 """
 
 from __future__ import annotations
@@ -31,19 +31,21 @@ __all__ = [
 ]
 
 _runs: list[Run] = []
-"""The run of the function that is being called; empty: none."""
+"""The `Run` of the wrapped function that is being called; empty if none is being called."""
 
 
 class HPWrapper:
-    """Decorator of a function that runs again after a fault. Needs no argument.
+    """Decorator that makes a function run again after a fault. All arguments are optional.
+
+    Arguments of AWS's class that are not listed here have no effect, because the runtime does not need them.
 
     Args:
-        abort: the script's own `Abort` objects, called before the function is called again in the same process.
-        finalize: called after them.
-        health_check: called last.
-        enabled: False leaves the function as it is.
-        checkpoint_manager: mode `ours` only: the state comes from the memory of healthy ranks.
-        unused: all other arguments of AWS's class, which the runtime does not need.
+        abort: handler with the script's own `Abort` objects, which is called after a fault, before the function is
+            called again in the same process.
+        finalize: handler that is called after `abort`.
+        health_check: handler that is called after `finalize`.
+        enabled: whether to wrap the function; if False, the function is returned unchanged.
+        checkpoint_manager: only for mode `ours`, in which the state comes from the memory of healthy ranks.
     """
 
     def __init__(
@@ -78,15 +80,15 @@ class HPWrapper:
         return wrapped
 
     def _call_in_script(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
-        """Call the function once. After a fault, a new process calls it.
+        """Call the function once. After a fault, the restarted script calls the function in a new process.
 
         Raises:
             JobFailedError: the wrapper has a checkpoint manager.
         """
         if self.checkpoint_manager is not None:
             raise JobFailedError(
-                f"HPWrapper(checkpoint_manager={type(self.checkpoint_manager).__name__}()) keeps state in memory; in "
-                "mode `run` the script saves its state itself",
+                f"HPWrapper(checkpoint_manager={type(self.checkpoint_manager).__name__}()) keeps state in memory, but "
+                "in mode `run` the script saves its state itself",
                 hint="Write `mode: ours`, or leave checkpoint_manager out.",
             )
         return function(*arguments, **_with_caller(function, arguments, named, HPCallWrapper(self, None)))
@@ -108,7 +110,7 @@ class HPWrapper:
         return resilient(train)()
 
     def _prepare_again(self, state: HPState) -> None:
-        """Call the script's own handlers, in AWS's order. The runtime has aborted the collectives before."""
+        """Call the script's own handlers, in AWS's order. The runtime has already aborted the collectives."""
         if self.abort is not None:
             self.abort(state)
         if self.finalize is not None:
@@ -119,7 +121,7 @@ class HPWrapper:
 
 
 class HPCallWrapper:
-    """One call of a wrapped function: the argument that has this class as its annotation."""
+    """One call of a wrapped function, passed to the function's parameter with the annotation `HPCallWrapper`."""
 
     def __init__(self, wrapper: HPWrapper, run: Run | None) -> None:
         self._run, self.checkpoint_manager = run, wrapper.checkpoint_manager
@@ -130,10 +132,10 @@ class HPCallWrapper:
 
     @property
     def run(self) -> Run:
-        """The run, for `for step in caller.run.steps(total, **locals())`.
+        """The `Run` of this call, for a loop `for step in caller.run.steps(total, **locals())`.
 
         Raises:
-            JobFailedError: in mode `run`, where the script saves its state itself.
+            JobFailedError: the job has mode `run`, in which the script saves its state itself.
         """
         if self._run is None:
             raise JobFailedError(
@@ -146,7 +148,7 @@ class HPCallWrapper:
 def _with_caller(
     function: Callable[..., Any], arguments: tuple[Any, ...], named: dict[str, Any], caller: HPCallWrapper
 ) -> dict[str, Any]:
-    """Return the named arguments, with `caller` as the parameter that has its class as annotation."""
+    """Return the named arguments, with `caller` as the argument for each parameter annotated as `HPCallWrapper`."""
     signature = inspect.signature(function)
     bound = signature.bind_partial(*arguments, **named).arguments
     wanted = [
@@ -158,40 +160,46 @@ def _with_caller(
 
 
 def current_run(name: str) -> Run:
-    """Return the run of the wrapped function that is being called.
+    """Return the `Run` of the wrapped function that is being called.
+
+    Args:
+        name: name of the class that needs the run, for the error.
 
     Raises:
-        JobFailedError: `name` is used outside of such a function, or in mode `run`.
+        JobFailedError: no wrapped function is being called, or the job has mode `run`.
     """
     if not _runs:
         raise JobFailedError(
             f"{name} was made outside of a function of HPWrapper, or in mode `run`",
-            hint="Make it in the function, and write `mode: ours`.",
+            hint=f"Make {name} in a function with the decorator HPWrapper, and write `mode: ours`.",
         )
     return _runs[0]
 
 
 class CheckpointManager:
-    """State in the memory of ranks and nodes, always with checksums. The job's `checkpoint` sets the tiers."""
+    """Argument of HPWrapper that keeps the state in the memory of ranks and nodes, always with checksums.
+
+    The job's `checkpoint` policy sets the tiers.
+    """
 
     def __init__(self, enable_checksum: bool = False, enable_offload: bool = False) -> None:
         self.enable_checksum, self.enable_offload = enable_checksum, enable_offload
 
 
 class PEFTCheckpointManager(CheckpointManager):
-    """The same, for adapters such as LoRA: weights that do not change are copied once."""
+    """A CheckpointManager for training adapters such as LoRA. Weights that do not change are copied only once."""
 
 
 class HPAgentK8sAPIFactory:
-    """Argument of HPWrapper that the runtime does not need: it finds its launcher itself."""
+    """Argument of HPWrapper without an effect, because the runtime finds its launcher itself."""
 
     def __call__(self) -> HPAgentK8sAPIFactory:
         return self
 
 
 def wait_rank() -> None:
-    """Do nothing: our agent starts a process when its rank is known."""
+    """Do nothing, because our agent starts a process only when its rank is known."""
 
 
 def patch_megatron_optimizer() -> None:
-    """Do nothing: the runtime commits a step as one, or repeats it."""
+    """Do nothing, because the runtime either commits a step as a whole or repeats it."""

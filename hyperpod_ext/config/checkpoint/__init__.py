@@ -1,4 +1,4 @@
-"""Tiers of snapshots: their places, intervals and retention."""
+"""Checkpoint tiers of a job: where snapshots are stored, how often they are written, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -16,45 +16,46 @@ from hyperpod_ext.config.checkpoint.tier import tier_of as tier_of
 
 
 class MemoryTier(Tuned):
-    """Memory of the node itself: survives the death of every worker process on it."""
+    """Memory of the node itself. Snapshots survive the death of every worker process on the node."""
 
     survives = frozenset({"process"})
     level = "memory"
     kind: Literal["memory"] = "memory"
     every_steps: EverySteps = 1
-    """Steps between snapshots. `auto`: 1; our agent sets the best interval after each fault, from the waiting time and
-    the number of restores."""
+    """Steps between snapshots. With `auto`, the job starts with 1, and our agent computes the best interval after each
+    fault, from the time that steps wait for snapshots and the number of restores."""
     budget_mib: PositiveInt | None = None
-    """Most memory of the tier on one node, in MiB, with replicas of other nodes. Default: all free memory of the
-    node."""
+    """Maximum memory of the tier on one node in MiB, which includes replicas of other nodes' snapshots. Default: all
+    free memory of the node."""
 
 
 class PeerTier(Tuned):
-    """Memory of other nodes: survives the loss of `replicas` nodes at once; with `parity`, of one node of each
-    group."""
+    """Memory of other nodes. Snapshots survive the loss of `replicas` nodes at once. With `parity`, snapshots survive
+    the loss of one node in each parity group."""
 
     survives = frozenset({"process", "node"})
     level = "peer"
     kind: Literal["peer"] = "peer"
     every_steps: EverySteps = 10
-    """Steps between copies of the newest snapshot to peers. `auto`: 10; our agent sets the best interval in the
-    running job, from the cost of copies and the number of faults."""
+    """Steps between copies of the newest snapshot to other nodes. With `auto`, the job starts with 10, and our agent
+    adjusts the interval while the job runs, from the cost of copies and the number of faults."""
     replicas: PositiveInt = 1
     """Copies of each snapshot, each on a different node."""
     parity: Annotated[int, Field(ge=3)] | None = None
-    """Keep parity instead of copies: nodes form groups of this size. Each node sends its snapshot once, in parts, and
-    every other node of the group keeps the XOR of the parts it receives, 1/(parity - 1) of a snapshot. A lost node's
-    state is rebuilt from all others of its group; if two of a group are lost, it comes from the next tier. Needs our
-    agent, and a job that is not elastic. If the nodes do not divide evenly, some groups are larger."""
+    """Number of nodes in a parity group; a group keeps XOR parity instead of copies. Each node splits its snapshot into
+    parts and sends one part to each other node of the group. Each node stores the XOR of the parts that it receives,
+    which has the size of 1/(parity - 1) of a snapshot. The state of a lost node is rebuilt from all other nodes of the
+    group. If a group loses two nodes at once, their state is restored from the next tier. Parity needs our agent, and a
+    job that is not elastic. If the number of nodes is no multiple of `parity`, some groups are larger."""
     transport: Literal["tcp", "nixl"] = "tcp"
-    """Transport of copies. `nixl`: the receiving node reads the sender's memory with NIXL over UCX: shared memory or
-    RDMA. NIXL needs the package `nixl-cu12` or `nixl-cu13` in the image, and neither authenticates nor encrypts
-    (docs/security.md). If it is missing or fails, copies use TCP."""
+    """Transport of copies between nodes. With `nixl`, the receiving node reads the sender's memory with NIXL over UCX,
+    through shared memory or RDMA. NIXL needs the package `nixl-cu12` or `nixl-cu13` in the image. NIXL neither
+    authenticates nor encrypts (docs/security.md). If NIXL is missing or fails, copies use TCP."""
     streams: PositiveInt = 2
-    """TCP connections for one copy. A single connection is slow on EC2."""
+    """Number of TCP connections that send one copy in parallel. A single TCP connection is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
-    """Most slowdown of a step while a copy is sent, as a share of the step. Sending is slowed down to keep it, unless
-    that increases the total cost of the copy."""
+    """Maximum slowdown of a step while a copy is sent, as a share of the step's duration: 0.05 is 5 %. A node sends
+    more slowly to stay below this limit, unless slower sending increases the total cost of the copy."""
 
     @model_validator(mode="after")
     def _copies_or_parity(self) -> Self:
@@ -68,7 +69,7 @@ class PeerTier(Tuned):
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out unset newer fields, so that images with an older version can read the spec."""
+        """Leave out newer fields that have their defaults, so that images with an older version can read the spec."""
         dumped: dict[str, Any] = handler(self)
         if self.parity is None:
             dumped.pop("parity", None)
@@ -93,22 +94,23 @@ def survivors(lost: Loss) -> set[str]:
 
 
 class CheckpointPolicy(Config):
-    """The tiers in order, nearest first."""
+    """The tiers for snapshots, nearest first, and the rules for copies to slower tiers."""
 
     tiers: tuple[Tier, ...] = (MemoryTier(),)
     """Tiers for snapshots, nearest first; each kind at most once."""
     overlap: bool = True
-    """Copy a snapshot during the next forward and backward pass, and wait for it before the next optimizer step.
-    False: copy it before the next step begins."""
+    """Whether to copy a snapshot during the next forward and backward pass; the next optimizer step then waits for the
+    copy. False: the snapshot is copied before the next step begins."""
     when_busy: Literal["wait", "skip", "supersede"] = "supersede"
-    """If a save is due while earlier saves are still being copied to slower tiers: `wait` for them, `skip` this save,
-    or `supersede` a copy that has not started, or else a running one. The last complete snapshot always stays."""
+    """Action if a save is due while earlier saves are still being copied to slower tiers. `wait`: wait for the earlier
+    copies. `skip`: skip the new save. `supersede`: cancel an earlier copy that has not started; if all copies have
+    started, cancel a running one. The last complete snapshot is always kept."""
     finish_s: PositiveFloat = 3600.0
-    """Seconds after the last step to upload it to the durable tiers, before the job succeeds. After that time, the
-    report has a warning with the missing parts."""
+    """Maximum seconds after the last step for its upload to the durable tiers; the job succeeds after the upload. If
+    the upload takes longer, the job's report has a warning with the missing parts."""
     grace_s: PositiveFloat = 25.0
-    """Seconds after SIGTERM or preemption to upload the newest step to the durable tiers. Kubernetes allows 30 by
-    default, for the whole shutdown."""
+    """Seconds after SIGTERM or a preemption for the upload of the newest step to the durable tiers. By default,
+    Kubernetes allows 30 seconds for the whole shutdown."""
 
     def memory(self) -> MemoryTier | None:
         """The memory tier of this policy, if it has one."""
@@ -123,25 +125,25 @@ class CheckpointPolicy(Config):
         return tuple(tier for tier in self.tiers if isinstance(tier, DurableTier))
 
     def shared(self) -> tuple[DurableTier, ...]:
-        """The durable tiers that all nodes share."""
+        """The durable tiers whose checkpoints all nodes can read."""
         return tuple(tier for tier in self.durable() if not tier.on_node)
 
     def seconds(self) -> dict[str, float]:
-        """`every_seconds` of each durable tier that sets it, by kind."""
+        """Seconds between saves for each durable tier with `every_seconds`, by the tier's kind."""
         return {tier.kind: tier.every_seconds for tier in self.durable() if tier.every_seconds is not None}
 
     def on_one_machine(self) -> Self:
-        """Return the policy for several nodes on one machine."""
+        """Return the policy for a job whose nodes all run on one machine: each node has its own disk folder."""
         tiers = tuple(tier.on_one_machine() if isinstance(tier, DurableTier) else tier for tier in self.tiers)
         return self.model_copy(update={"tiers": tiers})
 
     def due(self, step: int) -> bool:
-        """Return whether a tier needs a snapshot of `step`. Tiers with an interval in seconds use existing
-        snapshots."""
+        """Return whether a tier needs a snapshot of `step`. Tiers with `every_seconds` are ignored, because they use
+        snapshots that other tiers need anyway."""
         return any(step % steps == 0 for steps in self._intervals())
 
     def with_memory_every(self, steps: int) -> Self:
-        """Return the policy with another number of steps between snapshots in memory."""
+        """Return a copy of the policy with `steps` as the interval of the memory tier."""
         tiers = tuple(
             tier.model_copy(update={"every_steps": steps}) if isinstance(tier, MemoryTier) else tier
             for tier in self.tiers
@@ -149,11 +151,11 @@ class CheckpointPolicy(Config):
         return self.model_copy(update={"tiers": tiers})
 
     def next_due(self, step: int) -> int:
-        """Return the first step from `step` on that is due."""
+        """Return the first step, `step` or later, for which `due` returns True."""
         return min(-(-step // steps) * steps for steps in self._intervals())
 
     def _intervals(self) -> list[int]:
-        """Return the intervals in steps, without tiers that have one in seconds."""
+        """Return `every_steps` of every tier without `every_seconds`; `[1]` if there is no such tier."""
         return [tier.every_steps for tier in self.tiers if not self._by_time(tier)] or [1]
 
     @staticmethod

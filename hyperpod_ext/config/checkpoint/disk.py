@@ -1,4 +1,4 @@
-"""Checkpoints on each node's own disk."""
+"""Section of a job's spec for the checkpoint tier on each node's own disk."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class DiskTier(DirectoryTier):
     on_node = True
     kind: Literal["disk"] = "disk"
     every_steps: EverySteps = 10
-    """Steps between writes of the newest snapshot. `auto`: the running job sets the best interval, from the cost of
-    saves and the number of faults."""
+    """Steps between writes of the newest snapshot to this tier. With `auto`, the running job computes the best
+    interval, from the cost of saves and the number of faults."""
     path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme/checkpoints"])]
     """Directory on a disk of the node that no other program clears. Snapshots are stored under
     `path/NAME-OF-THE-JOB/`. `{node}` stands for the node's number, for tests with several nodes on one machine."""
@@ -33,7 +33,7 @@ class DiskTier(DirectoryTier):
         return self.path.partition(_NODE)[0].rpartition("/")[0] if _NODE in self.path else self.path
 
     def on_one_machine(self) -> Self:
-        """Return the tier for several nodes on one machine."""
+        """Return the tier for a job whose nodes all run on one machine: each node has its own folder."""
         return self if _NODE in self.path else self.model_copy(update={"path": f"{self.path}/node-{_NODE}"})
 
     def on(self, node: int) -> Self:

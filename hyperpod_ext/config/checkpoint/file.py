@@ -1,4 +1,4 @@
-"""Checkpoints in a directory that all nodes share."""
+"""Section of a job's spec for the checkpoint tier in a directory that all nodes share."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from hyperpod_ext.config.checkpoint.tier import DirectoryTier
 
 
 class FileTier(DirectoryTier):
-    """A shared POSIX directory, FSx for example: survives the loss of every node."""
+    """A directory of a shared POSIX file system, for example FSx. Checkpoints survive the loss of every node."""
 
     schemes = ("file", "")
     distance = 6
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path: in pods, on a shared volume. Checkpoints are stored under
+    """Directory that every node sees under this path; pods need a shared volume for it. Checkpoints are stored under
     `path/NAME-OF-THE-JOB/`."""
     shared: bool = False
-    """Let other users read the checkpoints, as far as the umask of the job allows. Default: files have mode 0600 and
-    folders 0700, so that only the user that training runs as can read them."""
+    """Whether other users may read the checkpoints, as far as the umask of the job allows. Default: files have mode
+    0600 and folders 0700, so that only the user that training runs as can read the checkpoints."""
 
     @model_serializer(mode="wrap")
     def _dump(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out the newer field unless it is set, so that images with an older version can read the spec."""
+        """Leave out `shared` if it is False, so that images with an older version, without `shared`, can read the
+        spec."""
         dumped: dict[str, Any] = handler(self)
         if not self.shared:
             dumped.pop("shared", None)

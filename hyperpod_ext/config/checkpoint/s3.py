@@ -1,4 +1,4 @@
-"""Checkpoints in Amazon S3."""
+"""Section of a job's spec for the checkpoint tier in Amazon S3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _uri_may_be_the_clusters(schema: dict[str, Any]) -> None:
 
 
 class S3Tier(DurableTier):
-    """An S3 prefix: survives the loss of the whole cluster."""
+    """A prefix in an S3 bucket. Checkpoints survive the loss of the whole cluster."""
 
     model_config = ConfigDict(json_schema_extra=_uri_may_be_the_clusters)
 
@@ -29,7 +29,7 @@ class S3Tier(DurableTier):
         Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", examples=["s3://bucket/prefix"]),
     ]
     """Bucket and prefix, `s3://bucket/prefix`. Checkpoints are stored under `prefix/NAME-OF-THE-JOB/`. Default: the
-    place of the job's `cluster`; required without a cluster."""
+    checkpoint bucket of the job's `cluster`. Required if the job has no `cluster`."""
 
     @property
     def place(self) -> str:

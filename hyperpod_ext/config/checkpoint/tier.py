@@ -1,7 +1,7 @@
-"""The base of every checkpoint tier, and the registry of durable tiers.
+"""The base class of checkpoint tiers, and the registry of durable tiers.
 
-A durable tier is one file next to this one: a class with its fields, its `kind`, its URL schemes and the store that
-keeps its checkpoints. All other code reads these properties from the class.
+Each durable tier is a class in a file of this folder. The class defines the tier's fields, its `kind`, its URL schemes
+and the object store that keeps its checkpoints. All other code reads the properties of a durable tier from its class.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pydantic import (
 from hyperpod_ext.config.base import Config, ContradictionError
 
 Loss = Literal["process", "node", "job"]
-"""One worker; one machine; every process of the job."""
+"""Extent of a loss: `process` is one worker, `node` is one machine, `job` is every process of the job."""
 DURABLE: dict[str, type[DurableTier]] = {}
-"""Durable tiers by kind, in the order of their files' import."""
+"""Classes of durable tiers by `kind`, in the order in which their files are imported."""
 AUTO = "auto"
 
 
 def tier_of(url: str) -> type[DurableTier] | None:
-    """Return the kind of durable tier of a URL or path."""
+    """Return the class of the durable tier that a URL or path belongs to, by its scheme; None if there is none."""
     return next((tier for tier in DURABLE.values() if urlsplit(url).scheme in tier.schemes), None)
 
 
@@ -46,19 +46,19 @@ EverySteps = Annotated[PositiveInt, Field(json_schema_extra=_or_auto)]
 
 
 class Auto(int):
-    """A number of steps that the planner may choose; written as `auto`."""
+    """A number of steps that the running job may change. A spec has `auto` in its place."""
 
     def __repr__(self) -> str:
         return AUTO
 
 
 class Tuned(Config):
-    """A tier whose frequency may be left to the planner, with `every_steps: auto`."""
+    """A tier with `every_steps`. With `every_steps: auto`, the running job chooses the interval."""
 
     survives: ClassVar[frozenset[Loss]]
-    """Losses after which snapshots in this tier can still be read."""
+    """Kinds of losses after which snapshots in this tier can still be read."""
     level: ClassVar[str]
-    """Level of the planner's cost model that the tier counts as."""
+    """Name of the tier's level in the planner's cost model."""
 
     @field_validator("every_steps", mode="wrap", check_fields=False)
     @classmethod
@@ -78,33 +78,37 @@ class Tuned(Config):
 
 
 class DurableTier(Tuned):
-    """A place that outlives every process of the job."""
+    """A tier whose checkpoints outlive every process of the job."""
 
     survives = frozenset({"process", "node", "job"})
     level = "durable"
     schemes: ClassVar[tuple[str, ...]]
-    """Schemes of the URLs of the tier's checkpoints. Empty if the tier has a path."""
+    """URL schemes of the tier's checkpoints, such as `s3`. Empty if no URL leads to the tier."""
     store: ClassVar[str]
-    """`module:class` of the object store behind it. The class has `at(place, job, **options)`."""
+    """Object store that keeps the tier's checkpoints, as `module:class`. The class has a method
+    `at(place, job, **options)`."""
     distance: ClassVar[int]
-    """If several tiers have a step, ranks restore it from the tier with the lowest value."""
+    """Preference of the tier for restores: if several tiers have a step, ranks read it from the tier with the lowest
+    distance."""
     on_node: ClassVar[bool] = False
-    """Whether each node has its own checkpoints, which are lost with the node. Otherwise all nodes see the same
-    checkpoints."""
+    """Whether the tier is on each node's own disk, and its checkpoints are lost with the node. False: all nodes see the
+    same checkpoints."""
     if TYPE_CHECKING:
         kind: str
 
     every_steps: EverySteps = 100
-    """Steps between writes of the newest snapshot. `auto`: the running job sets the best interval, from the cost of
-    saves and the number of faults."""
+    """Steps between writes of the newest snapshot to this tier. With `auto`, the running job computes the best
+    interval, from the cost of saves and the number of faults."""
     every_seconds: PositiveFloat | None = None
-    """Seconds between writes, instead of every_steps. With `every_steps: auto`: the first interval."""
+    """Seconds between writes to this tier, instead of `every_steps`. With `every_steps: auto`, this is the first
+    interval, which the running job then adjusts."""
     keep: PositiveInt = 3
-    """Number of newest checkpoints to keep. Older checkpoints are deleted, unless the two fields below keep them."""
+    """Number of newest checkpoints to keep. Older checkpoints are deleted, unless `keep_every_steps` or `keep_steps`
+    keeps them."""
     keep_every_steps: PositiveInt | None = None
-    """Also keep every checkpoint whose step is a multiple of this."""
+    """Also keep every checkpoint whose step is a multiple of this number."""
     keep_steps: tuple[NonNegativeInt, ...] = ()
-    """Milestones: steps whose checkpoints are never deleted."""
+    """Numbers of steps whose checkpoints are never deleted."""
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
@@ -122,38 +126,39 @@ class DurableTier(Tuned):
     @property
     @abstractmethod
     def place(self) -> str:
-        """URL or path below which each job has its folder."""
+        """URL or path of the tier, below which each job has its own folder."""
 
     @property
     def folder(self) -> str | None:
-        """Directory that nodes see as a path; None if nodes reach the tier over the network."""
+        """Directory of the tier in the nodes' file system; None if nodes reach the tier over the network."""
         return None
 
     @property
     def mounted(self) -> str | None:
-        """Directory that every node needs: `folder`, or its parent above a part that differs between nodes."""
+        """Directory that must exist on every node: `folder`, or the parent of the part `{node}` in it; None without
+        `folder`."""
         return self.folder
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Arguments of the store's `at`, besides place and job."""
+        """Keyword arguments of the store's method `at`, in addition to `place` and `job`."""
         return {}
 
     def on_one_machine(self) -> Self:
-        """Return the tier for several nodes on one machine."""
+        """Return the tier for a job whose nodes all run on one machine."""
         return self
 
     def on(self, node: int) -> Self:
-        """Return the tier of one node."""
+        """Return the tier with the path of the node with number `node`."""
         return self
 
     def url(self, job: str) -> str:
-        """Return the place of one job's checkpoints."""
+        """Return the URL or path of the checkpoints of the job with name `job`."""
         return f"{self.place.rstrip('/')}/{job}"
 
 
 class DirectoryTier(DurableTier):
-    """Checkpoints in a directory, by its field `path`."""
+    """Base class of tiers that keep checkpoints in the directory `path`."""
 
     store = "hyperpod_ext.runtime.storage.file:FileStore"
     if TYPE_CHECKING:

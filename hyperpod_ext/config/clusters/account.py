@@ -1,4 +1,5 @@
-"""Facts about the account of a cluster. Only checks read them; they are never sent to AWS."""
+"""Facts about the AWS account of a cluster. Only the checks of the cluster's spec read these facts; no request to AWS
+contains them."""
 
 from __future__ import annotations
 
@@ -17,46 +18,46 @@ QuotaCode = Annotated[str, Field(pattern=r"^L-[0-9A-F]{8}$", examples=["L-0123AB
 
 
 class SubnetFacts(Config):
-    """A subnet."""
+    """Facts about an existing subnet."""
 
     zone: Zone
-    """Zone of the subnet, by id."""
+    """Availability zone of the subnet, by its id, such as `usw2-az1`."""
     free_addresses: NonNegativeInt | None = None
-    """Free addresses in the subnet."""
+    """Number of free IP addresses in the subnet. None: unknown."""
 
 
 class PlanFacts(Config):
-    """A training plan."""
+    """Facts about an existing training plan."""
 
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
-    """Type of its machines."""
+    """Instance type of the plan's machines."""
     zone: Zone | None = None
-    """Zone of its machines, by id."""
+    """Availability zone of the plan's machines, by its id, such as `usw2-az1`. None: unknown."""
     count: PositiveInt | None = None
-    """Number of its machines."""
+    """Number of machines in the plan. None: unknown."""
 
 
 class QuotaFacts(Config):
-    """A quota of SageMaker: machines of one type in all clusters of the account."""
+    """A quota of SageMaker: the maximum number of machines of one instance type in all clusters of the account."""
 
     machines: Annotated[NonNegativeInt, Field(examples=[16])]
-    """Number of machines."""
+    """Maximum number of machines."""
     code: QuotaCode | None = None
-    """Code of the quota, for requests to increase it."""
+    """Code of the quota in Service Quotas, for a request to increase the quota."""
 
 
 class AccountFacts(Config):
-    """Existing resources and quotas of the account. Unset fields are not checked."""
+    """Existing resources and quotas of the AWS account. Checks that need an unset field are skipped."""
 
     subnets: dict[NetworkId, SubnetFacts] = {}
     """Subnets by their ids."""
     training_plans: dict[TrainingPlan, PlanFacts] = {}
     """Training plans by their ARNs."""
     file_systems: dict[FileSystemId, Zone] = {}
-    """Zone of each file system of FSx, by its id."""
+    """Availability zone of each FSx file system, by the id of the file system."""
     quotas: dict[InstanceType, QuotaFacts] = {}
-    """Quotas of machines in clusters, by type."""
+    """Quotas for machines in HyperPod clusters, by instance type."""
     eks_version: Annotated[str, Field(pattern=r"^1\.\d{2}$", examples=["1.34"])] | None = None
-    """Version of Kubernetes of the existing EKS cluster."""
+    """Kubernetes version of the existing EKS cluster."""
     lifecycle_files: tuple[Annotated[str, Field(pattern=r"^s3://.+$")], ...] | None = None
-    """All files in the folders of lifecycle scripts."""
+    """S3 URIs of all files in the folders of lifecycle scripts."""

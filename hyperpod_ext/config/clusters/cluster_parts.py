@@ -1,4 +1,4 @@
-"""Parts of a cluster that its groups share: storage, software updates, network, Kubernetes and Slurm settings."""
+"""Sections of a cluster's spec: storage, software updates, restricted groups, Kubernetes and Slurm settings."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ NodeCount = Annotated[int, Field(ge=0, le=6758)]
 
 
 class Lifecycle(Config):
-    """Scripts that every new node runs before it accepts jobs. Without them, only HyperPod's own set-up runs."""
+    """Scripts that every new node runs before it accepts jobs. Without these scripts, only HyperPod's own set-up
+    runs."""
 
     source: Annotated[S3Uri, Field(examples=["s3://sagemaker-bucket/lifecycle"])]
     """S3 prefix that holds the scripts."""
     on_create: Annotated[str, Field(min_length=1, max_length=128)] | None = "on_create.sh"
-    """Script below `source` that prepares the node."""
+    """Path of the script that prepares the node, relative to `source`."""
     on_init_complete: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Script that runs after HyperPod's own set-up of the node."""
+    """Path of the script that runs after HyperPod's own set-up of the node, relative to `source`."""
 
 
 class EbsVolume(Config):
@@ -53,7 +54,7 @@ class FsxLustre(Config):
     mount_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,8}$", examples=["fsx"])]
     """Mount name of the file system in FSx."""
     path: MountPath | None = None
-    """Mount path on the nodes. Default: HyperPod's own, `/fsx`."""
+    """Mount path on the nodes. Default: HyperPod's default path, `/fsx`."""
 
 
 class FsxOpenZfs(Config):
@@ -63,14 +64,14 @@ class FsxOpenZfs(Config):
     dns_name: Annotated[FsxName, Field(examples=["fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"])]
     """DNS name of the file system."""
     path: MountPath | None = None
-    """Mount path on the nodes. Default: HyperPod's own."""
+    """Mount path on the nodes. Default: HyperPod's default path."""
 
 
 Storage = Annotated[EbsVolume | FsxLustre | FsxOpenZfs, Field(discriminator="kind")]
 
 
 class BatchSize(Config):
-    """Nodes that are updated at once: a number, or a share."""
+    """Nodes that are updated at the same time: a number or a percentage of nodes."""
 
     nodes: PositiveInt | None = None
     """Number of nodes."""
@@ -87,16 +88,16 @@ class BatchSize(Config):
 
 
 class Rollout(Config):
-    """Batches of a software update."""
+    """Batches of nodes in which a software update is applied."""
 
     batch: BatchSize | None = None
-    """Nodes at once. Default: all."""
+    """Nodes that are updated at the same time. Default: all nodes."""
     rollback_batch: BatchSize | None = None
-    """Nodes at once when the update is rolled back."""
+    """Nodes that are rolled back at the same time."""
     wait_s: Annotated[NonNegativeInt, Field(le=3600)] | None = None
     """Seconds between one batch and the next."""
     alarms: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=10)] = ()
-    """CloudWatch alarms that roll the update back."""
+    """Names of CloudWatch alarms that roll the update back."""
 
 
 class ScheduledUpdate(Config):
@@ -105,28 +106,29 @@ class ScheduledUpdate(Config):
     schedule: Annotated[str, Field(pattern=r"^cron\(.+\)$", max_length=256, examples=["cron(0 3 ? * SUN *)"])]
     """Cron expression in AWS's format, in UTC."""
     rollout: Rollout | None = None
-    """Batches of the update."""
+    """Batches of nodes in which the update is applied."""
 
 
 class AutoPatch(Config):
     """Automatic security patches of the nodes."""
 
     strategy: Annotated[Literal["WhenIdle", "WhenAllIdle", "DrainFirst"], Field(examples=["WhenIdle"])]
-    """Patch each node when it is idle, all when all are idle, or each after draining it."""
+    """`WhenIdle`: patch each node when the node is idle. `WhenAllIdle`: patch all nodes when all of them are idle.
+    `DrainFirst`: patch each node after draining it."""
     next_date: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}:\d{2}Z)?$")] | None = None
-    """Date of the next patch, `2027-01-31`."""
+    """Date of the next patch, such as `2027-01-31`."""
     rollout: Rollout | None = None
-    """Batches of the patch."""
+    """Batches of nodes in which the patch is applied."""
     idle_s: Annotated[int, Field(ge=3600, le=2160000)] | None = None
-    """Seconds to wait for idle nodes."""
+    """Maximum seconds to wait for idle nodes."""
     drain_timeout_s: Annotated[NonNegativeInt, Field(le=5400)] | None = None
-    """Seconds to drain a node."""
+    """Maximum seconds to drain a node."""
     on_drain_timeout: Literal["Force", "Skip"] | None = None
     """Action for a node that is not drained in time."""
 
 
 class Taint(Config):
-    """Keeps pods without a matching toleration off the nodes."""
+    """A Kubernetes taint of nodes: pods without a matching toleration are not scheduled on the nodes."""
 
     key: Annotated[LabelKey, Field(examples=["nvidia.com/gpu"])]
     """Key of the taint."""
@@ -140,18 +142,18 @@ class GroupSlurm(Config):
     """Role of a group's nodes in Slurm."""
 
     node_type: Annotated[Literal["Controller", "Login", "Compute"], Field(examples=["Compute"])]
-    """Type of the nodes."""
+    """Type of the nodes in Slurm."""
     partition: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=1024)] | None = None
-    """Partition of compute nodes."""
+    """Name of the Slurm partition, for compute nodes."""
 
 
 class LustreSize(Config):
-    """A file system that HyperPod makes for restricted groups."""
+    """Size of an FSx for Lustre file system that HyperPod creates for restricted groups."""
 
     size_gib: Annotated[int, Field(ge=1200, le=100800)] = 1200
     """Size in GiB."""
     throughput: Annotated[int, Field(ge=125, le=1000)] = 125
-    """Throughput in MB/s for each TiB."""
+    """Throughput in MB/s per TiB of storage."""
 
 
 class RestrictedGroup(Config):
@@ -162,19 +164,19 @@ class RestrictedGroup(Config):
     instance_type: Annotated[InstanceType, Field(examples=["ml.p5.48xlarge"])]
     """SageMaker instance type."""
     count: Annotated[NodeCount, Field(examples=[2])]
-    """Machines in the group."""
+    """Number of machines in the group."""
     execution_role: RoleArn | None = None
-    """Role of the machines. Default: the cluster's role."""
+    """IAM role of the machines. Default: the cluster's `execution_role`."""
     threads_per_core: ThreadsPerCore | None = None
     """Threads per CPU core. 1 disables hyper-threading."""
     storage: Annotated[tuple[Storage, ...], Field(max_length=4)] = ()
-    """Disks and file systems."""
+    """Disks of each machine, and file systems that each machine mounts."""
     deep_health_checks: tuple[HealthCheck, ...] = ()
-    """Tests that a new node must pass before it accepts jobs."""
+    """HyperPod's deep health checks that a new node must pass before it accepts jobs."""
     training_plan: TrainingPlan | None = None
     """Training plan that the machines come from."""
     vpc: Vpc | None = None
-    """Network of the group. Default: the cluster's network."""
+    """VPC subnets and security groups of the group. Default: the cluster's `vpc`."""
     scheduled_update: ScheduledUpdate | None = None
     """Schedule of software updates."""
     lustre: LustreSize | None = None
@@ -187,7 +189,7 @@ class RestrictedEnvironment(Config):
     lustre: LustreSize = LustreSize()
     """File system of the restricted groups."""
     deletion: Literal["DeleteIfNotUsed", "Keep"] = "Keep"
-    """Whether the file system is deleted with the last group."""
+    """Whether HyperPod deletes the file system together with the last restricted group, or keeps it."""
 
 
 class AccountingDatabase(Config):
@@ -198,9 +200,9 @@ class AccountingDatabase(Config):
     ]
     """Host name of the database."""
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    """Port of the database. Default: MySQL's port."""
+    """Port of the database. Default: the default port of MySQL."""
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9$_]{1,64}$")] | None = None
-    """Database."""
+    """Name of the database."""
     secret_arn: Annotated[
         str,
         Field(
@@ -208,14 +210,14 @@ class AccountingDatabase(Config):
             examples=["arn:aws:secretsmanager:us-west-2:123456789012:secret:slurm"],
         ),
     ]
-    """Secret with the user and password of the database."""
+    """ARN of the Secrets Manager secret with the user and password of the database."""
 
 
 class ClusterSlurm(Config):
     """Management of Slurm's configuration by HyperPod."""
 
     strategy: Literal["Overwrite", "Managed", "Merge"] | None = None
-    """Whether manual changes are overwritten, refused, or merged."""
+    """How HyperPod treats manual changes of Slurm's configuration: it overwrites, refuses or merges them."""
     accounting: AccountingDatabase | None = None
     """Database for Slurm's accounting."""
 
@@ -226,13 +228,13 @@ class TieredStorage(Config):
     enabled: bool = True
     """Whether the daemon runs."""
     memory_percent: Annotated[int, Field(ge=0, le=100)] | None = None
-    """Share of each node's memory that is set aside for it."""
+    """Percentage of each node's memory that is reserved for AWS's managed tier."""
 
 
 class AutoScaling(Config):
-    """Karpenter, which adds and removes machines as pods need them."""
+    """Settings of Karpenter, which adds and removes machines as pods need them."""
 
     enabled: bool = True
     """Whether Karpenter runs."""
     scaler: Literal["Karpenter"] = "Karpenter"
-    """Kind of scaler."""
+    """Name of the autoscaler."""

@@ -1,1 +1,1 @@
-"""Reads files into models, and reports every mistake with its line."""
+"""Reads spec files into models, and reports every mistake with its line."""

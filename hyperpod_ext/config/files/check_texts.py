@@ -10,13 +10,14 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX002": (
         "the script does not exist at the path in the spec",
-        "The script must be in the spec's folder or below. Two exceptions: working_dir says that the image has the "
-        "script; or a job of mode plain names a path outside, which all nodes must have.",
+        "The script must be in the spec's folder or below. There are two exceptions: with working_dir, the script is "
+        "in the image; and a job of mode plain may name a path outside the spec's folder, which must exist on all "
+        "nodes.",
         "Correct the path, or set working_dir.",
     ),
     "HPX003": (
         "the batch does not divide among the ranks",
-        "Every rank gets the same number of samples in each step. A remainder would be lost, or ranks would differ.",
+        "Every rank gets the same number of samples in each step. With another batch, samples would be left over.",
         "Choose a multiple of nodes x workers_per_node.",
     ),
     "HPX004": (
@@ -26,7 +27,7 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX005": (
         "more copies than other nodes",
-        "Each copy of a snapshot needs a node of its own, other than the node of the snapshot.",
+        "Each copy of a snapshot is stored on a different node, and none on the node that made the snapshot.",
         "Reduce the number of copies, or use more nodes.",
     ),
     "HPX006": (
@@ -35,10 +36,10 @@ TEXTS: dict[str, tuple[str, str, str]] = {
         "Name a rank of the job.",
     ),
     "HPX007": (
-        "a variable that only the launcher may set",
-        "Variables that start with HPX_ configure the runtime. A value in the spec would be lost, or break the "
-        "runtime. "
-        "Users may set only these: HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG.",
+        "an environment variable that only the launcher may set",
+        "Variables that start with HPX_ configure the runtime. A value in the spec would be overwritten, or would "
+        "break the runtime. "
+        "Users may set only HPX_PORT_BASE, HPX_SOCKET_DIR, HPX_HYPERPODRUN_MODE and HPX_TERMINATION_LOG.",
         "Choose another name, or correct the value.",
     ),
     "HPX008": (
@@ -48,13 +49,13 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX009": (
         "more spares than machines",
-        "Spares are part of the machines of their group.",
+        "The spares of a group are included in the number of its machines.",
         "Reduce the number of spares, or increase the number of machines.",
     ),
     "HPX011": (
-        "a command together with fields that it excludes",
+        "a command together with fields that do not apply to a command",
         "A command runs instead of the script. The command's processes use neither this project's runtime nor AWS's.",
-        "Keep either the script or the command. With a command, write mode: plain and remove args.",
+        "Remove the script or the command. With a command, write mode: plain and remove args.",
     ),
     "HPX010": (
         "the batch is not a multiple of the micro-batch",
@@ -63,24 +64,25 @@ TEXTS: dict[str, tuple[str, str, str]] = {
     ),
     "HPX012": (
         "parity that does not fit this job",
-        "Each group needs as many nodes as `parity` says, and parity data is valid only for one number of ranks.",
+        "Each parity group needs as many nodes as the value of `parity`. Parity data is valid only for one number of "
+        "ranks.",
         "Choose smaller groups, use more nodes, or use copies (`replicas`).",
     ),
     "HPX013": (
         "unencrypted copies although network.tls is set",
         "network.tls encrypts all traffic between memory servers. NIXL has no encryption.",
-        "Remove `transport: nixl`. Or remove network.tls, if the network itself encrypts.",
+        "Remove `transport: nixl`. If the network itself encrypts traffic, remove network.tls instead.",
     ),
     "HPX014": (
-        "healthy ranks cannot continue",
-        "Ranks can continue without a lost rank only if this project's agent runs them, the number of nodes is "
-        "fixed, and each rank holds the whole state.",
+        "a job whose healthy ranks cannot continue without a lost rank",
+        "Ranks can continue without a lost rank only if this project's agent runs the ranks, the number of nodes is "
+        "fixed, and each rank holds the whole state of the model.",
         "Write restart.policy: wait, or remove the fields that exclude `continue`.",
     ),
     "HPX015": (
-        "replaced packages in a job that has none of this project's workers",
-        "The packages of `compat` are put in place by the process that our agent starts. In modes plain, "
-        "aws-checkpointless and aws-managed-tier another program starts the script.",
+        "`compat` in a job whose workers are not started by this project",
+        "A worker that our agent starts makes the packages of `compat` importable. In modes plain, aws-checkpointless "
+        "and aws-managed-tier another program starts the script.",
         "Write `mode: ours` or `mode: run`, or remove compat.",
     ),
 }

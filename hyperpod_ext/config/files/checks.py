@@ -1,7 +1,7 @@
-"""Checks across fields of a spec, and of files in its folder.
+"""Checks that compare several fields of a spec with each other, or with the files in the spec's folder.
 
-Each check is a pure function of a config and a listing of files. A check is skipped if one of the fields that it reads
-is invalid.
+Each check is a pure function of a config and a function that lists files. A check is skipped if one of the fields that
+the check reads is invalid.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ SETTINGS = {
     "HPX_HYPERPODRUN_MODE": (r"in-process|process", "mode of hyperpodrun", "write in-process or process"),
     "HPX_TERMINATION_LOG": _PATH,
 }
-"""Variables of the runtime that `env` may set: pattern and name of the value, and a hint."""
+"""Environment variables of the runtime that the spec's `env` may set. For each variable: the pattern of its value, the
+kind of value for error messages, and a hint."""
 
 ListFiles = Callable[[str], Sequence[str]]
 """Returns the names of the files in a folder, relative to the spec's folder."""
@@ -40,7 +41,7 @@ ListFiles = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake, before file and line are known."""
+    """A mistake at the path of a field. The file and the line of the mistake are added later."""
 
     path: Path
     message: str
@@ -49,12 +50,15 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A check and the fields that it reads; `*` stands for any item."""
+    """A check of a spec.
+
+    `reads` has the paths of all fields that the check reads; `*` in a path stands for any item.
+    """
 
     reads: tuple[Path, ...]
     run: Callable[[Any, ListFiles | None], Iterator[Finding]]
     rule: str = ""
-    """Id, HPX001 to HPX099; its cause and fix are in `config.files.check_texts`."""
+    """Id of the check, from HPX001 to HPX099. The module `check_texts` has title, cause and fix for each id."""
 
 
 def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -68,7 +72,7 @@ def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterato
     script = PurePosixPath(job.script)
     elsewhere = script.is_absolute() or ".." in script.parts
     if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
-        return  # in the image, or on a shared file system
+        return  # the script is in the image, or on a shared file system
     if elsewhere:
         hint = "move the script into the folder of this file or below, and write its relative path"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
@@ -102,7 +106,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     if batch is None or batch % world == 0:
         return
     if job.elastic is not None and job.elastic.batch.micro_batch_size is not None:
-        return  # ranks share micro-batches instead
+        return  # ranks share the micro-batches of the global batch, so the batch need not divide among the ranks
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
     ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
@@ -280,4 +284,5 @@ CHECKS: dict[str, tuple[Check, ...]] = {
         ),
     ),
 }
-"""Checks of each model, by the model's name, so that checks of jobs do not import the model of clusters."""
+"""Checks by the name of the model that they check. The keys are names and not classes, so that checks of jobs do not
+import the model of clusters."""

@@ -1,7 +1,7 @@
-"""Reads YAML as plain data, with the line of every value for error messages.
+"""Reads YAML as plain data, and records the line of every value for error messages.
 
-Scalars follow the YAML 1.2 core schema, as in editors: `on`, `no`, `1:30` and `2026-11-20` are text. Values are only
-null, bool, int, float, str, list and dict.
+Scalars follow the YAML 1.2 core schema, as in editors: `on`, `no`, `1:30` and `2026-11-20` are text. The data consists
+only of null, bool, int, float, str, list and dict.
 """
 
 from __future__ import annotations
@@ -15,48 +15,50 @@ import yaml
 from hyperpod_ext.errors import Problem
 
 Path = tuple[str | int, ...]
-"""Path of a value: `("checkpoint", "tiers", 1, "every_steps")`."""
+"""Path of a value in a document, such as `("checkpoint", "tiers", 1, "every_steps")`."""
 
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
 _WORDS = {"but found another document": "a second document starts here"}
 _MOST_VALUES = 100_000
-"""Limit above the size of any spec. Nested aliases can make billions of values from ten lines."""
+"""Maximum number of values in a document, more than any real spec has. The limit is needed because nested YAML aliases
+can expand ten lines to billions of values."""
 _LARGEST = 2**63 - 1
-"""Largest whole number that Kubernetes, Slurm and SageMaker read."""
+"""Largest whole number that Kubernetes, Slurm and SageMaker can read."""
 _TOO_DEEP = "the YAML is nested too deeply to be read"
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
 def dotted(path: Path) -> str:
-    """Return `path` with dots: `checkpoint.tiers.1.every_steps`."""
+    """Return `path` as text with dots between its parts, such as `checkpoint.tiers.1.every_steps`."""
     return ".".join(str(part) for part in path)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLocation:
-    """Place of a value in a file or an option."""
+    """Position of a value in a file or in a command-line option."""
 
     source: str
-    """The file, or the option."""
+    """Name of the file, or the option as the user wrote it."""
     line: int | None = None
-    """1-based line in `source`."""
+    """Line in the file `source`, counted from 1. None for an option."""
     text: str | None = None
-    """The value's own text, if it is a scalar."""
+    """The text of the value as it is written, if the value is a scalar; otherwise None."""
 
 
 @dataclass
 class Document:
-    """The values of one file, and their places."""
+    """The values of one YAML document, with the file and line of each value."""
 
     source: str
     data: object = None
     locations: dict[Path, SourceLocation] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    """Mistakes in the YAML itself."""
+    """Mistakes in the YAML syntax, or in `--set` options."""
 
     def location(self, path: Path) -> SourceLocation:
-        """Return the place of `path`, or of its nearest existing parent."""
+        """Return the position of the value at `path`. If there is no such value, return the position of its nearest
+        existing parent."""
         path = path if path in self.locations else self.path_of(dotted(path))
         for length in range(len(path), -1, -1):
             if found := self.locations.get(path[:length]):
@@ -64,8 +66,8 @@ class Document:
         return SourceLocation(self.source, 1)
 
     def path_of(self, text: str) -> Path:
-        """Parse a dotted path, as `dotted` writes it. A key may contain dots (`nvidia.com/gpu`): keys of this document
-        decide where to split."""
+        """Parse the dotted path `text`, as `dotted` writes it. A key may itself contain dots (`nvidia.com/gpu`), so the
+        keys of this document decide where the path is split."""
         known = {dotted(path): path for path in self.locations}
         head, rest = text, ""
         while head and head not in known:
@@ -74,20 +76,21 @@ class Document:
         return known.get(head, ()) + tuple(int(part) if part.isdecimal() else part for part in rest.split(".") if part)
 
     def problem(self, path: Path, message: str, hint: str = "") -> Problem:
-        """Return a problem at `path`, with its place."""
+        """Return a problem with the value at `path`, with the value's file and line."""
         place = self.location(path)
         return Problem(message, path=dotted(path), source=place.source, line=place.line, hint=hint)
 
 
 def parse(text: str, source: str) -> Document:
-    """Read YAML. Mistakes are added to `problems`, and the rest of the document is still read."""
+    """Read the YAML in `text`. Mistakes are added to `problems` of the document, and the rest of the YAML is still
+    read."""
     documents = _read(text, source, single=True)
     return documents[0] if documents else Document(source, {})
 
 
 def parse_all(text: str, source: str) -> list[Document]:
-    """Read every YAML document of `text`; lines are counted from the start of `text`. Mistakes are added to
-    `problems`."""
+    """Read every YAML document in `text`. Lines are counted from the start of `text`. Mistakes are added to `problems`
+    of each document."""
     return _read(text, source, single=False)
 
 
@@ -126,7 +129,7 @@ def _fill(document: Document, node: yaml.Node) -> None:
 
 
 class _TooManyValuesError(Exception):
-    """Raised if aliases expand to too many values."""
+    """Raised if a document has too many values after its YAML aliases are expanded."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -144,7 +147,7 @@ for _tag, _pattern, _first in (
 
 
 class _Reader:
-    """Turns composed nodes into data, and records the place of every value in the document."""
+    """Converts PyYAML nodes to plain data, and records the line of every value in the document."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
@@ -221,12 +224,13 @@ def _value(kind: str, text: str) -> object:
             return number
         case "float":
             return float(text)
-    text.encode()  # JSON cannot represent a single surrogate
+    text.encode()  # raises for an unpaired surrogate, which JSON cannot represent
     return text
 
 
 def _merged(node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Yield fields from `<<: *anchor`, nearest first. The mapping's own fields take precedence."""
+    """Yield the fields that `<<: *anchor` merges into a mapping, nearest anchor first. The caller ignores fields that
+    the mapping itself has."""
     for key, value in node.value:
         if key.tag != _MERGE:
             continue

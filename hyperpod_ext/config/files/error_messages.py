@@ -28,7 +28,7 @@ _QUOTED = re.compile(r"'([^']*)'")
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], source: str, data: object) -> Iterator[Problem]:
-    """Translate pydantic's errors in `data`, which has no lines."""
+    """Translate pydantic's errors to problems. `data` was not read from a file, so the problems have no lines."""
     document = Document(source, data)
     for one in error.errors(include_url=False):
         yield replace(translate(one, model, document), line=None)
@@ -46,36 +46,36 @@ def translate(error: Mapping[str, Any], model: type[BaseModel], document: Docume
 
 
 def in_words(error: Mapping[str, Any], model: type[BaseModel]) -> tuple[Path, str, str]:
-    """Return path, message and hint of one pydantic error in a value without a document."""
+    """Return path, message and hint for one pydantic error in a value that was not read from a document."""
     expected = expected_at(model, tuple(error["loc"]))
     return expected.path, *_explain(error, expected, None, model)
 
 
 _WRITE = re.compile(r"write (?P<value>[\[\"].*?[\]\"])(?: in quotes)?")
-"""A hint with a value in YAML's quotes."""
+"""Pattern for a hint that suggests a value in quotes or brackets of YAML."""
 
 
 def _for_a_shell(path: Path, hint: str) -> str:
-    """Return the hint for an option on the command line, with YAML's quotes escaped for the shell."""
+    """Return the hint for a `--set` option on the command line, with the quotes of YAML escaped for the shell."""
     if (found := _WRITE.fullmatch(hint)) is None:
         return hint
     return f"write --set {shlex.quote(dotted(path) + '=' + found['value'])}"
 
 
 def tag_field(error: Mapping[str, Any]) -> str:
-    """Return the discriminator of a union, `kind`."""
+    """Return the name of the field that selects the member of a union, such as `kind`, from a pydantic error."""
     return str(error["ctx"]["discriminator"]).strip("'")
 
 
 def valid_tags(error: Mapping[str, Any]) -> list[str]:
-    """Return the valid values of `tag_field`."""
+    """Return the valid values of the field that selects the member of a union, from a pydantic error."""
     return _QUOTED.findall(error["ctx"]["expected_tags"])
 
 
 def _explain(
     error: Mapping[str, Any], expected: Expected, written: str | None, model: type[BaseModel]
 ) -> tuple[str, str]:
-    """Return message and hint."""
+    """Return the message and the hint for one pydantic error. The hint may be empty."""
     value, context = error["input"], error.get("ctx", {})
     kind = str(error["type"])
     match kind:
@@ -129,7 +129,8 @@ def _explain(
 
 
 def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
-    """Suggest the same field in another section, the nearest field of this section, or all fields of this section."""
+    """Return a hint for an unknown field. The hint names the same field in another section, or the most similar field
+    of the section, or all fields of the section."""
     names = expected.holder.model_fields if expected.holder else {}
     meant, elsewhere = meant_by(str(expected.path[-1]), names, model)
     if elsewhere is not None:
@@ -138,7 +139,7 @@ def _hint_for_unknown(expected: Expected, model: type[BaseModel]) -> str:
 
 
 def _hint_for_kind(value: object, expected: Expected, tag: str) -> str:
-    """Suggest the only kind that has all given fields, or all kinds."""
+    """Return a hint for an entry without its kind: the only kind that has all fields of the entry, or all kinds."""
     kinds = kinds_of(expected.models, tag)
     given = set(value) if isinstance(value, dict) else set()
     fitting = [kind for kind, member in kinds.items() if given and given <= set(member.model_fields)]
@@ -152,7 +153,7 @@ def _hint_for_choice(value: str, valid: list[str]) -> str:
 
 
 def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
-    """Suggest a similar value that matches, or an example."""
+    """Return a hint with a value that is similar to `value` and matches `pattern`, or with an example."""
     if value and re.fullmatch(pattern, f"/{value}"):
         return f"write an absolute path, such as /{value}"
     if value.startswith("s3://"):
@@ -169,7 +170,7 @@ _BEYOND_ANY_LIMIT = 1e12
 
 
 def _most(expected: Expected) -> float:
-    """Return the largest number that the field accepts."""
+    """Return the largest number that the field accepts; `_BEYOND_ANY_LIMIT` if the field has no maximum."""
     info = expected.holder.model_fields.get(str(expected.path[-1])) if expected.holder and expected.path else None
     limits = [limit.le for limit in (info.metadata if info else ()) if getattr(limit, "le", None) is not None]
     return min(limits, default=_BEYOND_ANY_LIMIT)
@@ -180,7 +181,8 @@ _AMOUNT = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]+)")
 
 
 def _in_unit_of(name: str, text: str) -> str | None:
-    """Convert an amount with a unit to the unit in the field's name."""
+    """Convert an amount with a unit to the unit that a field's name ends in: `_s` for seconds, `_mib` for MiB. None if
+    `text` is no such amount."""
     if (found := _AMOUNT.fullmatch(text.strip())) is None:
         return None
     number, unit = float(found["number"]), found["unit"]
@@ -245,8 +247,8 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
 
 
 def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
-    """Return the entry of the first kind whose only required field looks like `value`: `s3://bkt/p` is a tier's
-    uri."""
+    """Return the entry that the user probably meant with the text `value`, such as `{kind: s3, uri: s3://bkt/p}` for
+    `s3://bkt/p`. None if several fields look like `value`, or if a kind has more required fields."""
     found = [
         (kind, name, member)
         for kind, member in kinds.items()
@@ -260,7 +262,7 @@ def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str |
 
 
 def named(value: object) -> str:
-    """Return the value with its type, for a message."""
+    """Return the value with its type in words, for an error message, such as `the number 2`."""
     match value:
         case None:
             return "nothing"
@@ -285,6 +287,6 @@ def _plain(value: object) -> str:
 
 
 def _sentence(description: str) -> str:
-    """Return the first sentence of a field's documentation, for a message."""
+    """Return the first sentence of a field's documentation, for an error message."""
     first = re.split(r"(?<=[^.\s])\.(?:\s|$)", " ".join(description.split()), maxsplit=1)[0]
     return first or "it is required"

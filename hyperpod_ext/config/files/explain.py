@@ -1,4 +1,4 @@
-"""Explains fields of a spec from its model."""
+"""Explains the fields of a spec from the spec's pydantic model, for `hp-ext explain`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from hyperpod_ext.errors import NotFoundError
 
 
 def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
-    """Return description, type, default, example and inner fields of the dotted `path`; `""` is the spec itself.
+    """Return description, type, default, example and inner fields of the field at the dotted `path`. An empty `path`
+    stands for the spec itself.
 
-    Indices of list items are optional. In a union, a field is looked up in every member.
+    Indices of list items in `path` are optional. If a field is a union of models, the next name is looked up in every
+    model of the union.
 
     Raises:
-        NotFoundError: there is no such field. The hint has the nearest name.
+        NotFoundError: the spec has no field `path`. The hint has the most similar name.
     """
     holders: list[type[BaseModel]] = [model]
     walked: list[str] = []
@@ -65,7 +67,7 @@ def _models_below(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _type_of(info: FieldInfo) -> str:
-    """Return the type of a field as text, from its JSON schema."""
+    """Return the type of a field as text, from the JSON schema of the field."""
     schema = TypeAdapter(info.rebuild_annotation()).json_schema()
     if callable(info.json_schema_extra):
         info.json_schema_extra(schema)

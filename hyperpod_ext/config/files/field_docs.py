@@ -1,7 +1,7 @@
-"""Reads docstrings under the fields of models from their source, on demand.
+"""Reads the docstrings under the fields of models from the source code, on demand.
 
-pydantic can read them when it creates each class. This took half of the time of `hp-ext validate`, which does not need
-docstrings for a valid spec.
+pydantic can read these docstrings when it creates a class. Reading them took half of the time of `hp-ext validate`,
+which needs no docstrings for a valid spec.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def fields_of(model: type) -> dict[str, Any]:
 
 
 def description(model: type, field: str) -> str:
-    """Return the documentation of a field of `model`: its type's description, or else the docstring under the field."""
+    """Return the documentation of a field of `model`: the description in the field's type if it has one, otherwise the
+    docstring under the field. Empty if there is neither."""
     if issubclass(model, BaseModel) and (own := model.model_fields[field].description):
         return own
     for base in model.__mro__:
@@ -35,7 +36,7 @@ def description(model: type, field: str) -> str:
 
 @cache
 def _documented(module: str) -> dict[str, dict[str, str]]:
-    """Return docstrings of fields by class and field of a module."""
+    """Return the docstrings of fields in a module, by class name and field name."""
     if not module.startswith("hyperpod_ext."):
         return {}
     tree = ast.parse(inspect.getsource(sys.modules[module]))

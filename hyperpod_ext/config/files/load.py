@@ -25,30 +25,32 @@ from hyperpod_ext.files import open_regular
 M = TypeVar("M", bound=Config)
 
 Fill = Callable[[Document], None]
-"""Fills unset fields of a document before it is checked."""
+"""A function that fills in unset fields of a document before the document is checked."""
 
 MoreChecks = Callable[[], Iterable[Check]]
-"""Checks that run on the valid fields of a file with mistakes. For a valid file, the caller runs its checks."""
+"""A function that returns additional checks for a file with mistakes. For a file without mistakes, the caller of `read`
+runs these checks itself."""
 
 _MOST_BYTES = 1 << 20
-"""Maximum bytes of a spec, which is read completely before it is parsed."""
+"""Maximum size of a spec in bytes. The limit is needed because a spec is read completely before it is parsed."""
 _MOST_ROUNDS = 10
-"""Maximum rounds of repair. One mistake can hide another."""
+"""Maximum number of rounds in which a document is validated and repaired. Several rounds are needed because one mistake
+can hide another."""
 
 
 @dataclass(frozen=True)
 class Loaded(Generic[M]):
-    """A config, and the place of each of its values."""
+    """A config, and the document with the file and line of each of the config's values."""
 
     config: M
     document: Document
 
     def locate(self, problems: Iterable[Problem]) -> list[Problem]:
-        """Add file and line to problems that only have a field."""
+        """Add the file and the line to problems that have only the path of a field."""
         return [problem if problem.source else self._located(problem) for problem in problems]
 
     def check(self, checks: Iterable[Check]) -> list[Problem]:
-        """Run checks, and return their problems with places."""
+        """Run checks on the config, and return their problems with file and line."""
         return list(_check(checks, self.config, self.document, set(), None))
 
     def _located(self, problem: Problem) -> Problem:
@@ -57,11 +59,11 @@ class Loaded(Generic[M]):
 
 
 def load(model: type[M], path: str | pathlib.Path, overrides: Sequence[str | Override] = ()) -> M:
-    """Read the YAML file `path` as `model`, after `--set`-style `overrides`.
+    """Read the YAML file `path` as a `model`, after applying `overrides` in the form of `--set` options.
 
     Raises:
-        ConfigError: the file has mistakes; the error has all of them, with lines and hints.
-        NotFoundError: there is no such file.
+        ConfigError: the file has mistakes. The error lists all mistakes, with lines and hints.
+        NotFoundError: there is no file `path`.
     """
     return read(model, path, overrides).config
 
@@ -73,7 +75,8 @@ def load_text(
     overrides: Sequence[str | Override] = (),
     list_files: ListFiles | None = None,
 ) -> M:
-    """Load text that is not in a file. Without `list_files`, the files that the text names are not checked."""
+    """Read YAML text that is not in a file as a `model`. Without `list_files`, the existence of files that the text
+    names is not checked."""
     return read_text(model, text, source, overrides, list_files).config
 
 
@@ -84,8 +87,8 @@ def read(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """Load a file with the places of all values. `-` is the standard input; its files are searched in the current
-    folder."""
+    """Read the YAML file `path` as a `model`, with the line of each value. The path `-` stands for the standard input;
+    files that it names are searched in the current folder."""
     if str(path) == "-":
         here = pathlib.Path()
         return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
@@ -102,7 +105,7 @@ def read_text(
     fill: Fill | None = None,
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
-    """Load text with the places of all values."""
+    """Read YAML text as a `model`, with the line of each value."""
     document = parse(text, source)
     unreadable = bool(document.problems) and document.data is None
     if not unreadable:
@@ -122,7 +125,11 @@ def read_text(
 def _validate(
     model: type[M], document: Document, list_files: ListFiles | None, more: MoreChecks | None
 ) -> tuple[M | None, list[Problem]]:
-    """Validate and repair repeatedly, until the checks can run."""
+    """Validate and repair the document repeatedly, until it is valid and the checks can run.
+
+    Returns:
+        The config from the repaired document, or None if the document cannot be repaired; and all problems.
+    """
     problems: list[Problem] = []
     made_up: set[Path] = {document.path_of(problem.path) for problem in document.problems if problem.path}
     draft = replace(document, data=copy.deepcopy(document.data), locations=dict(document.locations))
@@ -151,7 +158,11 @@ def _validate(
 def _check(
     checks: Iterable[Check], config: Config, document: Document, made_up: set[Path], list_files: ListFiles | None
 ) -> Iterator[Problem]:
-    """Yield the problems of checks that read no repaired value."""
+    """Run the checks that read no repaired value, and yield their problems.
+
+    Args:
+        made_up: paths of values that the repair has changed.
+    """
     for check in checks:
         if any(overlaps(read, path) for read in check.reads for path in made_up):
             continue
@@ -160,17 +171,18 @@ def _check(
 
 
 def _in_order(problems: list[Problem], source: str) -> list[Problem]:
-    """Sort problems by line, without duplicates. Problems of the file come before problems of options."""
+    """Return problems without duplicates, sorted by line. Problems of the file come before problems of command-line
+    options."""
     unique = list(dict.fromkeys(problems))
     return sorted(unique, key=lambda problem: (problem.source != source, problem.source, problem.line or 0))
 
 
 def text_of(path: str, most: int = _MOST_BYTES) -> str:
-    """Return the text of a file, or of the standard input for `-`.
+    """Return the text of the file `path`, or of the standard input for `-`.
 
     Raises:
-        ConfigError: it is longer than `most` bytes, is not UTF-8, or is a pipe, a device or a folder.
-        NotFoundError: there is no such file.
+        ConfigError: the text is longer than `most` bytes or not UTF-8, or `path` is a pipe, a device or a folder.
+        NotFoundError: there is no file `path`.
     """
     file = pathlib.Path(path)
     try:
@@ -185,7 +197,7 @@ def text_of(path: str, most: int = _MOST_BYTES) -> str:
 
 
 def _bytes_of(file: pathlib.Path, most: int) -> bytes:
-    """Read a file, or a named stream such as `<(...)`, up to one byte beyond `most`."""
+    """Read at most `most` + 1 bytes of a file, or of a stream with a path, such as the shell's `<(...)`."""
     opened = file.open("rb") if str(file).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")) else None
     with opened or open_regular(file) as read:
         return read.read(most + 1)
@@ -207,4 +219,4 @@ def _names_in(folder: pathlib.Path) -> list[str]:
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     except OSError:
-        return []  # the caller reports a missing file
+        return []  # the caller reports that the file is missing

@@ -1,4 +1,4 @@
-"""Suggests valid names for unknown ones."""
+"""Suggests a valid name for an unknown name."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ _ELSEWHERE = {
     "priority_class_name": "pod_priority_class",
     "termination_grace_period_seconds": "termination_grace_s",
 }
-"""Fields of specs by their names in other tools."""
+"""Names of fields in a spec, by the names of the same fields in other tools."""
 
 
 def known_as(name: str) -> str:
-    """Return the spec's name of a field that another tool, or Kubernetes, calls `name`."""
+    """Return the name in a spec of a field that Kubernetes or another tool calls `name`."""
     ours = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_")
     return _ELSEWHERE.get(ours, ours)
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
-    """Return the valid name most similar to `name`, or None."""
+    """Return the valid name that is most similar to `name`; None if no valid name is similar."""
     by_lower = {candidate.lower().replace("-", "_"): candidate for candidate in valid}
     found = difflib.get_close_matches(name.lower().replace("-", "_"), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """Return a hint with the nearest valid name, or with all valid names."""
+    """Return a hint with the valid name that is most similar to `name`, or with all valid names if none is similar."""
     names = list(valid)
     found = nearest(name, names)
     return f"did you mean `{found}`?" if found else f"valid: {', '.join(names)}" if names else ""

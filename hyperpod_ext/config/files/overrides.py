@@ -1,4 +1,4 @@
-"""Applies `--set path=value` to a document before it is checked."""
+"""Applies the options `--set path=value` to a document, before the document is checked."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hyperpod_ext.errors import Problem
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One change by an option."""
+    """A change of one field by a command-line option."""
 
     path: str
     """Dotted path of the field."""
     text: str
-    """The value as YAML."""
+    """The new value as YAML."""
     source: str
-    """The option, as the user wrote it."""
+    """The option as the user wrote it, for error messages."""
 
 
 def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> None:
-    """Write each change into `document`, with the option as its place."""
+    """Write each override into `document`, and record the option as the source of the value."""
     for override in overrides:
         if isinstance(override, str):
             path, equals, text = override.partition("=")
@@ -51,7 +51,7 @@ def _apply(document: Document, override: Override) -> Problem | None:
 
 
 def _write(document: Document, path: Path, value: object, source: str) -> Problem | None:
-    """Write `value` at `path`, and create missing parents."""
+    """Write `value` at `path` in the document, and create missing parents. Return a problem if this is impossible."""
     if document.data is None:
         document.data = {}
     holder = document.data

@@ -1,7 +1,7 @@
 """Repairs an invalid document step by step, to find further mistakes.
 
-A misspelt name is replaced by the nearest valid name. An invalid value is replaced by the default or by the field's
-example, and its path is returned, because checks must not read it.
+A misspelt name is replaced by the most similar valid name. An invalid value is replaced by the field's default or
+example. `repair` returns the path of such a value, because checks must not read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from hyperpod_ext.config.files.schema_path import expected_at, kinds_of, meant_b
 
 
 def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document) -> Path | None:
-    """Repair `document` at the error's place. Return the path of a replaced value, if any."""
+    """Repair `document` at the path of one pydantic error.
+
+    Returns:
+        The path of a value that was replaced or removed; None if the repair kept the user's value.
+    """
     expected = expected_at(model, tuple(error["loc"]))
     path, kind = expected.path, error["type"]
     if kind == "extra_forbidden":
@@ -48,7 +52,8 @@ def repair(error: Mapping[str, Any], model: type[BaseModel], document: Document)
 
 
 def _reading(error: Mapping[str, Any], members: tuple[type[BaseModel], ...]) -> object:
-    """Return the obvious meaning of a value of the wrong type, or None: `"2"` is 2, `memory` is `kind: memory`."""
+    """Return the obvious meaning of a value of the wrong type, such as 2 for `"2"`, or `kind: memory` for `memory`.
+    None if the value has no obvious meaning."""
     value = error["input"]
     if not isinstance(value, str):
         return None
@@ -59,7 +64,7 @@ def _reading(error: Mapping[str, Any], members: tuple[type[BaseModel], ...]) -> 
 
 
 def overlaps(path: Path, other: Path) -> bool:
-    """Return whether one path contains the other; `*` stands for any item."""
+    """Return whether `path` is inside `other`, or `other` inside `path`. `*` stands for any item."""
     return all(str(a) == str(b) or "*" in (a, b) for a, b in zip(path, other, strict=False))
 
 
@@ -80,7 +85,8 @@ def _rename_or_drop(document: Document, path: Path, names: Collection[str], mode
 
 
 def _drop(document: Document, path: Path) -> Path:
-    """Remove the nearest field around `path`. Lists are removed as a whole, so that indices do not change."""
+    """Remove the field at `path`, and return its path. Items of lists are not removed singly, because the indices of
+    other items would change; the field with the whole list is removed instead."""
     while path:
         holder = _value_at(document.data, path[:-1])
         if isinstance(holder, dict):
@@ -95,6 +101,6 @@ def _value_at(data: Any, path: Path) -> object:
     for part in path:
         try:
             data = data[part]
-        except (KeyError, IndexError, TypeError):  # removed by an earlier repair
+        except (KeyError, IndexError, TypeError):  # an earlier repair has removed the value
             return None
     return data

@@ -1,7 +1,7 @@
-"""Rules that find valid specs whose jobs or clusters would fail, or waste machines.
+"""Rules that find valid specs whose jobs or clusters would fail, or would waste machines.
 
-Each rule is a pure function with a number, a cause and a fix, which `hp-ext explain` shows. A registry has the rules of
-one kind of spec: `jobs.rules` has the rules of jobs, `clusters.checks` of clusters.
+Each rule is a pure function with an id, a cause and a fix, which `hp-ext explain` shows. A registry has the rules for
+one kind of spec: `jobs.rules` has the rules for jobs, and `clusters.checks` has the rules for clusters.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ Find = Callable[[S], Iterator[Finding] | Iterator[Problem]]
 
 @dataclass(frozen=True, slots=True)
 class Rule(Generic[S]):
-    """One mistake that a spec can have."""
+    """A rule: one kind of mistake that a spec can have, and the function that finds it."""
 
     id: str
     severity: Severity
     title: str
-    """The mistake, as a short sentence."""
+    """The mistake, in a few words."""
     cause: str
-    """The consequence, and its reason."""
+    """The consequence of the mistake, and the reason for the consequence."""
     fix: str
-    """How to fix it."""
+    """How the user can fix the mistake."""
     look: Find[S]
     reads: tuple[Path, ...] = ()
-    """All fields that the rule reads; empty if the rule also reads a cluster or a target. A rule with fields also runs
-    if other fields are invalid."""
+    """Paths of all fields that the rule reads. A rule with `reads` runs even if other fields are invalid. Empty for a
+    rule that also reads a cluster or a target; a rule without `reads` runs only if all fields are valid."""
     targets: Collection[str | None] | None = None
-    """Targets that the rule applies to; None stands for jobs without a target. Default: every spec."""
+    """Names of the targets that the rule applies to. The entry None in the collection stands for jobs without a target.
+    Default: the rule applies to every spec."""
 
     def find(self, seen: S) -> Iterator[Finding] | Iterator[Problem]:
-        """Return all findings; none if the rule does not apply to the target."""
+        """Return all findings in the spec `seen`, or no findings if the rule does not apply to the spec's target."""
         if self.targets is not None and getattr(seen, "target", None) not in self.targets:
             return iter(())
         return self.look(seen)
 
     def problems(self, seen: S) -> Iterator[Problem]:
-        """Yield the rule's problems, with its number."""
+        """Yield the problems that the rule finds in the spec `seen`, with the id of the rule."""
         for found in self.find(seen):
             if isinstance(found, Finding):
                 found = Problem(found.message, path=dotted(found.path), hint=found.hint)
@@ -55,11 +56,12 @@ class Rule(Generic[S]):
 
 
 class Registry(Generic[S]):
-    """The rules of one kind of spec.
+    """The rules for one kind of spec.
 
     Args:
-        modules: modules of `package` that register rules when they are imported.
-        needed: returns the modules with rules that may apply to a spec. Default: all modules.
+        modules: names of the modules in `package` that register rules when they are imported.
+        needed: function that returns, for a spec, the names of the modules whose rules may apply to it. None: all
+            modules.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class Registry(Generic[S]):
         reads: tuple[str, ...] = (),
         targets: Collection[str] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
-        """Register a function as the rule `id`: for jobs of `targets` or without a target, by default for all."""
+        """Return a decorator that registers a function as the rule `id`. With `targets`, the rule applies only to jobs
+        for these targets and to jobs without a target."""
 
         def enter(find: Find[S]) -> Find[S]:
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
@@ -92,26 +95,27 @@ class Registry(Generic[S]):
         return enter
 
     def all(self) -> dict[str, Rule[S]]:
-        """Return every rule, by id."""
+        """Return every rule of the registry, by id."""
         return self._loaded(self._modules)
 
     def _loaded(self, modules: Iterable[str]) -> dict[str, Rule[S]]:
-        """Import modules, and return their rules."""
+        """Import the modules with these names, and return the rules that they register, by id."""
         names = {importlib.import_module(f"{self._package}.{name}").__name__ for name in modules}
         return {id: rule for id, rule in sorted(self._rules.items()) if rule.look.__module__ in names}
 
     def findings(self, seen: S, severity: Severity, ignore: Collection[str] = ()) -> Iterator[Problem]:
-        """Yield the problems of the rules of this severity, except those in `ignore`."""
+        """Yield the problems in the spec `seen` that rules with the severity `severity` find. Rules whose ids are in
+        `ignore` are skipped."""
         modules = self._modules if self._needed is None else self._needed(seen)
         for rule in self._loaded(modules).values():
             if rule.severity == severity and rule.id not in ignore:
                 yield from rule.problems(seen)
 
     def check_ids(self, ids: Collection[str]) -> tuple[str, ...]:
-        """Return `ids` as a tuple.
+        """Return `ids` as a tuple, after a check that a rule with each id exists.
 
         Raises:
-            KeyError: an id is unknown. The text has the nearest id.
+            KeyError: an id is unknown. The message has the most similar id.
         """
         known = self.all()
         for name in ids:

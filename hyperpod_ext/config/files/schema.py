@@ -20,14 +20,14 @@ def json_schema(model: type[BaseModel]) -> dict[str, object]:
         for name, field in schema.get("properties", {}).items():
             text = description(found, name)
             of_type = definitions.get(field.get("$ref", "").rpartition("/")[2], {}).get("description")
-            if text and text != of_type:  # otherwise editors show the type's description
+            if text and text != of_type:  # without a description here, editors show the description of the field's type
                 schema["properties"][name] = dict(sorted((field | {"description": text}).items()))
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": model.__name__}
     return head | {key: value for key, value in generated.items() if key not in head}
 
 
 def _models_of(model: type, seen: set[type]) -> Iterator[type]:
-    """Yield `model`, and every model and dataclass inside it, once."""
+    """Yield `model` and every model and dataclass in its fields, each of them once."""
     if model in seen:
         return
     seen.add(model)

@@ -1,7 +1,7 @@
-"""Finds the type and documentation of a field by its path.
+"""Finds the type and the documentation of a field by the field's path.
 
-pydantic's error locations also have the tag of a union's member (`tiers, 1, peer, every_steps`) and a marker for
-dictionary keys. Paths do not include them.
+The location in a pydantic error also contains the tag of a union's member (`tiers, 1, peer, every_steps`), and a marker
+for keys of dictionaries. The paths of this module contain neither tags nor markers.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _KEY_MARK = "[key]"
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Expected value at `path`."""
+    """Type and documentation of the value that a spec should have at `path`."""
 
     path: Path
     models: tuple[type[BaseModel], ...] = ()
-    """Models of a mapping at this path; more than one in a union."""
+    """Models that a mapping at this path can have; several for a union, none if the value is no mapping."""
     holder: type[BaseModel] | None = None
-    """The model that should have the field."""
+    """Model that contains the field at this path; None if the path is inside a list or dictionary."""
     description: str = ""
-    """Documentation of the nearest field."""
+    """Documentation of the field at this path, or of the nearest field around it."""
     examples: tuple[object, ...] = ()
-    """Valid values."""
+    """Examples of valid values; may be empty."""
     is_key: bool = False
-    """Whether the path points to an entry's key instead of its value."""
+    """Whether the path points to the key of a dictionary entry instead of the entry's value."""
 
 
 def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expected:
-    """Follow pydantic's error `location` from `model`."""
+    """Return type and documentation of the value at the `location` in a pydantic error of `model`."""
     annotation: Any = model
     found = Expected((), (model,))
     for position, part in enumerate(location):
@@ -69,13 +69,14 @@ def expected_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Expe
 
 
 def annotation_of(info: FieldInfo) -> Any:
-    """Return the type of a field; for a section with Kubernetes' own fields, the model that checks it."""
+    """Return the type of a field. For a section with Kubernetes' own fields, return the model that checks the
+    section."""
     published = pod_fields(info)
     return info.annotation if published is None else published.model()
 
 
 def models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models of an annotation: itself, or the members of its union."""
+    """Return the models in a type annotation: the annotation itself if it is a model, or the models of a union."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return models_in(get_args(annotation)[0])
@@ -85,7 +86,8 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every field that is not inside a list, outermost first."""
+    """Yield the path of every field in `model` and its sections, outer fields before inner ones. Fields inside lists
+    are left out."""
     for name in model.model_fields:
         yield (*prefix, name)
     for name, info in model.model_fields.items():
@@ -97,7 +99,11 @@ def field_paths(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
 
 
 def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple[str | None, Path | None]:
-    """Return the probable meaning of an unknown field: one of `names`, or the path of a field elsewhere."""
+    """Return the field that the user probably meant with the unknown field `name`.
+
+    Returns:
+        A name in `names` or None, and the path of a field in another section or None. At most one of them is set.
+    """
     known = known_as(name)
     if known in names:
         return known, None
@@ -108,7 +114,7 @@ def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple
 
 
 def kinds_of(members: Iterable[type[BaseModel]], tag: str) -> dict[str, type[BaseModel]]:
-    """Return the members of a union by the value of their field `tag`."""
+    """Return the models of a union by the value of their field `tag`, such as `kind`."""
     return {str(kind): member for member in members for kind in get_args(member.model_fields[tag].annotation)}
 
 
@@ -122,7 +128,7 @@ def _tags(member: type[BaseModel]) -> set[object]:
 
 
 def item_type(annotation: Any) -> Any:
-    """Return the item type of a list, tuple or dictionary."""
+    """Return the type of the items of a list or tuple, or of the values of a dictionary; None for other types."""
     arguments = [part for part in get_args(_bare(annotation)) if part is not Ellipsis]
     return arguments[-1] if arguments else None
 
@@ -133,7 +139,7 @@ def _key_type(annotation: Any) -> Any:
 
 
 def _bare(annotation: Any) -> Any:
-    """Return `annotation` without Annotated and without `| None`."""
+    """Return the type `annotation` without its `Annotated` wrapper and without `| None`."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _bare(get_args(annotation)[0])

@@ -1,1 +1,1 @@
-"""The spec of a job. The container reads only `runtime`, a small part of it."""
+"""Models of a job's spec. The job's containers read only `RuntimeConfig`, which is a small part of the spec."""

@@ -1,7 +1,7 @@
-"""RuntimeConfig: the container's part of the job, in the variable HPX_RUNTIME.
+"""RuntimeConfig: the part of a job's spec that the container reads, from the environment variable HPX_RUNTIME.
 
-The variable is written strictly and read leniently, because a newer launcher may send fields that an older container
-lacks.
+The container ignores unknown fields in HPX_RUNTIME, because a newer launcher may send fields that an older container
+does not know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hyperpod_ext.config.network import Network
 from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.errors import ConfigError, Problem
 
-if TYPE_CHECKING:  # a running job does not need this module, and its models take a quarter of a second
+if TYPE_CHECKING:  # a running job does not need the module job.py, whose models take a quarter of a second to build
     from hyperpod_ext.config.job.job import JobConfig
 
 ENV_RUNTIME = "HPX_RUNTIME"
@@ -42,40 +42,43 @@ class RuntimeConfig(Config):
     model_config = ConfigDict(extra="ignore")
 
     name: DnsLabel
-    """Name of the job; namespace of its snapshots."""
+    """Name of the job. Snapshots of the job are stored under this name."""
     mode: str = "ours"
-    """Recovery of the job. Omitted if `ours`; text, because a newer launcher may have others."""
+    """How the job recovers from faults, see JobConfig.mode. Left out of HPX_RUNTIME if it is `ours`. The type is text
+    and not a choice, because a newer launcher may have other modes."""
     compat: str | None = None
-    """Packages of others that the script may import although this project replaces them. Omitted if unset."""
+    """Packages of other projects that this project replaces, see JobConfig.compat. Left out of HPX_RUNTIME if unset."""
     nodes: PositiveInt
-    """Machines the job runs on."""
+    """Number of machines that the job runs on."""
     workers_per_node: PositiveInt
-    """Processes on each machine."""
+    """Number of worker processes on each machine."""
     spares: NonNegativeInt = 0
-    """Additional machines that stay idle until a node is lost."""
+    """Number of additional machines that stay idle until a node is lost."""
     elastic: Elastic | None = None
-    """Numbers of nodes that the job may run on. Omitted if unset."""
+    """Numbers of nodes that the job may run on while it trains. Left out of HPX_RUNTIME if unset."""
     global_batch_size: PositiveInt | None = None
-    """Samples in one optimizer step over all ranks."""
+    """Number of samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0
-    """Seed of every rank's random numbers."""
+    """Seed of the random numbers of every rank."""
     shared_memory_mib: PositiveInt | None = None
-    """Required size of /dev/shm."""
+    """Required size of /dev/shm in MiB. None: the size is not checked."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
-    """Backend of process groups. Omitted if the workers choose it."""
+    """Backend of process groups. Left out of HPX_RUNTIME if the workers choose the backend."""
     network: Network | None = None
-    """Network for state. Omitted if unset."""
+    """Network between the nodes for snapshots and control messages. Left out of HPX_RUNTIME if unset."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
-    """Tiers for snapshots."""
+    """Tiers for snapshots, and the intervals between saves to each tier."""
     restart: RestartPolicy = RestartPolicy()
-    """Recovery from faults. `policy` and `samples` are omitted if healthy ranks wait."""
+    """Recovery from faults inside the running job. With `policy: wait`, the fields `policy` and `samples` are left out
+    of HPX_RUNTIME."""
     chaos: Chaos | None = None
-    """Faults to inject."""
+    """Faults to inject, to test the recovery of the job."""
     metrics: Metrics | None = None
-    """Metrics of the job. Omitted if unset."""
+    """HTTP endpoint with metrics of the job. Left out of HPX_RUNTIME if unset."""
 
     log_rules: tuple[LogRule, ...] = ()
-    """Patterns that our agent looks for in rank 0's output. Omitted if empty, or if AWS's operator sends them."""
+    """Patterns that our agent looks for in the output of rank 0. Left out of HPX_RUNTIME if there are none, or if AWS's
+    operator sends the patterns."""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -88,10 +91,10 @@ class RuntimeConfig(Config):
 
     @classmethod
     def from_json(cls, text: str) -> RuntimeConfig:
-        """Parse HPX_RUNTIME.
+        """Parse the text of the environment variable HPX_RUNTIME.
 
         Raises:
-            ConfigError: the text is invalid; the error has all problems.
+            ConfigError: the text is invalid. The error lists all problems.
         """
         try:
             return cls.model_validate_json(text)
@@ -102,7 +105,8 @@ class RuntimeConfig(Config):
 
     @property
     def interface(self) -> str:
-        """Interface between nodes. Empty: the interface over which a node reaches the first node."""
+        """Name of the network interface between nodes. Empty: the interface over which a node reaches the first
+        node."""
         return (self.network.interface or "") if self.network is not None else ""
 
     @property
@@ -117,28 +121,34 @@ class RuntimeConfig(Config):
 
     @classmethod
     def of(cls, job: JobConfig) -> RuntimeConfig:
-        """Return the runtime's part of `job`."""
+        """Return the part of the spec `job` that the container reads."""
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
     @property
     def restarts_script(self) -> bool:
-        """Whether a fault starts the script again on every rank: it saves and resumes by itself."""
+        """Whether every rank starts the script again after a fault, because the script saves and resumes by itself."""
         return self.mode == "run"
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks in the job."""
         return self.nodes * self.workers_per_node
 
 
 def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
-    """Return `text` as one variable, or as several of at most `longest` characters."""
+    """Split a long environment variable.
+
+    Returns:
+        `text` as the variable `name`; if it has more than `longest` characters, in parts as `name_0`, `name_1` and so
+        on.
+    """
     parts = [text[at : at + longest] for at in range(0, len(text), longest)]
     return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
 
 
 def take_variable(environment: MutableMapping[str, str], name: str) -> str | None:
-    """Remove the variables of `split_variable` from `environment`, and return their text; None if unset."""
+    """Remove the variable `name` from `environment`, or its parts from `split_variable`, and return the text. None if
+    `environment` has neither."""
     parts = [environment.pop(name)] if name in environment else []
     while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
         parts.append(part)

@@ -1,4 +1,4 @@
-"""Settings of SageMaker training jobs."""
+"""Section of a job's spec with settings of SageMaker training jobs."""
 
 from __future__ import annotations
 
@@ -45,25 +45,26 @@ TagValue = Annotated[str, Field(pattern=r"^[\w .:/=+@-]*$", max_length=256)]
 
 
 class S3Channel(Config):
-    """Input from S3, as a folder on every node."""
+    """Input data from S3, which every node sees as a folder."""
 
     kind: Literal["s3"] = "s3"
     uri: S3Uri
-    """Prefix or manifest in S3."""
+    """S3 URI of a prefix or of a manifest file."""
     data: Literal["S3Prefix", "ManifestFile", "AugmentedManifestFile"] = "S3Prefix"
-    """Kind of `uri`."""
+    """What `uri` names: a prefix, a manifest file or an augmented manifest file."""
     distribution: Literal["FullyReplicated", "ShardedByS3Key"] = "FullyReplicated"
-    """Whether every node gets all data or a part."""
+    """`FullyReplicated`: every node gets all data. `ShardedByS3Key`: every node gets a part of the data."""
     mode: Literal["File", "FastFile", "Pipe"] = "FastFile"
-    """Whether data is downloaded before the job starts, read on demand, or read as a pipe."""
+    """`File`: data is downloaded before the job starts. `FastFile`: data is read on demand. `Pipe`: data is read as a
+    pipe."""
     content_type: Annotated[str, Field(pattern=r"^[^\n\x00]{1,256}$")] | None = None
     """MIME type of the data."""
     compression: Literal["None", "Gzip"] | None = None
-    """How the data is compressed."""
+    """Compression of the data in S3."""
 
 
 class FileSystemChannel(Config):
-    """Input from a file system of the job's VPC."""
+    """Input data from a file system in the job's VPC."""
 
     kind: Literal["file-system"] = "file-system"
     id: Annotated[str, Field(pattern=r"^fs-[0-9a-f]{8,18}$", examples=["fs-0123456789abcdef0"])]
@@ -73,36 +74,36 @@ class FileSystemChannel(Config):
     directory: Annotated[AbsolutePath, Field(examples=["/fsx/data"])]
     """Folder in the file system."""
     access: Literal["ro", "rw"] = "ro"
-    """Whether the job may write to it."""
+    """Access of the job to the file system: `ro` for reading only, `rw` for reading and writing."""
 
 
 Channel = Annotated[S3Channel | FileSystemChannel, Field(discriminator="kind")]
 
 
 class Vpc(Config):
-    """Network of the job's nodes."""
+    """VPC subnets and security groups of the nodes."""
 
     subnets: Annotated[
         tuple[NetworkId, ...], Field(min_length=1, max_length=16, examples=[["subnet-0123456789abcdef0"]])
     ]
-    """Subnets; the nodes are placed in one of them."""
+    """Ids of subnets. AWS places the nodes in one of the subnets."""
     security_groups: Annotated[
         tuple[NetworkId, ...], Field(min_length=1, max_length=5, examples=[["sg-0123456789abcdef0"]])
     ]
-    """Security groups, which must allow traffic between the job's nodes."""
+    """Ids of security groups. The security groups must allow traffic between the nodes."""
 
 
 class Metric(Config):
-    """A number that SageMaker reads from the job's output."""
+    """A metric whose values SageMaker reads from the job's output."""
 
     name: Annotated[str, Field(pattern=r"^.{1,255}$", examples=["loss"])]
     """Name of the metric."""
     regex: Annotated[str, Field(pattern=r"^.{1,500}$", examples=["loss ([0-9.]+)"])]
-    """Regular expression; its group is the number."""
+    """Regular expression for a line of the output. The group of the expression is the value of the metric."""
 
 
 class Experiment(Config):
-    """Experiment of the job in SageMaker Experiments."""
+    """Names under which SageMaker Experiments lists the job."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9]){0,119}$", examples=["tiny-gpt"])]
     """Name of the experiment."""
@@ -118,59 +119,65 @@ class SageMaker(Config):
     region: Annotated[str, Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d$", examples=["us-west-2"])] | None = None
     """AWS region of the job. Default: the region of the AWS configuration."""
     role: RoleArn | None = None
-    """Role of the job's nodes. Required."""
+    """IAM role of the job's nodes. Required on target sagemaker."""
     output: S3Uri | None = None
-    """S3 prefix for the code before the job, and for `/opt/ml/model` after the job. Required."""
+    """S3 prefix to which the code is uploaded before the job, and the content of `/opt/ml/model` after the job.
+    Required on target sagemaker."""
     code: S3Uri | None = None
-    """Archive (`.tar.gz`) with the script. Default: the script's folder is uploaded below `output` at submission."""
+    """S3 URI of an archive (`.tar.gz`) with the script. Default: `hp-ext` uploads the script's folder below `output`
+    when the job is submitted."""
     secret: SecretId | None = None
-    """Secret in Secrets Manager that authenticates the nodes and signs checkpoints: its name or ARN. The role must be
-    allowed to read it. Default: `hyperpod_ext/NAME-OF-THE-JOB`, made with random bytes when the job is first
-    submitted."""
+    """Name or ARN of the secret in Secrets Manager that authenticates the nodes and signs checkpoints. The role `role`
+    must be allowed to read the secret. Default: `hyperpod_ext/NAME-OF-THE-JOB`, which is created with random bytes when
+    the job is first submitted."""
     channels: dict[ChannelName, Channel] = {}
-    """Inputs, each a folder `/opt/ml/input/data/NAME`."""
+    """Inputs of the job by name. Each input is a folder `/opt/ml/input/data/NAME`."""
     volume_gib: PositiveInt | None = None
-    """Disk of each node, for instance types without local disks."""
+    """Size in GiB of the EBS disk of each node, for instance types without local disks."""
     volume_kms_key: KmsKey | None = None
-    """Key that encrypts the disks."""
+    """KMS key that encrypts the disks of the nodes."""
     output_kms_key: KmsKey | None = None
-    """Key that encrypts the output."""
+    """KMS key that encrypts the output in S3."""
     compress_output: bool = True
-    """Whether the output is one archive. False: single files."""
+    """Whether the output is stored as one compressed archive. False: the output is stored as single files."""
     keep_alive_s: Annotated[NonNegativeInt, Field(le=21600)] | None = None
-    """Seconds to keep the nodes after the job in a warm pool, for a similar next job."""
+    """Seconds for which the nodes are kept in a warm pool after the job, so that a similar job can start on them
+    sooner."""
     training_plan: (
         Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:sagemaker:[a-z0-9-]*:\d{12}:training-plan/.+$")] | None
     ) = None
-    """Training plan of the nodes."""
+    """ARN of the training plan that the nodes come from."""
     spot: bool = False
-    """Use spot capacity, which can be taken away. The job then resumes from its newest durable checkpoint."""
+    """Whether to use Spot capacity, which AWS can take away. After an interruption, the job resumes from its newest
+    durable checkpoint."""
     max_wait_s: PositiveInt | None = None
-    """With `spot`: seconds for waiting and running in total; at least timeouts.run_s."""
+    """Maximum seconds that a job with `spot` may wait for nodes and run, in total. The value must be at least
+    `timeouts.run_s`."""
     max_pending_s: Annotated[int, Field(ge=1800, le=2419200)] | None = None
-    """Seconds that the job may wait for nodes."""
+    """Maximum seconds that the job may wait for nodes."""
     checkpoint_uri: S3Uri | None = None
-    """Prefix that SageMaker keeps equal to `checkpoint_path`, for scripts that save there. Tiers of `checkpoint` do not
-    use it: they write to S3 directly."""
+    """S3 prefix that SageMaker synchronises with the folder `checkpoint_path`, for scripts that save checkpoints there.
+    The tiers in `checkpoint` do not use this prefix, because they write to S3 directly."""
     checkpoint_path: AbsolutePath = "/opt/ml/checkpoints"
-    """Folder on each node for `checkpoint_uri`."""
+    """Folder on each node that SageMaker synchronises with `checkpoint_uri`."""
     vpc: Vpc | None = None
-    """Network of the nodes. Default: SageMaker's network."""
+    """VPC subnets and security groups of the nodes. Default: a network of SageMaker."""
     network_isolation: bool = False
-    """Allow no network traffic except channels and output. The runtime's S3 tier and secrets are then unreachable."""
+    """Whether nodes have no network access except for channels and output. With network isolation, the runtime can
+    reach neither its S3 tier nor its secret."""
     encrypt_traffic: bool = False
-    """Encrypt traffic between the nodes. Slows collectives down."""
+    """Whether SageMaker encrypts traffic between the nodes. Encryption slows collectives down."""
     metrics: Annotated[tuple[Metric, ...], Field(max_length=40)] = ()
-    """Numbers to read from the job's output."""
+    """Metrics whose values SageMaker reads from the job's output."""
     experiment: Experiment | None = None
-    """Experiment of the job."""
+    """Names under which SageMaker Experiments lists the job."""
     profiler: bool = False
     """Whether SageMaker profiles the job."""
     remote_debug: bool = False
-    """Whether shells on the nodes through SSM are allowed."""
+    """Whether users may open a shell on the nodes through AWS Systems Manager (SSM)."""
     infra_check: bool = False
-    """Let SageMaker test GPUs and network before the job starts."""
+    """Whether SageMaker tests the GPUs and the network before the job starts."""
     install: tuple[Annotated[str, Field(pattern=r"^[^\s'\"]{1,200}$", examples=["hyperpod-ext[runtime,s3]"])], ...] = ()
-    """Packages that pip installs on every node before the job starts, if the image lacks them."""
+    """Packages that pip installs on every node before the job starts, because the image lacks these packages."""
     tags: dict[TagKey, TagValue] = {}
-    """Tags of the job, in addition to `labels`."""
+    """AWS tags of the job, in addition to the tags from `labels`."""

@@ -1,4 +1,4 @@
-"""Finds mounts that hide a pod's secret files, and users that cannot read these files. Pure."""
+"""Finds mounts that hide the secret files of a pod, and container users that cannot read the secret files. Pure."""
 
 from __future__ import annotations
 
@@ -11,26 +11,27 @@ from hyperpod_ext.config.job.volumes import is_below
 
 
 def hides_secret(path: str) -> bool:
-    """Return whether a mount at `path` hides the folder of the job's secret, or is inside it."""
+    """Return whether a mount at `path` hides the folder of the job's secret, or is inside this folder."""
     return is_below(path, labels.SECRET_DIR) or is_below(labels.SECRET_DIR, path)
 
 
 def unread_secret(
     job: JobConfig, container: Mapping[str, Any], pod: Mapping[str, Any], group: object
 ) -> tuple[str, str, str, int] | None:
-    """Find a user other than root who cannot read a secret. The files of a secret belong to root and to the pod's
-    group.
+    """Return a problem if the container runs as a user that cannot read a secret file; None otherwise. The files of a
+    secret belong to root and to the pod's `fsGroup`.
 
     Args:
-        container: its `securityContext`.
-        pod: its `securityContext`.
-        group: `fsGroup` of the pod.
+        container: `securityContext` of the training container.
+        pod: `securityContext` of the pod.
+        group: `fsGroup` of the pod; None if unset.
 
     Returns:
-        `container` or `pod`, the field that sets the user, the message, and a group to add.
+        `container` or `pod`, the field in its `securityContext` that sets the user, the message, and an `fsGroup` that
+        solves the problem.
     """
     if job.has_agent:
-        # the runtime refuses a secret file that root's group may read
+        # fsGroup 0 does not help, because the runtime refuses a secret file that root's group may read
         secret, is_read = "the job's secret", bool(group)
     else:
         paths = [volume.path for volume in job.volumes if volume.kind == "secret"]

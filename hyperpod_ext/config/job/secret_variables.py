@@ -1,4 +1,4 @@
-"""Detects variables that look like secrets, to keep them out of copies of the spec."""
+"""Detects environment variables and arguments that look like secrets, to keep them out of copies of the spec."""
 
 from __future__ import annotations
 
@@ -13,27 +13,29 @@ _NAME = re.compile(
     r"|SECRET_?KEY|PRIVATE_?KEY)(_VALUE|_?\d+)?$",
     re.IGNORECASE,
 )
-"""Names of secrets: matches `HF_TOKEN` and `AWS_SECRET_ACCESS_KEY`, not `TOKENIZERS_PARALLELISM`, `MAX_TOKENS` or
-`TOKEN_FILE`.
+"""Pattern for names of variables with secrets. The pattern matches `HF_TOKEN` and `AWS_SECRET_ACCESS_KEY`, but not
+`TOKENIZERS_PARALLELISM`, `MAX_TOKENS` or `TOKEN_FILE`.
 """
 _VALUE = re.compile(
     r"^(hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|nvapi-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\..*)$"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
 )
-"""Patterns of secrets: tokens of known services, JSON web tokens, private keys, URLs with a password."""
+"""Pattern for values that are secrets: tokens of known services, JSON web tokens, private keys, URLs with a
+password."""
 _PLAIN = re.compile(r"|-?[\d.]+|true|false|yes|no|none|null|[./~$].*|[a-z0-9]+://.*", re.IGNORECASE)
-"""Values that are never secrets: numbers, switches, paths, references and addresses."""
+"""Pattern for values that are no secrets, whatever the name of the variable: numbers, switches such as `true`, paths,
+references to variables, and URLs."""
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Return whether a variable looks like a token, key or password, by its name or its value."""
+    """Return whether the variable `name` or its value looks like a token, key or password."""
     named = _NAME.fullmatch(name) is not None and not _PLAIN.fullmatch(value)
     return named or (_VALUE.search(value) is not None and not name.startswith("HPX_"))
 
 
 def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of variables whose literal value looks like a secret."""
+    """Yield the path in the spec of each environment variable that looks like a secret."""
     for name, value in job.env.items():
         if looks_secret(name, value):
             yield ("env", name)
@@ -43,8 +45,8 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of arguments that look like a secret. Tokens are recognised only by their value, because options
-    like `--eos-token` are no secrets."""
+    """Yield the path in the spec of each argument that looks like a secret. Options whose names end in `token` are
+    recognised only by their values, because the values of options like `--eos-token` are no secrets."""
     for field, words in (("args", job.args), ("command", job.command or ())):
         for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
             option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
@@ -54,7 +56,7 @@ def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def without_secrets(job: JobConfig) -> JobConfig:
-    """Return `job` without secret variables."""
+    """Return `job` without the environment variables that look like secrets."""
     if not any(True for _ in secret_variables(job)):
         return job
     overlay = job.overlay
@@ -67,13 +69,18 @@ def without_secrets(job: JobConfig) -> JobConfig:
 
 
 def with_secrets(job: JobConfig, environment: Mapping[str, str]) -> JobConfig:
-    """Return `job`, read from a copy of its spec, with the secrets of its rendered environment."""
+    """Return `job` with the secrets that its stored spec lacks.
+
+    Args:
+        job: a job that was read from a copy of its spec, without secrets.
+        environment: rendered environment of the job, with the secrets.
+    """
     missing = {name: value for name, value in environment.items() if name not in job.env and looks_secret(name, value)}
     return job.model_copy(update={"env": {**job.env, **missing}}) if missing else job
 
 
 def secrets_last(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` in rendered order, with secrets last, as `with_secrets` restores it."""
+    """Return `env` in the order in which it is rendered: secrets last. `with_secrets` restores the same order."""
     return dict(sorted(env.items(), key=lambda item: looks_secret(*item)))
 
 

@@ -1,4 +1,4 @@
-"""Settings of Slurm."""
+"""Section of a job's spec with settings of Slurm."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.config.base import Config
 SlurmWord = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]{0,252}$")]
 """A name in Slurm's options, without characters that are special in a shell or in sbatch."""
 SlurmPhrase = Annotated[str, Field(pattern=r"^[A-Za-z0-9(\[][-A-Za-z0-9_.,:=&|*()\[\]]{0,252}$")]
-"""A list or an expression of such names, without blanks and quotes."""
+"""A list or an expression of names in Slurm's options, without blanks and quotes."""
 SbatchOption = Annotated[
     str,
     Field(
@@ -23,37 +23,38 @@ ShellLine = Annotated[str, Field(pattern=r"^[^\n\r\x00]+$", examples=["source /f
 
 
 class Slurm(Config):
-    """Settings of Slurm. The partition is `scheduling.queue`, the QOS is `scheduling.priority`."""
+    """Settings of a job on Slurm. The partition is set by `scheduling.queue`, and the QOS by `scheduling.priority`."""
 
     account: SlurmWord | None = None
-    """Account of the job."""
+    """Slurm account that is charged for the job."""
     reservation: SlurmWord | None = None
-    """Reservation of the job."""
+    """Name of the Slurm reservation in which the job runs."""
     constraint: Annotated[SlurmPhrase, Field(examples=["p5"])] | None = None
     """Features that a node must have, in sbatch's format."""
     exclude: Annotated[SlurmPhrase, Field(examples=["ip-10-1-2-[3-5]"])] | None = None
     """Nodes to exclude."""
     gres: Annotated[SlurmPhrase, Field(examples=["gpu:8"])] | None = None
-    """Generic resources of each node, `gpu:8`, on clusters that have them. With them, HyperPod requeues the whole job
-    after a node's fault, instead of resuming its step."""
+    """Generic resources (GRES) that the job needs on each node, such as `gpu:8`. If a job uses generic resources,
+    HyperPod requeues the whole job after the fault of a node, instead of starting its Slurm step again."""
     exclusive: bool = True
-    """Do not share the nodes with other jobs."""
+    """Whether the job's nodes run no other jobs."""
     container: Literal["pyxis", "enroot"] = "pyxis"
-    """Container runtime of `image`: the pyxis plugin of srun, or enroot itself on every node. Without an image the job
-    runs directly on the nodes."""
+    """How `image` is started. `pyxis`: by the pyxis plugin of srun. `enroot`: by enroot itself on every node. A job
+    without `image` runs directly on the nodes."""
     auto_resume: bool = True
-    """Use HyperPod's `--auto-resume=1`: a faulty node is replaced, and the step is started again. Other clusters do not
-    have this option."""
+    """Whether to use the option `--auto-resume=1` of HyperPod's srun: HyperPod then replaces a faulty node and starts
+    the Slurm step again. Slurm clusters other than HyperPod do not have this option."""
     requeue: bool = True
-    """Requeue the job after the loss of a node, or preemption. The job resumes from its newest durable checkpoint."""
+    """Whether Slurm requeues the job after the loss of a node or a preemption. The job then resumes from its newest
+    durable checkpoint."""
     requeue_at_limit: bool = False
-    """Save and requeue the job before its time limit, until training is done. `timeouts.run_s` then limits each start.
-    The job is not requeued after a start without a step."""
+    """Whether the job saves and is requeued before its time limit, again and again until training is done. With this
+    option, `timeouts.run_s` limits each start of the job. A start that completes no training step is the last."""
     python: Annotated[str, Field(pattern=r"^[^\n\r\x00]+$")] = "python3"
-    """Interpreter on the nodes, or in the image: a name or a path."""
+    """Name or path of the Python interpreter on the nodes. With `image`: in the image."""
     setup: tuple[ShellLine, ...] = ()
-    """Shell lines that every node runs before the job, in the image if there is one."""
+    """Shell lines that every node runs before the job. With `image`: in the container."""
     runs: Annotated[str, Field(pattern=r"^[^\n\r\x00:]+$")] = "hpx-runs"
-    """Shared folder for logs, reports and the job's secret, relative to the folder of submission."""
+    """Shared folder for logs, reports and the job's secret, relative to the folder in which the job is submitted."""
     sbatch: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\s'\"\\#]*$")]] = {}
-    """Additional options of sbatch, `mail-type: END`. An empty value stands for an option without a value."""
+    """Additional options of sbatch, such as `mail-type: END`. An empty value stands for an option without a value."""

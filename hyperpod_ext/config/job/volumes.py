@@ -13,13 +13,13 @@ _Path = Annotated[AbsolutePath, Field(examples=["/data"])]
 
 
 class ClaimVolume(Config):
-    """A PersistentVolumeClaim: FSx for Lustre, for example."""
+    """A volume from a Kubernetes PersistentVolumeClaim, for example a file system of FSx for Lustre."""
 
     kind: Literal["claim"] = "claim"
     path: _Path
     """Mount path in the container."""
     claim: Annotated[ObjectName, Field(examples=["fsx-claim"])]
-    """Name of the claim, in the job's namespace."""
+    """Name of the PersistentVolumeClaim, in the job's namespace."""
     sub_path: Annotated[str, Field(pattern=r"^[^/\x00][^\x00]*$"), AfterValidator(stays_below)] | None = None
     """Folder of the volume to mount. Default: the whole volume."""
     read_only: bool = False
@@ -27,7 +27,7 @@ class ClaimVolume(Config):
 
 
 class HostVolume(Config):
-    """A folder of the node, or of a file system on every node: `/fsx` on HyperPod Slurm."""
+    """A folder of the node's file system, for example the shared file system `/fsx` on HyperPod Slurm."""
 
     kind: Literal["host"] = "host"
     path: _Path
@@ -39,19 +39,19 @@ class HostVolume(Config):
 
 
 class ScratchVolume(Config):
-    """Space that is empty at the start of each pod and is removed with it."""
+    """A temporary volume, which is empty when a pod starts and is removed together with the pod."""
 
     kind: Literal["scratch"] = "scratch"
     path: _Path
     """Mount path in the container."""
     size_mib: PositiveInt | None = None
-    """Largest size, in MiB."""
+    """Maximum size of the volume in MiB. None: no limit."""
     in_memory: bool = False
-    """Use memory instead of the node's disk. The space counts as memory of the pod."""
+    """Whether the volume is in memory instead of on the node's disk. Files in it then count as memory of the pod."""
 
 
 class ConfigVolume(Config):
-    """A ConfigMap of Kubernetes, as files."""
+    """A volume whose files are the entries of a Kubernetes ConfigMap."""
 
     kind: Literal["config"] = "config"
     path: _Path
@@ -61,7 +61,7 @@ class ConfigVolume(Config):
 
 
 class SecretVolume(Config):
-    """A Secret of Kubernetes, as files that only their owner can read."""
+    """A volume whose files are the entries of a Kubernetes Secret. Only the owner of the files can read them."""
 
     kind: Literal["secret"] = "secret"
     path: _Path
@@ -74,5 +74,5 @@ Volume = Annotated[ClaimVolume | HostVolume | ScratchVolume | ConfigVolume | Sec
 
 
 def is_below(path: str, folder: str) -> bool:
-    """Return whether `path` is this folder or in it."""
+    """Return whether `path` is `folder` itself or is inside it."""
     return f"{path.rstrip('/')}/".startswith(f"{folder.rstrip('/')}/")

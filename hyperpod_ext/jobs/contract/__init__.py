@@ -1,1 +1,1 @@
-"""Contract of all targets: their capabilities, handles and statuses of jobs, and rendered files."""
+"""Types and functions that every target uses: capabilities, job handles, job statuses and rendered files."""

@@ -1,4 +1,7 @@
-"""Capabilities of a target, and problems of a job that needs more. Checked before anything is rendered."""
+"""Capabilities of each target, and checks that a job needs no other capabilities.
+
+The checks run before any file is rendered.
+"""
 
 from __future__ import annotations
 
@@ -20,36 +23,37 @@ _OPTIONAL = (
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """One row of the table of targets."""
+    """Features of jobs that one target supports."""
 
     orchestrator: str = ""
-    """Orchestrator of HyperPod clusters that starts the target's jobs: eks or slurm. Empty if there is none."""
+    """Orchestrator of HyperPod clusters that starts the target's jobs: `eks`, `slurm`, or empty if there is none."""
     pod_suffix: str = ""
-    """Longest suffix of the pods' names after the job's name. Empty if the target has no pods."""
+    """Longest suffix of the pods' names after the job's name; empty if the target has no pods."""
     no_node_disk: str = ""
-    """Reason, as a sentence, why nodes have no disk that outlives the job's processes. Empty if they have one."""
+    """Reason, as a sentence, why nodes have no disk that outlives the job's processes; empty if nodes have one."""
     chaos: bool = False
-    """Faults can be injected without `chaos.on_clusters`, because the target's machines cost nothing."""
+    """Whether a spec may inject faults without `chaos.on_clusters`, because the target's machines cost nothing."""
     image: bool = False
-    """Workers run in a container image."""
+    """Whether workers run in a container image."""
     elastic: bool = False
-    """A running job can be resized to fewer or more nodes."""
+    """Whether a running job can be resized to fewer or more nodes."""
     spares: bool = False
-    """Spare nodes can wait until another node fails."""
+    """Whether a job may have spare nodes, which wait without ranks until another node fails."""
     process_restart: bool = False
-    """A worker is replaced while the others keep running."""
+    """Whether a failed worker can be replaced while the other workers keep running."""
     aws_checkpointless: bool = False
-    """AWS's own checkpointless recovery."""
+    """Whether the target supports mode aws-checkpointless, AWS's own recovery without checkpoints."""
     managed_tier: bool = False
-    """AWS's own tiered checkpointing."""
+    """Whether the target supports mode aws-managed-tier, AWS's own tiered checkpointing."""
     command: bool = False
-    """Workers can run a command other than a Python script."""
+    """Whether workers can run a command that is not a Python script."""
     reads: frozenset[str] = frozenset()
-    """Optional parts of a spec that the target reads. A job gets a warning for each other part."""
+    """Optional parts of a spec that the target reads. A spec with an optional part that is not listed here gets a
+    warning."""
 
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
-    """Yield a problem for each part of `job` that `target` cannot do."""
+    """Yield a problem for each part of `job` that `target` does not support."""
     for index, tier in enumerate(job.checkpoint.tiers):
         if can.no_node_disk and isinstance(tier, DurableTier) and tier.on_node:
             yield Problem(
@@ -118,6 +122,6 @@ def unused(job: JobConfig, target: str, can: Capabilities) -> Iterator[str]:
 
 
 def _in_words(job: JobConfig) -> str:
-    """List the fields of the sections with Kubernetes' own fields."""
+    """Return the fields in `kubernetes.container` and `kubernetes.pod` as text for a warning; empty without fields."""
     found = [f"{section}.{name}" for section in ("container", "pod") for name in getattr(job.kubernetes, section)]
-    return f": {', '.join(found)} among it" if found else ""
+    return f", including {', '.join(found)}" if found else ""

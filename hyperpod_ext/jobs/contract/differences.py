@@ -1,6 +1,6 @@
 """Differences between a wanted and an existing object, field by field. Pure.
 
-Only fields of the wanted object are compared, because a server adds defaults and a status.
+Fields that only the existing object has are ignored, because a server adds defaults and a status to each object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _NAMED = ("name", "mountPath", "key", "containerPort")
 
 @dataclass(frozen=True, slots=True)
 class FieldDifference:
-    """One field that differs. None stands for a field that the object lacks."""
+    """One field with different values in the existing object (`there`) and in the wanted object.
+
+    The value is None for an object that lacks the field.
+    """
 
     path: str
     there: Any

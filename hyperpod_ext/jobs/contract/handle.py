@@ -10,12 +10,12 @@ from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 _URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 ANYWHERE = "-"
-"""Place of a job given by its bare name: the target chooses where to look."""
+"""Place in the handle of a job that was given by its bare name, with which the target chooses where to look for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHandle:
-    """Target, place and name of a job."""
+    """Target, place (such as a namespace or a cluster) and name of a job."""
 
     target: str
     place: str
@@ -25,13 +25,17 @@ class JobHandle:
         return f"{self.target}://{self.place}/{self.name}"
 
     def check_rank(self, rank: int | None, ranks: int) -> None:
-        """Check that the job has `rank`, one of `ranks`; None is every rank.
+        """Check that the job has a rank numbered `rank`.
+
+        Args:
+            rank: number of the rank; None stands for all ranks and is always valid.
+            ranks: number of ranks of the job.
 
         Raises:
-            NotFoundError: there is no such rank.
+            NotFoundError: the job has no such rank.
         """
         if rank is not None and rank >= ranks:
-            raise NotFoundError(f"{self.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
+            raise NotFoundError(f"{self.name} has no rank {rank}", hint=f"the job's ranks are 0 to {ranks - 1}")
 
     def no_result(self) -> NotFoundError:
         """Return the error for a job that has not ended."""

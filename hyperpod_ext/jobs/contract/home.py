@@ -1,4 +1,7 @@
-"""Folder of this machine's local jobs. Standard library only, because a local job's engine imports this first."""
+"""Folder of this machine's local jobs.
+
+This module imports only the standard library, because the engine process of a local job imports it first.
+"""
 
 from __future__ import annotations
 

@@ -16,34 +16,41 @@ class JobStatus:
     name: str
     handle: str
     state: str
-    """starting, running, comparing (the run without faults is running), succeeded, failed or cancelled."""
+    """`starting`, `running`, `comparing`, `succeeded`, `failed` or `cancelled`.
+
+    A job is `comparing` while a second run without faults is running, for comparison with the run with faults.
+    """
     step: int | None = None
-    """Last completed step."""
+    """Last completed step of training; None if no step has completed."""
     of: int | None = None
-    """Number of steps of the job."""
+    """Total number of training steps of the job; None if unknown."""
     submitted_at: str = ""
     ended_at: str | None = None
     error: Mapping[str, Any] | None = None
-    """Code, message and hint of a failed job."""
+    """Code, message and hint of the error of a failed job; None for other jobs."""
     folder: str = ""
     """Folder of the job's logs."""
 
     @property
     def ended(self) -> bool:
-        """Whether the state is final."""
+        """Whether the job has ended: succeeded, failed or cancelled."""
         return self.state in FINAL_STATES
 
     def to_json(self) -> dict[str, object]:
-        """Return the status for scripts."""
+        """Return the status as a dictionary, for `-o json`."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusUpdate:
-    """Changes since the previous update. The last update of a job has a final status."""
+    """A job's status, and its new events and log lines since the previous update.
+
+    The last update of a job has a final status.
+    """
 
     status: JobStatus
     events: tuple[Mapping[str, Any], ...] = ()
-    """Events of the runtime: `event` is the kind, `run` is `main` or `undisturbed`."""
+    """New events of the runtime. In each event, `event` is its kind, and `run` names the run that wrote it, `main` or
+    `undisturbed` (the comparison run without faults)."""
     lines: tuple[str, ...] = ()
     """Output of the workers, each line prefixed with its rank."""

@@ -1,4 +1,4 @@
-"""Arguments and settings for torchrun and hyperpodrun: escaped `$`, and log lines prefixed with the rank."""
+"""Arguments for torchrun and hyperpodrun with escaped `$`, and the setting that prefixes log lines with the rank."""
 
 from __future__ import annotations
 
@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from hyperpod_ext.config.job.job import JobConfig
 
 RANKED_LINES = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "rank ${rank} | "}
-"""Makes both launchers prefix each line of a worker with its rank under `--tee`."""
+"""Environment variable with which torchrun and hyperpodrun, under `--tee`, prefix each log line with the worker's
+rank."""
 
 
 def without_launcher(job: JobConfig) -> bool:
-    """Return whether each node runs the command itself, without torchrun, so that a launcher in the command can use the
-    port."""
+    """Return whether each node runs the job's command directly, without torchrun.
+
+    The command can then contain its own launcher, and this launcher can use the rendezvous port.
+    """
     return job.command is not None and job.workers_per_node == 1 and job.elastic is None
 
 
 def words_for_torchrun(job: JobConfig) -> tuple[list[str], list[str]]:
-    """Return further flags for the launcher, and the words of the program to start."""
+    """Return two lists of arguments for torchrun or hyperpodrun: extra flags, then the program with its arguments."""
     if job.command is None:
         return [], for_torchrun(job.words)
     program, *rest = job.words
@@ -27,6 +30,6 @@ def words_for_torchrun(job: JobConfig) -> tuple[list[str], list[str]]:
 def for_torchrun(words: Iterable[str]) -> list[str]:
     """Escape `$` in the script and its arguments.
 
-    Both launchers pass arguments through `string.Template`, for `${local_rank}`. The template turns `$$` into `$`.
+    torchrun and hyperpodrun replace `${local_rank}` in arguments with `string.Template`, which turns `$$` into `$`.
     """
     return [word.replace("$", "$$") for word in words]

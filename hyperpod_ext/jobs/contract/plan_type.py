@@ -1,4 +1,4 @@
-"""Plan: everything that submit will do, decided without network or disk access."""
+"""Plan: the rendered files that `submit` will send. A plan is made without access to network or disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.config.job.job import JobConfig
 
 @dataclass(frozen=True)
 class Plan:
-    """Files that submit will send, byte for byte, and the job that they start."""
+    """A job, and the exact files that `submit` will send to start it."""
 
     target: str
     name: str
@@ -20,7 +20,7 @@ class Plan:
     """Name and text of each file to send."""
     world_size: int
     source_dir: Path
-    """Folder of the spec; the script is relative to it."""
+    """Folder of the spec. A relative path of the script is relative to this folder."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Environment variables that identify ranks. Neither a spec nor an overlay may set them. Pure."""
+"""Environment variables that identify ranks, such as RANK. Neither specs nor overlays may set these variables. Pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ _NAME = r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK
 _ASSIGNED = re.compile(rf"(?<![\w$])(?:{_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b(?:{_NAME})\b")
 
 NODES_OF_OPERATOR = "NNODES"
-"""Reserved only under HyperPod's operator: no other launcher reads it."""
+"""Environment variable in which HyperPod's operator passes the number of nodes. A spec for this operator may not set
+the variable; other launchers do not read it."""
 
 
 def is_of_ranks(name: str) -> bool:
-    """Return whether a variable identifies ranks or configures our runtime."""
+    """Return whether the variable `name` identifies ranks or configures this project's runtime."""
     return re.fullmatch(_NAME, name) is not None
 
 
 def changes_ranks(line: str) -> bool:
-    """Return whether a line of shell sets or unsets a variable of ranks."""
+    """Return whether a line of shell sets or unsets a variable that identifies ranks."""
     return _ASSIGNED.search(line) is not None

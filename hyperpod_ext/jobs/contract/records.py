@@ -1,6 +1,6 @@
-"""Records of jobs that this machine submitted elsewhere: one small file per job, without secrets.
+"""Records of the jobs that this machine submitted to clusters: one small file per job, without secrets.
 
-$HPX_HOME/../TARGET/NAME.json      next to the folder of local jobs
+The file of a job is `TARGET/NAME.json`. The folder TARGET is next to the folder of local jobs (see `home`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def remember(target: str, name: str, record: dict[str, Any]) -> None:
 
 
 def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
-    """Return the newest submission of `name` from this machine, with the fields of `model`.
+    """Return the record of the newest submission of `name` from this machine, checked against `model`.
 
     Raises:
         NotFoundError: this machine has submitted no such job.

@@ -1,4 +1,4 @@
-"""The Jinja environment of all templates. An undefined name in a template is an error, not an empty string."""
+"""Renders templates with Jinja. An undefined name in a template is an error, not an empty string."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _own: ContextVar[Path | None] = ContextVar("own_templates", default=None)
 
 
 def render(template: str, **values: object) -> str:
-    """Fill `template`, a path below the templates folder.
+    """Return the text of `template` (a path below the templates folder) filled with `values`.
 
     Raises:
-        ConfigError: a template of the user's own cannot be filled.
+        ConfigError: the template is the user's own, and cannot be filled.
     """
     environment = _environment(_own.get())
     try:
@@ -48,10 +48,13 @@ def render(template: str, **values: object) -> str:
 
 @contextlib.contextmanager
 def own_templates(folder: Path | None) -> Iterator[None]:
-    """Use templates in `folder` instead of the shipped ones within this block.
+    """Within this `with` block, use templates in `folder` instead of shipped templates with the same names.
+
+    Args:
+        folder: folder of the user's own templates; None uses only shipped templates.
 
     Raises:
-        NotFoundError: there is no such folder.
+        NotFoundError: `folder` does not exist.
     """
     if folder is not None and not folder.is_dir():
         raise NotFoundError(f"there is no folder {folder}", hint=f"create it with `hp-ext templates eject {folder}`")
@@ -73,7 +76,7 @@ def template_text(name: str) -> str:
 
 
 def parse_template(text: str) -> None:
-    """Raise TemplateSyntaxError if `text` is not a template."""
+    """Raise TemplateSyntaxError if `text` is not a valid Jinja template."""
     _environment(None).parse(text)
 
 
@@ -93,7 +96,7 @@ def _environment(folder: Path | None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=_is_page,  # only pages are HTML; the filters below escape shell and YAML
+        autoescape=_is_page,  # for HTML pages; the filters below escape shell and YAML
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote
@@ -112,7 +115,7 @@ def _yaml(data: object, indent: int = 0) -> str:
 
 
 def check_shell(name: str, text: str) -> None:
-    """Raise an error if the shell cannot parse `text`. Nothing is run."""
+    """Raise an error if the shell cannot parse `text`, the rendered file `name`. No command of the text is run."""
     parsed = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False)
     if parsed.returncode != 0:
         raise HyperpodExtError(

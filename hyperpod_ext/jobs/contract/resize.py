@@ -1,4 +1,4 @@
-"""Resizing a running job, or moving its ranks: checks of a request, its file in the run folder, and its outcome."""
+"""Requests to resize a running job or to move its ranks: check, write to the run folder, and wait for the outcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.contract.run_files import Tail, read_event
 
 _TICK_S = 0.1
 _LEAVE_S = 30.0
-"""Time for a node to end after the time to hand over its shards."""
+"""Additional seconds for a departing node's process to end, after the time to hand over its shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class JobNodes:
 
 
 def refusal(job: JobConfig, nodes: int) -> Problem | None:
-    """Return why a job cannot run on `nodes` nodes, or None. Pure."""
+    """Return why a job cannot run on `nodes` nodes; None if it can. Pure."""
     if job.elastic is None:
         hint = "set `elastic` with min_nodes and max_nodes in its spec, and start it again"
         return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
@@ -40,29 +40,29 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     allowed = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, None)
     if nodes in allowed:
         ranks = nodes * job.workers_per_node
-        message = f"its global batch of {job.global_batch_size} cannot be divided evenly among {ranks} ranks"
+        message = f"the job's global batch of {job.global_batch_size} cannot be divided evenly among {ranks} ranks"
     elif nodes < job.elastic.min_nodes:
         message = f"{nodes} is below elastic.min_nodes ({job.elastic.min_nodes})"
     elif nodes > job.elastic.max_nodes:
         message = f"{nodes} is above elastic.max_nodes ({job.elastic.max_nodes})"
     else:
-        message = f"{nodes} is not one of its sizes"
+        message = f"{nodes} is not an allowed number of nodes"
     return Problem(message, source="--nodes", hint=f"{job.name} can run on {', '.join(map(str, sizes))}")
 
 
 def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
-    """Return why the spec forbids moving the ranks of a node to a spare, or None. Pure."""
+    """Return why the spec forbids moving the ranks of a node to a spare; None if the spec allows it. Pure."""
     if not job.spares and job.elastic is None:
         hint = "set `spares: 1` in its spec, and start it again"
         return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
     most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
     if node < most:
         return None
-    return Problem(f"{job.name} has no node {node}", source="--node", hint=f"its nodes are 0 to {most - 1}")
+    return Problem(f"{job.name} has no node {node}", source="--node", hint=f"the job's nodes are 0 to {most - 1}")
 
 
 def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
-    """Return the job's nodes after these events. Pure."""
+    """Return the job's nodes after the last of `events`, which come from its event log. Pure."""
     size, members = 0, set[int]()
     for event in events:
         match event:
@@ -76,7 +76,7 @@ def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
 
 
 def new_name() -> str:
-    """Return a new name for a request. Later names sort after earlier names."""
+    """Return a new name for a request, made from the current time. Names sort by the time of their creation."""
     return f"{time.time_ns():020d}"
 
 
@@ -95,20 +95,22 @@ def outcome(
     timeout_s: float | None = None,
     unasked: int | None = None,
 ) -> dict[str, Any]:
-    """Wait until request `name` of `job` is carried out; return the coordinator's event.
+    """Wait until the coordinator has carried out request `name` of `job`; return the coordinator's event about it.
 
     Args:
-        ended: returns why the request can no longer be carried out; empty while it can.
-        unasked: accept a resize to this number of nodes that the job made before it read the request.
+        ended: returns why the request can no longer be carried out; an empty text while it still can.
+        timeout_s: maximum seconds to wait; None waits without a limit.
+        unasked: requested number of nodes. If the job has resized itself to this number of nodes, a refused request
+            counts as carried out. With None, a refused request is always an error.
 
     Raises:
-        ConflictError: the request was refused, or can no longer be carried out.
+        ConflictError: the coordinator refused the request, or can no longer carry it out.
         WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     newest: dict[str, Any] | None = None
     while True:
-        why = ended()  # before reading, so that no earlier event is missed
+        why = ended()  # asked before events are read, so that none is missed
         for line in events.lines():
             event = read_event(line)
             if event.get("event") == "resized":
@@ -132,7 +134,7 @@ def outcome(
 
 
 def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
-    """Return the node that got the ranks of request `name`. Pure."""
+    """Return the number of the node that got the ranks moved by request `name`; None if no event names a node. Pure."""
     came = None
     for event in events:
         match event:
@@ -142,15 +144,15 @@ def came_to(events: Iterable[Mapping[str, Any]], name: str) -> int | None:
 
 
 def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], runs: Callable[[], bool]) -> None:
-    """Wait until the agents of these nodes have ended and saved their checkpoints, or the job has ended.
+    """Wait until the agents of the nodes in `leaving` have saved their checkpoints and ended, or the job has ended.
 
     Args:
-        start: run folder of the job's start.
-        leaving: name of each node for messages, by number.
-        runs: returns whether the job runs; called several times a second.
+        start: run folder of the job's newest start.
+        leaving: number of each departing node, and its name for messages.
+        runs: returns whether the job still runs; called several times a second.
 
     Raises:
-        HyperpodExtError: an agent does not end.
+        HyperpodExtError: an agent has not ended after its time for shutdown.
     """
     elastic, grace_s = job.elastic, job.checkpoint.grace_s
     timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S

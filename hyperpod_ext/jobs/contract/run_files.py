@@ -9,11 +9,11 @@ from typing import Any
 from hyperpod_ext.files import open_regular
 
 _TAIL_BYTES = 16384
-"""Bytes at the end of an event log that are read for the newest step."""
+"""Number of bytes at the end of an event log that are read first to find the newest step."""
 
 
 class Tail:
-    """A growing file. Each call of `lines` returns the complete lines added since the previous call."""
+    """Reader of a growing file. Each call of `lines` returns the complete lines added since the previous call."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -32,7 +32,7 @@ class Tail:
 
 
 class LogReader:
-    """The merged logs of one run, each line prefixed with `rank 2 | ` or `node 0 | `."""
+    """The merged log files of one run. Each line begins with its rank or node, such as `rank 2 | ` or `node 0 | `."""
 
     def __init__(self, run_dir: Path, rank: int | None = None) -> None:
         self._folder = run_dir / "logs"
@@ -54,21 +54,23 @@ def _place(stem: str) -> tuple[str, int]:
 
 
 def read_event(line: bytes | str) -> dict[str, Any]:
-    """Parse a line of the event log; {} if it is not an event. Followers skip such lines; only the report lists
-    them."""
+    """Parse a line of the event log; return {} if the line is not an event.
+
+    `hp-ext logs` and other followers skip lines that are not events; only the job's report lists such lines.
+    """
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):  # a window or a full disk may cut a line
+    except (ValueError, RecursionError):  # incomplete: reading began within the line, or the disk was full
         return {}
     return event if isinstance(event, dict) else {}
 
 
 def last_step(events: Path) -> dict[str, Any]:
-    """Return the newest event with progress of an event log; {} if there is none."""
+    """Return the newest event of the log `events` that has the job's progress; {} if there is none."""
     try:
         with open_regular(events) as opened:
             size, nbytes = opened.seek(0, 2), _TAIL_BYTES
-            while True:  # after a fault of many ranks, the end of the log may have no step
+            while True:  # read more if the end of the log has no step, as after a fault of many ranks
                 opened.seek(max(size - nbytes, 0))
                 lines = opened.read(min(size, nbytes)).split(b"\n")
                 found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)
@@ -81,7 +83,7 @@ def last_step(events: Path) -> dict[str, Any]:
 
 
 def has_progress(event: dict[str, Any]) -> bool:
-    """Return whether an event has the job's progress: a completed step, or the step that a rank continues from."""
+    """Return whether an event has the job's progress: a completed step, or the step from which a rank continues."""
     match event:
         case {"event": "step" | "begun", "step": int()}:
             return isinstance(event.get("of"), int | None)

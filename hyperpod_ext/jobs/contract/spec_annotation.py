@@ -1,4 +1,4 @@
-"""The job's spec as an annotation of the submitted object. `hp-ext import` and `hp-ext diff` read it back unchanged."""
+"""The job's spec as an annotation of the submitted object. `hp-ext import` and `hp-ext diff` read the annotation."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ ANNOTATION = "hyperpod-ext/spec"
 
 
 def note_of(job: JobConfig) -> dict[str, str]:
-    """Return the annotation for `job`."""
+    """Return the annotation with the spec of `job`: its key and its text."""
     return {ANNOTATION: note_text(job)}
 
 
 def note_text(job: JobConfig) -> str:
-    """Return the spec as JSON: fields that differ from their defaults, without variables that look like secrets."""
+    """Return the spec as JSON. Fields with default values and variables that look like secrets are left out."""
     return json.dumps(without_defaults(without_secrets(job)))
 
 
 def without_defaults(config: Config, *, keep_set: bool = False) -> dict[str, Any]:
-    """Return the fields of `config` that differ from their defaults, and always `kind`, which selects the model.
+    """Return the fields of `config` that differ from their defaults.
+
+    Field `kind` is always included, because readers select the model by it.
 
     Args:
-        keep_set: also keep fields that were set to a default that is not empty.
+        keep_set: also include fields that the user set to their default value, unless the value is empty.
     """
     found: dict[str, Any] = {}
     for name, info in type(config).model_fields.items():
@@ -52,7 +54,7 @@ def _plain(value: object, keep_set: bool) -> Any:
 
 
 def read_note(metadata: Mapping[str, Any]) -> JobConfig | None:
-    """Return the spec in the annotation of an object; None if there is none that this version can read."""
+    """Return the spec in an object's annotation; None if there is no annotation or this version cannot read it."""
     annotations = metadata.get("annotations")
     text = annotations.get(ANNOTATION) if isinstance(annotations, Mapping) else None
     return parse_note(text) if isinstance(text, str) else None
@@ -63,4 +65,4 @@ def parse_note(text: str) -> JobConfig | None:
     try:
         return JobConfig.model_validate_json(text)
     except ValidationError:
-        return None  # another version or tool wrote it: callers then read the object itself
+        return None  # another version or tool wrote the spec; callers then read the object's own fields

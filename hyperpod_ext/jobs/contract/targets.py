@@ -1,7 +1,8 @@
-"""Targets: places that run jobs. Each is one module with the functions of `Target`, loaded on use.
+"""Targets: places that run jobs, such as Slurm. Each target is a module with the functions of `Target`.
 
-PARTS of a target lists the modules of the target's optional parts. An operation is refused if the target lacks its
-part.
+The module is imported when the target is used. A target may also have optional parts, such as resizing jobs. The
+constant PARTS of a target names the module of each part that the target has. An operation is refused if it needs
+another part.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TARGETS: dict[str, str] = {
     "hyperpod-slurm": "hyperpod_ext.jobs.slurm.target",
     "sagemaker": "hyperpod_ext.jobs.sagemaker.target",
 }
-"""Module of each target. A new target needs an entry here, and nowhere else."""
+"""Name of the Python module of each target. To add a target, add its module here; no other list needs a change."""
 
 
 class Target(Protocol):
@@ -41,34 +42,43 @@ class Target(Protocol):
 
     @property
     def INSTEAD(self) -> Mapping[str, str]:  # noqa: N802
-        """Hint for users who need a missing part, by the name of its `TargetPart`."""
+        """Hint for users who need a part that the target lacks, by the name of its `TargetPart`."""
 
     def capabilities(self) -> Capabilities:
         """Return the capabilities of the target."""
 
     def problems(self, job: JobConfig) -> Iterator[Problem]:
-        """Yield reasons why this target cannot run `job`, besides missing capabilities."""
+        """Yield the reasons why this target cannot run `job`. Missing capabilities are reported by `unsupported`."""
 
     def warnings(self, job: JobConfig) -> Iterator[str]:
-        """Yield a warning for each behaviour that may surprise the user."""
+        """Yield a warning for each behaviour of the job on this target that may surprise the user."""
 
     def render(self, job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-        """Return the files that submit would send. Pure; independent of this machine."""
+        """Return the files that `submit` would send, by name. Pure; the result does not depend on this machine."""
 
     def submit(self, plan: Plan) -> JobHandle:
-        """Start the job from the files of `plan`, unchanged."""
+        """Send the files of `plan` unchanged to start the job; return its handle."""
 
     def list_jobs(self) -> list[JobStatus]:
-        """Return the status of every known job, by name."""
+        """Return the status of every job that the target knows, sorted by name."""
 
     def status(self, handle: JobHandle) -> JobStatus:
         """Return the status of one job."""
 
     def watch(self, handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-        """Yield updates until the job has ended."""
+        """Yield updates until the job has ended.
+
+        Args:
+            with_lines: also yield the output of the workers.
+        """
 
     def logs(self, handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Yield the output of the workers."""
+        """Yield the output of the workers, line by line.
+
+        Args:
+            rank: yield only the output of this rank; None yields the output of all ranks.
+            follow: wait for new lines until the job has ended.
+        """
 
     def cancel(self, handle: JobHandle) -> JobStatus:
         """Stop the job, and return when all its processes have ended."""
@@ -99,9 +109,9 @@ class TargetPart(Generic[P]):
 
     name: str
     missing: str
-    """Error message for a target that lacks the part; `{}` becomes `jobs of target NAME`."""
+    """Error message for a target that lacks the part. `{}` in the message is replaced with `jobs of target NAME`."""
     hint: str = "use another --target"
-    """Default hint for a target that lacks the part; the target's INSTEAD replaces it."""
+    """Hint for a target that lacks the part, used if the target's INSTEAD has no hint for it."""
 
     def offered(self, target: str) -> bool:
         """Return whether the target has the part."""
@@ -122,10 +132,13 @@ class TargetPart(Generic[P]):
 
 
 def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
-    """Return pod or host number `node` in `running`.
+    """Return the pod or host at index `node` of `running`.
+
+    Args:
+        running: names of the pods or hosts that run, sorted.
 
     Raises:
-        NotFoundError: fewer nodes run.
+        NotFoundError: `running` has no such index.
     """
     if node < len(running):
         return running[node]
@@ -152,7 +165,11 @@ class Resizer(Protocol):
         """Request a resize to `nodes` nodes."""
 
     def outcome(self, ordered: Any, timeout_s: float | None) -> dict[str, Any]:
-        """Wait until `ordered` is carried out."""
+        """Wait until the job has carried out the request `ordered`; return the job's event about it.
+
+        Args:
+            timeout_s: maximum seconds to wait; None waits without a limit.
+        """
 
 
 class Mover(Protocol):
@@ -162,17 +179,26 @@ class Mover(Protocol):
         """Request a move of the ranks of `node` to a spare."""
 
     def moved(self, ordered: Any, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-        """Wait until the ranks have moved and the node has ended; with `drain`, drain the node in the scheduler."""
+        """Wait until the ranks have moved and the node's processes have ended; return the job's event about it.
+
+        Args:
+            timeout_s: maximum seconds to wait; None waits without a limit.
+            drain: also drain the node in the scheduler, so that it gets no new jobs.
+        """
 
 
 class Leftovers(Protocol):
     """Deletes the remaining objects of an ended job."""
 
     def find(self, handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
-        """Return kind and name of each remaining object, in the order of deletion."""
+        """Return kind and name of each remaining object of the job, in the order of deletion.
+
+        Args:
+            with_secret: also return the job's Secret.
+        """
 
     def delete(self, handle: JobHandle, found: list[tuple[str, str]]) -> None:
-        """Delete these objects; ignore missing ones."""
+        """Delete the objects in `found`; ignore objects that no longer exist."""
 
 
 class Details(Protocol):
@@ -189,11 +215,11 @@ class Shell(Protocol):
         """Return the command line that runs `words` on a node.
 
         Args:
-            node: index among the running nodes, sorted by the names of pods or hosts.
-            terminal: whether the command is interactive.
+            node: index in the list of running pods or hosts, sorted by name.
+            terminal: whether the command is interactive and needs a terminal.
 
         Raises:
-            NotFoundError: there is no such job, or the job runs on fewer nodes.
+            NotFoundError: there is no such job, or the job has no node with this index.
         """
 
 
@@ -201,7 +227,12 @@ class Ports(Protocol):
     """Forwards ports of a job's nodes to this machine."""
 
     def forward_command(self, handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
-        """Return the command that forwards `ports`, each `PORT` or `HERE:THERE`. Errors as `Shell.exec_command`."""
+        """Return the command that forwards ports of a node to this machine. Raises the errors of `Shell.exec_command`.
+
+        Args:
+            node: index in the list of running pods, sorted by name.
+            ports: ports to forward, each as `PORT` or `HERE:THERE`.
+        """
 
 
 class Faults(Protocol):
@@ -214,15 +245,15 @@ class Faults(Protocol):
             NotFoundError: there is no such job.
             ConflictError: the job does not run.
             ConfigError: the job has no such rank or node.
-            UnsupportedError: no process of the job carries out requests.
+            UnsupportedError: no process of the job carries out requests for faults.
         """
 
 
 class Rehearsal(Protocol):
-    """Checks a plan on the target's server without creating anything."""
+    """Checks a plan on the target's server without creating any object there."""
 
     def rehearse(self, plan: Plan) -> None:
-        """Raise if the server would refuse the plan."""
+        """Raise an error if the server would refuse the files of the plan."""
 
 
 RESIZE: TargetPart[Resizer] = TargetPart("resize", "{} cannot be resized")

@@ -1,4 +1,4 @@
-"""YAML for Kubernetes, and text escaped against its `$(NAME)` replacement."""
+"""YAML for Kubernetes, and text escaped for fields in which Kubernetes replaces `$(NAME)` with a variable's value."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class _Dumper(yaml.SafeDumper):
     """Quotes every text that some YAML parser could read as a number, date or boolean."""
 
     def ignore_aliases(self, data: Any) -> bool:
-        """Write no anchors: they are hard to read and to change."""
+        """Return True, so that the YAML has no anchors and aliases, which are hard to read and to edit."""
         return True
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
-        """Indent lists."""
+        """Indent the items of lists, which PyYAML does not do by default."""
         super().increase_indent(flow, False)
 
 
@@ -39,8 +39,10 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 def _is_block(text: str) -> bool:
-    """Return whether a literal block can hold `text`: it has no trailing blanks, empty last line or unprintable
-    character."""
+    """Return whether `text` can be written as a literal block (`|`) of YAML.
+
+    Literal blocks exclude trailing blanks in lines, an empty last line, and unprintable characters.
+    """
     lines = text.removesuffix("\n").split("\n")
     shown = all(line == line.rstrip() and line.isprintable() for line in lines)
     return shown and bool(lines[-1]) and lines[0][:1] > " "
@@ -55,7 +57,11 @@ def read_all(text: str) -> list[Any]:
 
 
 def to_yaml(data: object, indent: int = 0) -> str:
-    """Return `data` as YAML in its own order, each line indented by `indent`, without a final newline."""
+    """Return `data` as YAML, with keys in the order of `data`, and without a final newline.
+
+    Args:
+        indent: number of spaces before each line.
+    """
     try:
         first, *rest = _lines(data)
         pad = "" if isinstance(data, dict | list) else "  "
@@ -66,13 +72,13 @@ def to_yaml(data: object, indent: int = 0) -> str:
 
 
 def dumped(data: object) -> str:
-    """Return PyYAML's output. `to_yaml` returns equal text ten times faster."""
+    """Return `data` as YAML written by PyYAML. `to_yaml` returns the same text ten times faster."""
     text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH, default_flow_style=False)
     return text.rstrip("\n").removesuffix("\n...")
 
 
 class _OddError(Exception):
-    """Raised for keys and lines that PyYAML would wrap."""
+    """Raised for keys and lines that PyYAML may wrap; `to_yaml` then uses PyYAML for the whole text."""
 
 
 def _lines(data: object) -> list[str]:
@@ -100,7 +106,7 @@ def _key(key: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str) -> list[str]:
-    """Return the lines of a text. The caller indents the lines of a block."""
+    """Return the lines of a text's YAML. The lines of a literal block are not indented: the caller indents them."""
     if _style(text) == "|":
         return ["|" if text.endswith("\n") else "|-", *text.removesuffix("\n").split("\n")]
     shown = dumped(text)
@@ -112,7 +118,7 @@ def _words(text: str) -> list[str]:
 def literal(text: str) -> str:
     """Escape `text` for a field in which Kubernetes replaces `$(NAME)`.
 
-    Kubernetes turns `$$` into `$` and reads `$(` as the beginning of a name. Other dollars are not changed.
+    Kubernetes turns `$$` into `$`, reads `$(` as the beginning of a variable's name, and leaves other `$` unchanged.
     """
     return re.sub(r"\$+(\(?)", _doubled, text)
 

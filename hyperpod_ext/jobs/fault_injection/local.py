@@ -1,4 +1,4 @@
-"""Requests for faults in a running local job: files in its run folder that agents and workers read."""
+"""Requests for faults in a running local job: files in the job's run folder, which agents and workers read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from hyperpod_ext.jobs.local import store as local_store
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """Request `fault`; return the name of the request. The fault happens when its rank reaches the step and phase.
+    """Request `fault`; return the name of the request.
+
+    The fault is injected when its rank reaches the fault's step and phase.
 
     Raises:
         NotFoundError: there is no such job.

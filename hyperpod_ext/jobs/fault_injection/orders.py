@@ -9,7 +9,11 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 
 def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
-    """Check that the job has the fault's rank or node.
+    """Check that the job has the rank or node in which the fault is requested.
+
+    Args:
+        ranks: number of ranks of the job.
+        nodes: number of nodes of the job.
 
     Raises:
         ConfigError: there is no such rank or node.
@@ -21,5 +25,9 @@ def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
 
 
 def name_of(fault: InjectedFault | NodeFault, place: str) -> str:
-    """Return a name for a request, which begins with `place`. Requests are carried out in the order of their names."""
+    """Return a name for a fault request.
+
+    Args:
+        place: beginning of the name. Requests are carried out in the alphabetical order of their names.
+    """
     return f"{place}-{fault.kind}-{secrets.token_hex(3)}"

@@ -1,6 +1,7 @@
-"""Requests for faults in a running HyperPodPyTorchJob: a file in the rank's pod that its agent or the rank reads.
+"""Requests for faults in a running HyperPodPyTorchJob.
 
-kubectl writes the file, so that only users who may run commands in the pods can request faults.
+A request is a file in the pod of the fault's rank. The pod's agent, or the rank itself, reads the file. `kubectl exec`
+writes the file, so that only users who may run commands in the pods can request faults.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ mkdir -p {ORDERS}
 cat >{ORDERS}/.new
 mv {ORDERS}/.new "{ORDERS}/$0.json"
 """
-"""Write the request `$0` for rank `$1` if the pod has that rank now."""
+"""Shell commands that write the request named `$0` if the pod has rank `$1` now."""
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
-    """Implement `targets.Faults`. Only the pods know their ranks, so query the likeliest pod first."""
+    """Request a fault as `targets.Faults` defines it; return the name of the request.
+
+    Only the pods know their ranks, so the pod that probably has the rank is tried first, then the other pods.
+    """
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
     if job is None or not job.has_agent:
         why = "was not created by this version of hp-ext" if job is None else f"is of mode {job.mode}"
@@ -55,7 +59,7 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
 
 
 def _took(command: Sequence[str], text: str) -> bool:
-    """Return whether the pod has the rank and stored the request."""
+    """Send the request `text` to `command`; return whether the pod has the fault's rank and stored the request."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Shared parts of all imports: placeholders, command lines of launchers, shell scripts, the report."""
+"""Parts that the imports of all kinds of job files share: placeholders, launchers' command lines, shell, the report."""

@@ -1,6 +1,6 @@
-"""Filling of Jinja placeholders, with conditions and loops over given values. Pure.
+"""Fills Jinja templates, with conditions and loops, with given values. Pure.
 
-Templates are untrusted, and ten words of Jinja can exhaust a machine's memory, so only a safe subset is run.
+Templates are untrusted, and even a short template can exhaust a machine's memory. So only a safe subset of Jinja runs.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ _PLAIN: tuple[type[nodes.Node], ...] = (
 _FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
 _FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
 _LOOPS = 2
-"""Maximum nesting of loops. Each loop is over a given value or over numbers."""
+"""Maximum nesting of loops. Each loop is over a given value or over numbers, so that the rounds of a loop are
+limited."""
 _MOST_ROUNDS = 1000
 _LARGEST = 4 * 2**20
-"""Maximum number of characters. Larger texts are not job files."""
+"""Maximum number of characters of a filled template. Longer texts are not job files."""
 
 
 def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
     """Return the filled `text`, and a note for each default that was used.
 
+    Args:
+        source: name of the file for messages.
+
     Raises:
-        ConfigError: values are missing, and the error names each; or the template does more than fill in values.
+        ConfigError: values are missing (the error names each of them), or the template is outside the safe subset.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, keep_trailing_newline=True)
     environment.globals["range"] = _numbers
@@ -68,7 +72,10 @@ def _about(what: str, name: str, source: str, line: int) -> Problem:
 
 
 def _names(parsed: nodes.Template, values: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the names without a value, with their first lines: required names, then optional names."""
+    """Return the names in the template that have no value, with the line of their first use.
+
+    The first dictionary has required names, the second has names for which the template has a default or a condition.
+    """
     open_ones = meta.find_undeclared_variables(parsed) - set(values) - {"range"}
     lines: dict[str, int] = {}
     for one in parsed.find_all(nodes.Name):
@@ -91,7 +98,11 @@ def _numbers(*bounds: int) -> range:
 
 
 def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
-    """Yield the line of each part outside the safe subset."""
+    """Yield the line of each part of the template that is outside the safe subset.
+
+    Args:
+        loops: number of loops that contain `node`.
+    """
     fits = isinstance(node, _PLAIN)
     if isinstance(node, nodes.Filter):
         fits = node.name in _FILTERS
@@ -100,7 +111,8 @@ def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
         fits = isinstance(called, nodes.Name) and called.name == "range"
         fits |= isinstance(called, nodes.Getattr) and called.attr in ("items", "keys", "values", "get")
     elif isinstance(node, nodes.Assign):
-        fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None  # a value appended to itself doubles
+        # a loop that appends a value to itself would double the value in each round
+        fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None
     elif isinstance(node, nodes.For):
         loops += 1
         fits = loops <= _LOOPS

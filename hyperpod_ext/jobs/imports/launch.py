@@ -1,4 +1,4 @@
-"""Parser of launchers' command lines: workers, script and arguments. Pure."""
+"""Parser of the command lines of launchers, such as torchrun: number of workers, script and arguments. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NODES = ("nnodes", "num-machines", "num-nodes")
 _OURS = {"nproc-per-node", "rdzv-id", "rdzv-backend", "rdzv-endpoint", "rdzv-conf", "node-rank", "master-addr"}
 _OURS |= {"master-port", "machine-rank", "main-process-ip", "main-process-port", "num-processes", "num-machines", "n"}
 _OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-restart", "no-python", "standalone"}
-"""Options that the rendered file sets itself."""
+"""Options of launchers that are not imported, because the rendered file sets them itself."""
 
 
 _PYTHON = r"python[0-9.]*|python\.sh"
@@ -40,28 +40,28 @@ _NO_PYTHON = "no-python"
 
 @dataclass
 class Launch:
-    """One command that starts workers."""
+    """One command that starts workers, split into its parts."""
 
     launcher: str
     """`torchrun`, `hyperpodrun`, `accelerate`, `deepspeed`, `composer`, or `python` if there is no launcher."""
     script: str
-    """The script: a file, or a module with `-m`."""
+    """File of the script, or name of the module after `-m`."""
     args: list[str]
     options: dict[str, str] = field(default_factory=dict)
-    """Options of the launcher by their long names with dashes; flags have an empty value."""
+    """Value of each option of the launcher, by the option's name without leading dashes. Flags have an empty value."""
     before: list[str] = field(default_factory=list)
-    """Words before the launcher: a profiler, `env`."""
+    """Words of the command before the launcher, such as a profiler or `env`."""
     program: str = ""
-    """The launcher or its interpreter as written, maybe with the path of a virtual environment."""
+    """The launcher, or the Python interpreter that runs it, as written in the file: a name or a path."""
     python_options: list[str] = field(default_factory=list)
-    """Options of the interpreter, without `-u`."""
+    """Options of the Python interpreter, without `-u`."""
     is_module: bool = False
     is_unbuffered: bool = False
-    """Whether the interpreter has `-u`."""
+    """Whether the Python interpreter has the option `-u`."""
 
     @property
     def interpreter(self) -> str | None:
-        """Python interpreter in the launcher's folder; None if it is found in PATH."""
+        """Path of the Python interpreter in the launcher's folder; None if the interpreter is searched in PATH."""
         folder, slash, name = self.program.rpartition("/")
         if re.fullmatch(_PYTHON, name):
             return self.program if slash or name != "python3" else None
@@ -69,16 +69,24 @@ class Launch:
 
     @property
     def workers(self) -> str | None:
-        """Number of processes as written: on one node, or on all nodes with accelerate."""
+        """Number of workers as written in the command; None if not written.
+
+        accelerate counts the workers of all nodes, other launchers the workers of one node.
+        """
         return next((self.options[name] for name in _WORKERS.get(self.launcher, ()) if name in self.options), None)
 
     @property
     def nodes(self) -> str | None:
-        """Number of nodes as written."""
+        """Number of nodes as written in the command; None if not written."""
         return next((self.options[name] for name in _NODES if name in self.options), None)
 
     def on_each_node(self, count: int, nodes: int) -> int:
-        """Return the workers per node for a written number `count`: accelerate counts all machines."""
+        """Return the number of workers per node.
+
+        Args:
+            count: number of workers in the command. accelerate counts the workers of all nodes.
+            nodes: number of nodes, if the command does not name it.
+        """
         if self.launcher != "accelerate":
             return count
         named = self.nodes or ""
@@ -86,7 +94,7 @@ class Launch:
         return count // machines if count % machines == 0 else count
 
     def starts(self) -> dict[str, Any]:
-        """Return the program as fields of a spec: a script with arguments, or a command for each worker."""
+        """Return the fields of a spec that start the program: a script with arguments, or a command for each worker."""
         if self.is_module:
             return {"command": [self.interpreter or "python3", "-m", self.script, *self.args], "mode": "plain"}
         if _NO_PYTHON in self.options:
@@ -94,11 +102,11 @@ class Launch:
         return {"script": self.script, "args": self.args}
 
     def other_options(self) -> dict[str, str]:
-        """Return the options that the rendered file does not set."""
+        """Return the launcher's options that the rendered file does not set itself."""
         return {name: value for name, value in self.options.items() if not self._is_replaced(name, value)}
 
     def replaced(self) -> Iterator[str]:
-        """Yield a sentence for each option that the rendered file sets itself."""
+        """Yield a sentence for each option of the command that is dropped, because the rendered file sets it itself."""
         if self.is_unbuffered:
             yield "-u of the interpreter: output is unbuffered anyway"
         for name, value in self.options.items():
@@ -111,21 +119,21 @@ class Launch:
 
 
 _FORKED = "hyperpod_ext.runtime.prefork"
-"""Module between `hyperpodrun` and the script in rendered jobs."""
+"""Module that rendered jobs insert between `hyperpodrun` and the script."""
 
 
 _LAUNCHERS = ("torchrun", "hyperpodrun", "deepspeed", "composer")
 
 
 def launcher_in(words: Sequence[str]) -> str | None:
-    """Return the first launcher in `words`."""
+    """Return the name of the first launcher in the words of a command; None if there is no launcher."""
     names = [word.rpartition("/")[2] for word in words]
     found = [name for name in names if name in _LAUNCHERS]
     return found[0] if found else "accelerate" if "accelerate launch" in " ".join(names) else None
 
 
 def parse_launch(words: Sequence[str]) -> Launch | None:
-    """Parse the launch in `words`; None if they start no Python file."""
+    """Parse the words of a command that starts workers; return None if the command starts no Python file."""
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS:

@@ -1,7 +1,7 @@
-"""Placeholders of templates and their values. Pure except `read_values`.
+"""Placeholders of templates and their values. All functions except `read_values` are pure.
 
-There are two kinds: `$NAME` and `${NAME}` as in envsubst, and Jinja's `{{ NAME }}`. A Helm template is refused, with
-the command that renders it.
+Placeholders are `$NAME` and `${NAME}` as in envsubst, and Jinja's `{{ NAME }}`. A Helm template is refused; the error
+contains the command that renders it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.jobs.imports.how import HOW
 
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
-"""A variable of the shell, and its default."""
+"""Pattern of a shell variable, such as `$NAME` or `${NAME}`, optionally with a default, as in `${NAME:-DEFAULT}`."""
 _HELM = re.compile(
     r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # {{ quote .Values.name }}, {{ $config.name }}
     r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
 )
-"""A Helm action that is not valid Jinja."""
+"""Pattern of a template action that only Helm supports, not Jinja."""
 _JINJA = re.compile(r"\{\{|\{%")
 
 
 def read_values(sets: Iterable[str], values_file: str | None, env_file: str | None) -> dict[str, Any]:
-    """Read the values of `--values`, `--env-file` and `--set`. Later options override earlier options.
+    """Read the values of placeholders from `--values`, `--env-file` and `--set`.
+
+    `--env-file` overrides `--values`, and `--set` overrides both.
 
     Raises:
-        ConfigError: one of them has the wrong form.
-        NotFoundError: there is no such file.
+        ConfigError: a file or a `--set` option has the wrong form.
+        NotFoundError: a file does not exist.
     """
     found: dict[str, Any] = {}
     if values_file is not None:
@@ -58,7 +60,14 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
 
 
 def helm_refused(source: str, chart: str, file: str = "", line: int | None = None) -> ConfigError:
-    """Return the error for a Helm chart, or for one `file` of it."""
+    """Return the error for a Helm chart, or for one template of a Helm chart.
+
+    Args:
+        source: name of the imported file or folder for the message.
+        chart: folder of the chart, for the helm command in the hint.
+        file: path of the template in the chart; empty for the whole chart.
+        line: line of the template that only helm can render.
+    """
     only = f" --show-only {file}" if file else ""
     hint = f"import the output of helm: helm template NAME {chart}{only} | hp-ext import -"
     return ConfigError([Problem("belongs to a Helm chart, and only helm can render it", "", source, line, hint)])
@@ -67,8 +76,11 @@ def helm_refused(source: str, chart: str, file: str = "", line: int | None = Non
 def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
     """Return the filled `text`, and a note for each default that was used.
 
+    Args:
+        source: name of the file for messages.
+
     Raises:
-        ConfigError: it is a Helm template, or a Jinja template without its values or outside the safe subset.
+        ConfigError: the text is a Helm template, or a Jinja template that lacks values or is outside the safe subset.
     """
     notes: list[Problem] = []
     if helm := _HELM.search(text):
@@ -86,7 +98,7 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
         name = match[1] or match[3]
         value = values.get(name)
         if value is None or isinstance(value, dict | list):
-            if match[2] is None or f"name: {name}\n" in text:  # a variable of the container with a value in the file
+            if match[2] is None or f"name: {name}\n" in text:  # the file sets this container variable
                 return match[0]
             line = text.count("\n", 0, match.start()) + 1
             notes.append(Problem(f"its default {match[2]!r} is used", name, source, line, HOW.format(name=name)))
@@ -101,13 +113,13 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
 
 
 def names_in(text: str) -> Iterator[str]:
-    """Yield the shell variables in `text`."""
+    """Yield the names of the shell variables in `text`."""
     for match in VARIABLE.finditer(text):
         yield match[1] or match[3]
 
 
 def _read_env(text: str, source: str) -> dict[str, str]:
-    """Parse lines `NAME=value` or `export NAME=value` as a shell does; values may use earlier names."""
+    """Parse lines `NAME=value` or `export NAME=value` as a shell does. A value may use variables of earlier lines."""
     found: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:

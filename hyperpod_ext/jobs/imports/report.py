@@ -1,6 +1,6 @@
-"""Result of an import, and a mapping that records its reads. Pure.
+"""Result of an import, and a mapping that records which of its fields were read. Pure.
 
-`Fields.rest` returns every value that was not read, so that no importer drops a field silently.
+`Fields.rest` returns every field that the importer did not read, so that no importer drops a field silently.
 """
 
 from __future__ import annotations
@@ -21,42 +21,43 @@ NOT_CARRIED = "is not carried: a spec has no such field"
 
 @dataclass
 class Imported:
-    """The imported job, and a sentence for each difference from its file."""
+    """The job imported from a file, and a sentence for each difference between the job and the file."""
 
     job: JobConfig
     target: str
     left_out: list[str] = field(default_factory=list)
-    """Losses: parts of the file that the spec lacks or changes."""
+    """Sentences about losses: parts of the file that the spec lacks or changes."""
     notes: list[str] = field(default_factory=list)
-    """Differences without loss: parts that the rendered file writes differently or adds, and parts without effect."""
+    """Sentences about differences without loss. The rendered file writes a part of the imported file differently or
+    adds something to it, or a part had no effect."""
 
     def written(self) -> dict[str, Any]:
-        """Return the spec as JSON: fields that differ from their defaults, and fields that the file sets."""
+        """Return the spec as a dictionary, with the fields that differ from their defaults or that the file sets."""
         return without_defaults(self.job, keep_set=True)
 
     def to_yaml(self) -> str:
-        """Return `written` as YAML."""
+        """Return the result of `written` as YAML."""
         return to_yaml(self.written()) + "\n"
 
 
 @dataclass
 class Report:
-    """Sentences about a file, each with its line."""
+    """Sentences about an imported file, each with the file's name and, if known, the line."""
 
     source: str
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def lost(self, text: str, line: int | None = None) -> None:
-        """Report a part of the file that the spec lacks or changes."""
+        """Add a sentence about a part of the file that the spec lacks or changes."""
         self.left_out.append(self._at(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Report a difference that loses nothing."""
+        """Add a sentence about a difference that loses nothing."""
         self.notes.append(self._at(text, line))
 
     def unused(self, statements: Iterable[tuple[str, int]]) -> None:
-        """Note statements of a shell script that the spec does not depend on."""
+        """Add a note for each statement of a shell script on which nothing in the spec depends."""
         for text, line in statements:
             self.note(f"{shown(text)}: is not carried: nothing in the spec depends on it", line)
 
@@ -65,24 +66,24 @@ class Report:
 
 
 class Fields:
-    """A mapping of a file that records its reads."""
+    """A mapping in an imported file. Records which fields were read."""
 
     def __init__(self, data: Mapping[str, Any], document: Document, path: Path = (), used: set[Path] | None = None):
         self._data, self._document, self._path = data, document, path
         self._used: set[Path] = set() if used is None else used
 
     def take(self, name: str, default: Any = None) -> Any:
-        """Return the value of `name`, and mark all of it as read."""
+        """Return the value of the field `name`, and mark the field and everything in it as read."""
         self._used.add((*self._path, name))
         return self._data.get(name, default)
 
     def take_all(self) -> dict[str, Any]:
-        """Return the whole mapping, and mark all of it as read."""
+        """Return the whole mapping, and mark all its fields as read."""
         self._used.add(self._path)
         return dict(self._data)
 
     def get(self, name: str) -> Any:
-        """Return the value of `name` without marking it as read."""
+        """Return the value of the field `name` without marking the field as read."""
         return self._data.get(name)
 
     def names(self) -> list[str]:
@@ -90,18 +91,18 @@ class Fields:
         return list(self._data)
 
     def problem(self, name: str, message: str) -> Problem:
-        """Return a problem of `name` with its line."""
+        """Return a problem of the field `name`, with the field's line in the file."""
         return self._document.problem((*self._path, name), message)
 
     def says(self, name: str, message: str) -> str:
-        """Return `problem` as a line of a report."""
+        """Return a problem of the field `name` as a line of a report."""
         return str(self.problem(name, message))
 
     def below(self, name: str) -> Fields:
-        """Return the mapping `name`, or an empty one.
+        """Return the mapping in the field `name`; an empty mapping if the field is missing.
 
         Raises:
-            TypeError: the value is not a mapping.
+            TypeError: the field's value is not a mapping.
         """
         found = self._data.get(name)
         if found is not None and not isinstance(found, Mapping):
@@ -109,16 +110,16 @@ class Fields:
         return Fields(found or {}, self._document, (*self._path, name), self._used)
 
     def each(self, name: str) -> list[Fields]:
-        """Return the mappings in the list `name`."""
+        """Return the mappings in the list of the field `name`."""
         found = self._data.get(name) or []
         return [Fields(one, self._document, (*self._path, name, at), self._used) for at, one in enumerate(found)]
 
     def rest(self) -> dict[str, Any]:
-        """Return the unread parts in their places. Lists keep only their unread items."""
+        """Return a copy of the mapping with only the unread fields. Lists in it have only their unread items."""
         return dict(self._unread(self._data, self._path) or {})
 
     def problems(self, message: str = NOT_CARRIED) -> Iterator[Problem]:
-        """Yield a problem for each unread value, with its line."""
+        """Yield a problem for each unread field, with the field's line in the file."""
         for path in self._leaves(self._data, self._path):
             yield self._document.problem(path, message)
 

@@ -1,4 +1,8 @@
-"""Static reading of a shell script: variables, arrays, exports, and commands in order. Pure."""
+"""Static analysis of a shell script, which is not run: variables, arrays, exports, and commands in order. Pure.
+
+The reader follows the script statement by statement, with the known values of variables. A *step* is a command that
+starts workers.
+"""
 
 from __future__ import annotations
 
@@ -24,24 +28,24 @@ from hyperpod_ext.jobs.imports.shell_values import LONGEST, Script, TooLongError
 
 _QUIET = {"set", "echo", ":", "true", "[", "wait"}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
-"""Commands whose effect does not depend on variables of the script."""
+"""Commands that prepare files and folders. The effect of these commands does not depend on environment variables."""
 
 _ENVIRONMENT = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "pyenv"}
 """Commands that change the environment of later commands."""
 _REMARK = re.compile(r"`#[^`\n]*`")
-"""A comment between the words of a command; it expands to nothing."""
+"""Pattern of a comment in backticks between the words of a command, which the shell expands to nothing."""
 _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "stdbuf", "sudo"}
 """Commands that start another command after their own options and numbers."""
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
-"""Words that the shell expands: file names, lists, a home folder."""
+"""Pattern of words that the shell expands: file names with `*` or `?`, lists in braces, and `~`."""
 _MOST_STATEMENTS = 20_000
-"""Maximum number of followed statements. A few lines with recursive functions could run more."""
+"""Maximum number of statements that the reader follows. Without this limit, recursive functions could run for ever."""
 _DEEPEST = 8
-"""Maximum nesting of followed function calls."""
+"""Maximum nesting of function calls that the reader follows."""
 
 
 Starts = Callable[[Sequence[str]], bool]
-"""Predicate: whether words are a command that starts workers."""
+"""Function that returns whether the words of a command start workers."""
 
 
 def is_step(words: Sequence[str]) -> bool:
@@ -54,10 +58,15 @@ def is_step(words: Sequence[str]) -> bool:
 
 
 def read_script(text: str, source: str, known: Mapping[str, str] | None = None, starts: Starts = is_step) -> Script:
-    """Read the script `text`, with the initial variables `known`.
+    """Return the findings in the script `text`.
+
+    Args:
+        source: name of the file for messages.
+        known: initial variables of the script.
+        starts: returns whether the words of a command start workers.
 
     Raises:
-        ConfigError: the parser is not installed.
+        ConfigError: the parser is not installed, or the script is nested too deeply or runs too long to be read.
     """
     try:
         import tree_sitter_bash
@@ -77,7 +86,7 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     except RecursionError:
         raise ConfigError([Problem("the shell script is nested too deeply to be read", source=source)]) from None
     except TooLongError:
-        message = f"a value has more than {LONGEST} characters, or the script runs more than {_MOST_STATEMENTS}"
+        message = f"a value has over {LONGEST} characters, or the script runs over {_MOST_STATEMENTS} statements"
         raise ConfigError([Problem(message, source=source, line=reader.line)]) from None
     return reader.ended()
 
@@ -88,10 +97,10 @@ class _Reader(Values):
         self._starts = starts
         self._exports_all = False
         self.moved = False
-        """Whether the script has left the folder of its submission."""
+        """Whether the script has changed to another folder than the folder from which it was submitted."""
         self._statements = 0
         self._called: list[str] = []
-        """Functions that are being followed, the innermost last."""
+        """Names of the functions whose bodies the reader is following, the innermost last."""
         self._exported_by: dict[str, set[int]] = {}
 
     def walk(self, node: Any) -> None:
@@ -173,9 +182,9 @@ class _Reader(Values):
         self._exported_by[name] = self._sources() | self._made_by.get(name, set())
 
     def _not_followed(self, node: Any, line: int, text: str) -> None:
-        """Record a loop or command that is not followed, and forget the variables that it sets."""
+        """Record a loop or command that the reader does not follow, and forget the values of variables that it sets."""
         self.found.others.append((text, line))
-        self.found.used.add(self.at)  # reported as a whole
+        self.found.used.add(self.at)  # `others` reports the whole statement
         if node.type != "command" and self._has_step(node):
             self.found.hidden.append((text, line))
         for name in assigned_in(node):
@@ -184,7 +193,10 @@ class _Reader(Values):
             self.found.exports.pop(name, None)
 
     def _reads(self, text: str) -> str | None:
-        """Assign the here-document of `read -r -d '' NAME <<END`; return the variable."""
+        """Assign the here-document of `read -r -d '' NAME <<END` to its variable.
+
+        Returns the variable's name; None if `text` is another command.
+        """
         match = re.match(r"read\s+(?:-\w+\s+)*-d\s*(?:''|\"\")\s+([A-Za-z_]\w*)\s", text)
         given = heredoc(text) if match else None
         if match is None or given is None:
@@ -199,7 +211,7 @@ class _Reader(Values):
             self._functions[name.text.decode()] = body
 
     def _call(self, name: str, arguments: list[str]) -> None:
-        """Follow a function call."""
+        """Follow a call of the function `name`."""
         before = self._arguments, self._calls
         self._arguments, self._calls = arguments, self._sources()
         self._called.append(name)
@@ -208,7 +220,7 @@ class _Reader(Values):
         self._arguments, self._calls = before
 
     def _has_step(self, node: Any, depth: int = 0) -> bool:
-        """Return whether `node`, or a function that it calls, has a step."""
+        """Return whether `node`, or a function that it calls, contains a command that starts workers."""
         left = [node]
         while left:
             one = left.pop()
@@ -228,11 +240,11 @@ class _Reader(Values):
             self.values["PWD"] = folder
 
     def _changes_folder(self, words: list[str]) -> bool:
-        """Follow a `cd` to a known folder; return whether it is known."""
+        """Follow the command if it is a `cd` to a folder whose path is known; return whether it was followed."""
         if words[0] != "cd" or len(words) != 2 or re.search(r"[`*?~]", words[1]):
             return False
         if re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?", words[1]) and not self.moved:
-            return True  # the script starts in this folder
+            return True  # the script is already in this folder, in which it starts
         here = " ".join(self.values.get("PWD", []))
         if "$" in words[1] or not (words[1].startswith("/") or here.startswith("/")):
             return False
@@ -250,7 +262,10 @@ class _Reader(Values):
             self.found.exports.pop(name, None)
 
     def _list(self, node: Any) -> bool:
-        """Follow `A && B` or `A || B`; return whether it succeeds. Commands are assumed to succeed."""
+        """Follow `A && B` or `A || B`; return whether the list of commands succeeds.
+
+        Commands that are not conditions are assumed to succeed.
+        """
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
         text = left.text.decode()
         if left.type == "list":
@@ -281,7 +296,8 @@ class _Reader(Values):
         return True
 
     def _decided(self, condition: Any, holds: bool | None) -> None:
-        """Mark `condition` as used, and its variables if it is known."""
+        """Mark a condition as used. If the result of the condition is known, also mark the statements that decide
+        it."""
         if holds is not None:
             self._use()
         self.found.used.add(condition.start_byte)
@@ -293,7 +309,7 @@ class _Reader(Values):
             self.found.used.add(right.start_byte)
 
     def _case(self, node: Any, line: int, text: str) -> None:
-        """Follow the first matching pattern of a known value."""
+        """Follow the branch of a `case` statement whose pattern is the first to match, if the value is known."""
         value = node.child_by_field_name("value")
         words = self._words(value) if value is not None else []
         if len(words) != 1 or re.search(r"[$`]", words[0]):
@@ -313,7 +329,7 @@ class _Reader(Values):
                 return
 
     def _not_set(self, branch: Any, body: list[Any]) -> None:
-        """Note the variables of a branch that is assumed not to run."""
+        """Add a note about the variables that are set in a branch that is assumed not to run."""
         names = sorted({name for statement in body for name in assigned_in(statement)})
         if names:
             text = f"{', '.join(names)}: set under a condition that is assumed to be false"
@@ -339,7 +355,7 @@ class _Reader(Values):
             words = self._words_of(node)
             self.line = line
         if words[:1] == ["eval"] and not re.search(r"[;&|<>`]", re.sub(r"\$\([^()]*\)", "", " ".join(words))):
-            words = split_words(" ".join(words[1:]))  # a value run as a command
+            words = split_words(" ".join(words[1:]))  # the value is run as a command
         given, words = variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
@@ -351,7 +367,7 @@ class _Reader(Values):
                 self.found.in_background.add(line)
         for one in named:
             assigned = self._assign(one) if step or not words else None
-            if step and assigned is not None:  # the assignment is only for this command
+            if step and assigned is not None:  # in `A=1 srun ...`, A is set only for this command
                 self._export(assigned, line)
         if step:
             self._expansions(node)
@@ -378,12 +394,12 @@ class _Reader(Values):
                 self._go_to(None, True)
             if head[0] in _ENVIRONMENT and not any(re.search(r"[\s`*?;&|<>()'\"\\]", word) for word in words):
                 self._use()
-                text = " ".join(words)  # with the values of its variables
+                text = " ".join(words)  # with the values of variables filled in
                 text = f"set -a; {text}; set +a" if self._exports_all else text
             self._not_followed(node, line, text)
 
     def _expansions(self, node: Any) -> None:
-        """Note unquoted words that the shell would expand, but that a spec passes as text."""
+        """Add a note for each unquoted word of a command that the shell would expand, but a spec passes as text."""
         for child in node.named_children:
             parts = child.named_children if child.type == "concatenation" else [child]
             plain = "".join(one.text.decode() for one in parts if one.type in ("word", "brace_expression"))
@@ -400,7 +416,10 @@ class _Reader(Values):
                 )
 
     def _pipeline(self, node: Any, line: int, text: str) -> None:
-        """Follow a step whose output another command reads, such as `tee`."""
+        """Follow the first command of a pipeline if it starts workers.
+
+        The further commands, such as `tee`, are not carried into the spec.
+        """
         first, *rest = node.named_children
         steps, others = len(self.found.steps), len(self.found.others)
         self._statement(first)
@@ -412,7 +431,7 @@ class _Reader(Values):
             self.found.notes.append((f"{what}: the target stores the workers' output; it is not piped", line))
 
     def _if(self, node: Any, line: int) -> None:
-        """Follow the first branch whose condition holds, or the else branch."""
+        """Follow the first branch of an `if` whose condition is known to be true, or else the `else` branch."""
         clauses = [child for child in node.children if child.type in ("elif_clause", "else_clause")]
         for one in (node, *clauses):
             head, body = branch(one)
@@ -436,7 +455,7 @@ def _is_condition(node: Any) -> bool:
 
 
 def variables_of_env(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split `env A=1 COMMAND` into its variables and the command."""
+    """Split the words of `env A=1 COMMAND` into the variables and the words of COMMAND."""
     given: dict[str, str] = {}
     if words[:1] != ["env"]:
         return given, words

@@ -1,4 +1,4 @@
-"""Helpers to read shell: ends of expansions, words of a value, numbers, branches. Pure."""
+"""Helpers to read shell scripts: ends of expansions, words of a value, arithmetic, branches. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ _OPERATORS |= {ast.Mult: operator.mul, ast.Div: operator.floordiv, ast.Mod: oper
 
 
 def number_of(node: ast.expr) -> int:
-    """Evaluate an expression of whole numbers from 0 to 2**63."""
+    """Evaluate an arithmetic expression of whole numbers.
+
+    Raises:
+        ValueError: the expression has another form, or a result is negative or not below 2**63.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
@@ -26,16 +30,23 @@ def number_of(node: ast.expr) -> int:
 
 
 _LONGEST = 4096
-"""Maximum characters of a value for pattern matching. Paths are shorter."""
+"""Maximum number of characters of a value that is matched with patterns. The limit is enough for paths."""
 
 
 def is_quick(value: str, pattern: str) -> bool:
-    """Return whether matching a pattern is fast: each further star multiplies the time."""
+    """Return whether matching `value` with `pattern` is fast.
+
+    Each further `*` in the pattern multiplies the time, so that long values and patterns with many `*` are slow.
+    """
     return len(value) <= _LONGEST and pattern.count("*") <= 3
 
 
 def changed(value: str, how: str) -> str | None:
-    """Apply `${value%.yaml}` and similar to a known value; None if `how` is not supported."""
+    """Return `value` changed by a parameter expansion of the shell; None if the expansion is not supported.
+
+    Args:
+        how: part of the expansion after the variable's name, such as `%.yaml` in `${FILE%.yaml}`.
+    """
     if match := re.fullmatch(r"(%%?|##?)(.*)", how, re.DOTALL):
         return _trimmed(value, match[1], match[2]) if is_quick(value, match[2]) else None
     if match := re.fullmatch(r":\s*(\d+)(?::\s*(\d+))?", how):
@@ -49,7 +60,10 @@ def changed(value: str, how: str) -> str | None:
 
 
 def _trimmed(value: str, sign: str, pattern: str) -> str:
-    """Remove the shortest, or longest (`%%`, `##`), matching suffix or prefix."""
+    """Remove the suffix (`%`) or prefix (`#`) of `value` that matches `pattern`.
+
+    A single sign removes the shortest match, a double sign (`%%`, `##`) the longest.
+    """
     places = range(len(value) + 1)
     if sign[0] == "%":
         found = [at for at in places if fnmatch.fnmatchcase(value[at:], pattern)]
@@ -59,7 +73,12 @@ def _trimmed(value: str, sign: str, pattern: str) -> str:
 
 
 def path_printed(words: list[str], here: str) -> str | None:
-    """Return the output of `pwd`, `dirname A`, `basename A .b` or `cd A && pwd` in the folder `here`, if known."""
+    """Return the output of `pwd`, `dirname A`, `basename A .b` or `cd A && pwd`; None if it is not known.
+
+    Args:
+        words: words of the command.
+        here: current folder; empty if unknown.
+    """
     match words:
         case ["pwd"] | ["pwd", "-P"]:
             return here or None
@@ -80,7 +99,7 @@ _HEREDOC = re.compile(
 
 
 def heredoc(text: str) -> tuple[str, bool] | None:
-    """Return the here-document of a command, and whether its variables are expanded."""
+    """Return the here-document of a command, and whether the shell expands variables in it; None if there is none."""
     match = _HEREDOC.search(text)
     if match is None:
         return None
@@ -88,12 +107,12 @@ def heredoc(text: str) -> tuple[str, bool] | None:
 
 
 def is_known(words: list[str]) -> bool:
-    """Return whether the shell would expand nothing in `words`."""
+    """Return whether the words contain nothing that the shell would expand."""
     return not any(re.search(r"[$`*?\[\]{}~\n\r\x00]", word) for word in words)
 
 
 def branch(node: Any) -> tuple[Any | None, list[Any]]:
-    """Return the condition and statements of an if, elif or else."""
+    """Return the condition (None for `else`) and the statements of an `if`, `elif` or `else` branch."""
     conditions: list[Any] = []
     body: list[Any] = []
     past = node.type == "else_clause"
@@ -106,7 +125,7 @@ def branch(node: Any) -> tuple[Any | None, list[Any]]:
 
 
 def end_of(text: str, at: int) -> int:
-    """Return the end of the expansion that begins at `at`."""
+    """Return the index after the end of the shell expansion (`$NAME`, `${...}`, `$(...)`) that begins at index `at`."""
     opened = text[at + 1 : at + 2]
     if opened not in ("{", "("):
         match = re.compile(r"[A-Za-z_]\w*|\d|.?", re.DOTALL).match(text, at + 1)
@@ -120,7 +139,7 @@ def end_of(text: str, at: int) -> int:
 
 
 def split_words(text: str) -> list[str]:
-    """Split an unquoted value into words; each `$(...)` or `${...}` stays whole."""
+    """Split an unquoted value into words at blanks. Blanks within `$(...)`, `${...}` or backticks do not split."""
     found, at, begun = [""], 0, False
     while at < len(text):
         if text[at] == "$" and text[at + 1 : at + 2] in ("(", "{"):
@@ -140,12 +159,12 @@ def split_words(text: str) -> list[str]:
 
 
 def assigned_in(node: Any) -> set[str]:
-    """Return the variables that a statement may set."""
+    """Return the names of the variables that a statement may set."""
     found, left = set(), [node]
     while left:
         one = left.pop()
         if one.type == "function_definition":
-            continue  # sets variables only when called
+            continue  # a function sets variables only when it is called
         if one.type in ("variable_assignment", "for_statement"):
             name = one.child_by_field_name("name" if one.type == "variable_assignment" else "variable")
             if name is not None:
@@ -157,7 +176,10 @@ def assigned_in(node: Any) -> set[str]:
 
 
 def shown(command: str) -> str:
-    """Return the beginning of a command for messages, with its length and the exports in its further lines."""
+    """Return the beginning of a command for messages.
+
+    If the command is long, its length is added, and the names of the variables that its further lines export.
+    """
     first, _, rest = command.strip().replace("\\\n", " ").partition("\n")
     if rest and not re.match(r"(for|while|until|if|case|\(|\{)\b", first):
         first, rest = f"{first} {rest}", ""
@@ -169,16 +191,17 @@ def shown(command: str) -> str:
 
 SIMPLE = {"command", "variable_assignment", "declaration_command", "unset_command", "test_command"}
 SIMPLE |= {"negated_command", "pipeline", "redirected_statement"}
-"""Types of statements that contain no other statements, except pipes."""
+"""Types of syntax tree nodes for simple statements. Only pipelines and redirected statements contain other simple
+statements."""
 _BODIES = {"compound_statement", "subshell", "do_group", "if_statement", "elif_clause", "else_clause", "list", "ERROR"}
 _BODIES |= {"case_statement", "case_item", "for_statement", "c_style_for_statement", "while_statement", "program"}
 _BODIES |= {"function_definition", "variable_assignments"}
 _HEADED = {"for_statement": {"do_group"}, "c_style_for_statement": {"do_group", "compound_statement"}}
-"""Statements and their only children that are statements."""
+"""Types of nodes of `for` loops, with the types of their children that contain the loop's statements."""
 
 
 def statements_of(root: Any) -> dict[int, tuple[str, int]]:
-    """Return text and line of each simple statement of a script, by its first byte."""
+    """Return text and line of each simple statement of a script, by the position of the statement's first byte."""
     found: dict[int, tuple[str, int]] = {}
     left = [root]
     while left:
@@ -198,14 +221,14 @@ def statements_of(root: Any) -> dict[int, tuple[str, int]]:
 
 
 def lines_apart(command: Any) -> list[Any]:
-    """Return assignments on separate lines that the parser has joined with a command."""
+    """Return assignments that the parser has joined with a command, although they are on earlier lines of their own."""
     named = [child for child in command.named_children if child.type == "variable_assignment"]
     called = command.child_by_field_name("name") if command.type == "command" else None
     if called is None:
         return []
 
     def ends(start: int) -> bool:
-        """Return whether a line without a final backslash ends before the command."""
+        """Return whether a line without a backslash at its end ends between position `start` and the command."""
         between = command.text[start - command.start_byte : called.start_byte - command.start_byte].decode()
         return re.search(r"(?<!\\)\n", between) is not None
 
@@ -213,6 +236,9 @@ def lines_apart(command: Any) -> list[Any]:
 
 
 def rest_of(command: Any) -> Any:
-    """Return the first part of a command after `lines_apart`, or the command itself."""
+    """Return the first part of a command that follows the assignments of `lines_apart`.
+
+    Without such assignments, the command itself is returned.
+    """
     apart = lines_apart(command)
     return next(one for one in command.children if one.start_byte > apart[-1].start_byte) if apart else command

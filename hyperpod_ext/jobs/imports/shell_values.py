@@ -1,4 +1,4 @@
-"""Known values of a shell script: words, variables, arrays, numbers, conditions. Pure."""
+"""Evaluates a shell script as far as its values are known: words, variables, arrays, arithmetic, conditions. Pure."""
 
 from __future__ import annotations
 
@@ -24,60 +24,63 @@ _CLUSTER = "/opt/sagemaker_cluster"
 _EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
 _QUOTED = "raw_string"
 _OF_SLURM = r"\$\{?SLURM_\w+\}?"
-"""Variables of Slurm that each task has, too."""
+"""Pattern of a variable that Slurm also sets in the environment of each task."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 LONGEST = 100_000
-"""Maximum characters of a value. Job files have shorter values."""
+"""Maximum number of characters of a variable's value. The limit is enough for job files."""
 
 
 @dataclass
 class Script:
-    """Findings in a script; lines are counted from 1."""
+    """Findings in a shell script that was analysed without running it. Lines are counted from 1."""
 
     exports: dict[str, tuple[str, int]] = field(default_factory=dict)
     steps: list[tuple[list[str], int]] = field(default_factory=list)
     """Words of the commands that start workers: srun, or a launcher."""
     others: list[tuple[str, int]] = field(default_factory=list)
-    """All other commands."""
+    """All other commands that the reader does not follow or interpret."""
     prepare: list[list[str]] = field(default_factory=list)
-    """Commands before the first step that create folders and files from known words."""
+    """Commands before the first step that prepare folders and files, and whose words are all known."""
     strict: bool = False
-    """Whether a failed command ends the script, `set -e`."""
+    """Whether a failed command ends the script, because it contains `set -e`."""
     hidden: list[tuple[str, int]] = field(default_factory=list)
-    """Steps in loops and other statements that are not followed."""
+    """Loops and other statements that contain a step but are not followed."""
     folders: list[str | None] = field(default_factory=list)
-    """Folder of each step, if the script has changed to a known folder."""
+    """Current folder at each step; None means the folder of the submission, or an unknown folder."""
     alone: list[tuple[list[str], int]] = field(default_factory=list)
     """Commands in `others` that start a Python file without a launcher."""
     in_background: set[int] = field(default_factory=set)
-    """Lines of steps that run in the background."""
+    """Line numbers of steps that run in the background."""
     literal: set[str] = field(default_factory=set)
-    """Words of steps in single quotes. The program may expand these words; the script does not."""
+    """Words in single quotes, in which the shell of the script expands nothing, but a started program may."""
     notes: list[tuple[str, int]] = field(default_factory=list)
-    """Assumptions that may be wrong when the job runs."""
+    """Sentences about assumptions of the reader that may be wrong when the job runs."""
     remarks: list[tuple[str, int]] = field(default_factory=list)
-    """Conclusions that hold when the job runs."""
+    """Sentences about conclusions of the reader that are also true when the job runs."""
     statements: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Text and line of every simple statement, by its first byte."""
+    """Text and line of every simple statement, by the position of its first byte in the script."""
     used: set[int] = field(default_factory=set)
-    """Statements that the findings depend on."""
+    """Positions of the statements on which the findings depend."""
 
     assigned: set[str] = field(default_factory=set)
-    """Variables that the script may set."""
+    """Names of the variables that the script may set."""
 
     def unused(self) -> list[tuple[str, int]]:
-        """Return the statements that no finding depends on."""
+        """Return text and line of the statements on which no finding depends."""
         return [one for at, one in self.statements.items() if at not in self.used]
 
 
 class TooLongError(Exception):
-    """Raised when a few lines would exhaust memory: doubling values, recursive functions."""
+    """Raised when a value is too long or too many statements run.
+
+    A few lines that double a value, or call a function recursively, could otherwise exhaust memory.
+    """
 
 
 class _Variables(dict[str, list[str]]):
-    """Values by name; records the read names."""
+    """Values of shell variables, by name. Records in `read` which variables were read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -97,26 +100,28 @@ class _Variables(dict[str, list[str]]):
 
 
 class Values:
-    """Variables at one place of a script, and the values of words and conditions there."""
+    """Variables at the current statement of a script, and evaluation of words and conditions with these variables."""
 
     def __init__(self) -> None:
         self.found = Script()
         self.values = _Variables()
         self.line = 1
         self.at = 0
-        """First byte of the current statement."""
+        """Position of the first byte of the current statement in the script."""
         self._made_by: dict[str, set[int]] = {}
-        """Statements that determine the value of each variable."""
+        """Positions of the statements that determine the value of each variable, by the variable's name."""
         self._calls: set[int] = set()
-        """Followed function calls, and the statements that determine their arguments."""
+        """Positions of the function calls that are being followed, and of the statements that determine their
+        arguments."""
         self._sets: str | None = None
-        """Variable being assigned."""
+        """Name of the variable to which the current statement assigns a value; None for other statements."""
         self._functions: dict[str, Any] = {}
         self._arguments: list[str] | None = None
-        """Arguments of the innermost function; None outside, where they are the file's arguments."""
+        """Arguments of the innermost function that is being followed; None outside of functions, where `$1` is an
+        argument of the script."""
 
     def _sources(self) -> set[int]:
-        """Return the current statement and the statements that determine the values it has read."""
+        """Return the positions of the current statement and of the statements that determine the values it has read."""
         return {self.at, *self._calls}.union(*(self._made_by.get(name, ()) for name in self.values.read))
 
     def _use(self) -> None:
@@ -148,7 +153,7 @@ class Values:
         if match is None:
             return self._compared(condition)
         if match[3] not in self.values and match[3].startswith("SLURM"):
-            return (match[2] == "n") != bool(match[1])  # Slurm sets them
+            return (match[2] == "n") != bool(match[1])  # Slurm sets variables whose names begin with SLURM
         if match[3] not in self.values:
             how = HOW.format(name=match[3])
             self.found.notes.append((f"{match[3]}: not set in the file: assumed to be empty ({how})", self.line))
@@ -156,13 +161,13 @@ class Values:
         return (empty == (match[2] == "z")) != bool(match[1])
 
     def _compared(self, condition: str) -> bool | None:
-        """Evaluate `[ A -le B ]`, `[ A = B ]` or `(( A < B ))` of two known values."""
+        """Evaluate a comparison such as `[ A -le B ]`, `[ A = B ]` or `(( A < B ))`; None if a value is not known."""
         if numbers := re.fullmatch(r"\(\(\s*(\w+|\$\{?\w+\}?)\s*([<>=!]=|[<>])\s*(\w+|\$\{?\w+\}?)\s*\)\)", condition):
             left, right = (one if re.match(r"[$\d]", one) else f"${one}" for one in (numbers[1], numbers[3]))
             condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
         match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
         if match is None or re.search(r"\$\{?\d", condition):
-            return None  # arguments of the file
+            return None  # compares an argument of the script, which is unknown
         left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
         if re.search(r"[$`*?\[]", left + right):
             return None
@@ -242,13 +247,17 @@ class Values:
         return [self._expand(text).replace("\\", "") if "$(" not in text else text]
 
     def _given(self, first: int = 1) -> list[str]:
-        """Return `$@` or `${@:2}`: arguments of the function or the file."""
+        """Return the values of `$@` or `${@:2}`: the arguments of the current function or of the script.
+
+        Args:
+            first: number of the first argument to return, counted from 1.
+        """
         if self._arguments is None:
             self._note("$@: arguments of the file in the sbatch command: assumed to be none")
         return list(self._arguments or [])[max(first - 1, 0) :]
 
     def _argument(self, name: str) -> str:
-        """Return `$1`: an argument of the function or the file."""
+        """Return the value of an argument such as `$1`, of the current function or of the script."""
         if self._arguments is not None:
             return self._arguments[int(name) - 1] if int(name) <= len(self._arguments) else ""
         self._note(
@@ -257,12 +266,15 @@ class Values:
         return ""
 
     def _note(self, text: str) -> None:
-        """Note once that a used value is not in the file."""
+        """Add the note `text` with the current line, unless the same note exists already."""
         if not any(text == other for other, _line in self.found.notes):
             self.found.notes.append((text, self.line))
 
     def _words_of(self, command: Any) -> list[str]:
-        """Return the words of a command. Join words without a gap: the parser splits `$A/$1`."""
+        """Return the words of a command.
+
+        The parser splits words such as `$A/$1` into several nodes, so adjacent nodes are joined into one word.
+        """
         found: list[str] = []
         children = [child for child in command.children if child.is_named and not child.type.endswith("redirect")]
         at = 0
@@ -277,19 +289,23 @@ class Values:
         return found
 
     def _unquoted(self, text: str) -> str:
-        """Expand text between double quotes."""
+        """Return `text`, which was between double quotes, with variables and escaped quotes expanded."""
         return self._expand(text).replace('\\"', '"')
 
     def _array(self, name: str, sign: str = "@") -> list[str]:
-        """Return an array. An unset array is empty, because the environment cannot contain arrays."""
+        """Return the items of the array `name`.
+
+        An array that the script does not set is empty, because the environment of a script cannot contain arrays. An
+        array that may be set in a statement that is not followed is returned as written.
+        """
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
-            return [f"${{{name}[{sign}]}}"]  # set in a statement that is not followed: a loop, mapfile
+            return [f"${{{name}[{sign}]}}"]  # the array may be set in a statement that is not followed
         if name not in self.values:
             self.found.remarks.append((f"{name}: this array is not set in the file, so it is empty", self.line))
         return list(self.values.get(name, []))
 
     def _expand(self, text: str) -> str:
-        """Expand known variables and defaults; keep the rest as written."""
+        """Return `text` with known variables and defaults expanded. Unknown parts stay as written."""
         found, at = "", 0
         while at < len(text):
             if text[at] != "$" or (at and text[at - 1] == "\\"):
@@ -300,7 +316,7 @@ class Values:
             part, read = text[at:end], set(self.values.read)
             found += (value := self._value(part))
             if value == part:
-                self.values.read = read  # reads of this branch are not recorded
+                self.values.read = read  # unknown: do not record what was read to evaluate this part
             at = end
         return found
 
@@ -322,7 +338,7 @@ class Values:
         if match[2] is None:
             return "" if name in self.values else part
         if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
-            return part  # each node has its own
+            return part  # e.g. PATH=${PATH:-...}: each node has its own value
         default = self._expand(match[3]).strip("\"'")
         self.found.notes.append((f"{name}: its default {default!r} is used", self.line))
         if "=" in match[2]:
@@ -330,7 +346,10 @@ class Values:
         return default
 
     def _printed(self, command: str) -> str | None:
-        """Return the output of a command in `$(...)` if known: a path, or a word under a condition."""
+        """Return the output of a command in `$(...)`: a path, a here-document, or a word under a condition.
+
+        Returns None if the output is not known.
+        """
         if (printed := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
             holds = self._holds(printed[1])
             return None if holds is None else self._expand(printed[2].strip().strip("\"'")) if holds else ""
@@ -343,7 +362,7 @@ class Values:
         return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None
 
     def _changed(self, part: str) -> str | None:
-        """Expand `${A##*/}`, `${#A}` and `${A[1]}` of known values."""
+        """Return the value of an expansion such as `${A##*/}`, `${#A}` or `${A[1]}`; None if it is not known."""
         if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[([*@])\]\}", part):
             return " ".join(self._array(array[1], array[2]))
         match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)
@@ -361,7 +380,7 @@ class Values:
         return changed(value, self._expand(match[4])) if match[4] else value
 
     def _worked_out(self, part: str) -> str:
-        """Evaluate `$((2 * NODES))`; return it as written if a part is unknown."""
+        """Return the value of an arithmetic expression such as `$((2 * NODES))`; as written if a part is unknown."""
         inner = part.removeprefix("$((").removesuffix("))")
         filled = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda match: " ".join(self.values.get(match[1], ["?"])), inner)
         if not re.fullmatch(r"[\d\s()*/%+-]{1,200}", filled):

@@ -1,4 +1,4 @@
-"""Model of a job's report, which report.json contains and `hp-ext report -o json` prints."""
+"""Models of a job's report (report.json, also printed by `hp-ext report -o json`) and of small records of jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Number = FiniteFloat
 Seconds = Annotated[float, Field(ge=-_LONGEST_S, le=_LONGEST_S)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Losses = dict[Annotated[str, Field(pattern=r"^\d{1,18}$", description="Number of a step.")], Number | None]
-"""One value per step, by the step's number."""
+"""Loss of each step, by the step's number; None if the loss is not a finite number."""
 
 
 class Output(BaseModel):
@@ -27,33 +27,33 @@ class ProblemOutput(Output):
 
     message: str
     path: str
-    """Dotted path of the field, `checkpoint.tiers.1.every_steps`. Empty if the mistake is not in a single field."""
+    """Dotted path of the wrong field, such as `checkpoint.tiers.1.every_steps`; empty if no single field is wrong."""
     source: str
-    """File or option that the value comes from."""
+    """File or option that contains the mistake."""
     line: int | None
-    """Line in `source`, counted from 1."""
+    """Line of the mistake in `source`, counted from 1."""
     hint: str
-    """How to fix it."""
+    """How to fix the mistake."""
     rule: str
-    """Id of the rule, for `hp-ext explain`. Empty if no rule found the mistake."""
+    """Id of the rule that found the mistake, for `hp-ext explain`; empty if the mistake was found otherwise."""
 
 
 class ErrorDetails(Output):
-    """Why a command or a job failed."""
+    """The error of a failed command or job."""
 
     code: str
-    """Name of the error's class, `ConfigError`."""
+    """Name of the error's class, such as `ConfigError`."""
     message: str
     hint: str
     """Recommended action."""
     exit_code: int | None = None
-    """Exit code of the command."""
+    """Exit code of the failed command."""
     problems: list[ProblemOutput] | None = None
-    """All mistakes of a ConfigError."""
+    """All mistakes that a ConfigError reports; None for other errors."""
 
 
 class StatusFile(Output):
-    """status.json of a local job."""
+    """Content of status.json of a local job."""
 
     name: str
     state: str
@@ -64,7 +64,7 @@ class StatusFile(Output):
 
 
 class SlurmRecord(Output):
-    """Record of a job that this machine has submitted to Slurm."""
+    """Record of a job that this machine submitted to Slurm, stored on this machine."""
 
     id: str
     cluster: str
@@ -75,29 +75,29 @@ class SlurmRecord(Output):
 
 
 class TrainingJobRecord(Output):
-    """Record of a training job that this machine has created at SageMaker."""
+    """Record of a training job that this machine created at SageMaker, stored on this machine."""
 
     job_name: str
     region: str
 
 
 class FaultReport(Output):
-    """One fault."""
+    """One fault of a rank or node of the job."""
 
     t: Seconds | None = None
     """Seconds after the start of the job."""
     rank: Count
     node: Count
     step: Count
-    """Step that the rank was in."""
+    """Step in which the rank was when the fault occurred."""
     cause: str
     phase: str = ""
     kind: str = ""
-    """Kind of the fault, as in docs/faults.md. Empty if unknown."""
+    """Kind of the fault, one of the kinds in docs/faults.md; empty if unknown."""
 
 
 class RecoveryReport(Output):
-    """One recovery: from a fault to the first new step."""
+    """One recovery, from a fault until the first step that was completed after it."""
 
     generation: Count
     t: Seconds | None = None
@@ -106,23 +106,24 @@ class RecoveryReport(Output):
     """The first fault of the recovery."""
     escalation_level: str = ""
     silent_s: Seconds | None = None
-    """Seconds from the last sign of progress until the fault was detected."""
+    """Seconds from the job's last sign of progress (a step begun or completed by any rank) until the fault was
+    detected; null if there was no progress before the fault."""
     resumed_step: Count
-    """Step after which training continued."""
+    """Last completed step after which training continued."""
     steps_lost: Count
     source: str
-    """Tier that the failed rank's state was restored from. Empty if nothing was restored."""
+    """Tier from which the failed rank's state was restored; empty if no state was restored."""
     survivor_pids_kept: bool
     """Whether every healthy rank kept its process."""
     phases: dict[str, Seconds | None]
-    """Seconds of each phase, in order; null if the phase was not reached."""
+    """Duration of each phase of the recovery in seconds, in order; null if the phase was not reached."""
     seconds: Seconds
     timeline: dict[str, list[tuple[str, Seconds, Seconds]]] = {}
-    """Phases of each rank: name, start after `t`, duration."""
+    """Phases of each rank during the recovery: name, start in seconds after `t`, and duration in seconds."""
 
 
 class ResizeReport(Output):
-    """One change of the number of nodes."""
+    """One change of the job's number of nodes."""
 
     of: Count
     nodes: Count
@@ -131,7 +132,7 @@ class ResizeReport(Output):
     step: Count
     cause: str
     pause_s: Seconds
-    """Seconds without a step."""
+    """Seconds between the last step before the resize and the first step after it."""
     pids_kept: bool
     local_share: Share
     phases: dict[str, Seconds]
@@ -141,7 +142,7 @@ class ResizeReport(Output):
 
 
 class ContinuedReport(Output):
-    """A period of steps with missing ranks."""
+    """A period of steps during which the job trained without its lost ranks."""
 
     first_step: Count
     last_step: Count
@@ -150,11 +151,11 @@ class ContinuedReport(Output):
     pause_s: Seconds
     samples: str | None
     differs: str
-    """Why the weights differ from the weights of a run without faults. Empty if they do not differ."""
+    """Reason why the final weights differ from the weights of a run without faults; empty if they do not differ."""
 
 
 class TierReport(Output):
-    """Copies of one node in one tier."""
+    """Copies of one node's snapshots in one tier."""
 
     tier: str
     node: Count
@@ -163,11 +164,12 @@ class TierReport(Output):
     skipped: Count
     last_error: str | None
     behind: list[tuple[Seconds, Count]]
-    """Points of a chart: seconds after the start, and steps behind the newest step."""
+    """Points of a chart over time: seconds after the job's start, and steps by which the newest copy in the tier is
+    older than the newest step."""
 
 
 class AdviceReport(Output):
-    """A change that would have saved time."""
+    """Advice: a change of the spec or cluster that would have saved time."""
 
     rule: str
     text: str
@@ -182,25 +184,25 @@ def _of_equal_length(shares: dict[str, list[float]]) -> dict[str, list[float]]:
 
 
 class OverTime(Output):
-    """Shares of phases in equal parts of the job."""
+    """Share of each phase in the job's time, over the course of the job. The job's time is divided into equal parts."""
 
     part_s: Seconds
-    """Length of one part in seconds."""
+    """Length of one part of the job's time in seconds."""
     shares: Annotated[dict[str, list[Share]], AfterValidator(_of_equal_length)]
-    """Share of each phase in each part."""
+    """Share of each phase (0 to 1) in each part of the job's time."""
 
 
 class Restores(Output):
-    """State that ranks restored from one source."""
+    """State that ranks restored from one source, such as a tier."""
 
     restores: Count
     bytes_moved: Count
-    """Bytes that came from other nodes."""
+    """Bytes of state that came from other nodes."""
     bytes_local: Count
 
 
 class Snapshots(Output):
-    """Counts and times of the ranks' snapshots."""
+    """Number and duration of the snapshots of all ranks."""
 
     count: Count
     mean_s: Seconds
@@ -208,23 +210,24 @@ class Snapshots(Output):
 
 
 class Capacity(Output):
-    """Nodes of the job."""
+    """Numbers of nodes and spares of the job, and time lost because nodes were missing."""
 
     nodes: Count
     spares: Count
     missing_node_s: Seconds
-    """Node-seconds of lost nodes, plus those of all nodes while the job waited for a node."""
+    """Node-seconds for which lost nodes were missing, plus the node-seconds of all nodes while the job waited for a
+    node."""
 
 
 class DurableTier(Output):
-    """A durable tier."""
+    """A durable tier, and the newest step that is complete in it."""
 
     tier: str
     newest_step: Count | None
 
 
 class Undisturbed(Output):
-    """The run without faults that this run is compared with."""
+    """The run without faults with which this run is compared."""
 
     name: str | None = None
     state: str | None = None
@@ -235,9 +238,9 @@ class Undisturbed(Output):
 
 
 class ReportOutput(Output):
-    """Report of an ended job, from `hp-ext report` and in report.json of the run folder.
+    """Report of a job: the output of `hp-ext report -o json`, and the content of report.json in the run folder.
 
-    Reports of earlier versions lack the fields that have a default.
+    Fields with a default may be missing in reports that earlier versions wrote.
     """
 
     name: str | None = None
@@ -249,7 +252,7 @@ class ReportOutput(Output):
     training_job: str | None = None
     """Name of the training job at SageMaker."""
     model: str | None = None
-    """S3 object of the model that SageMaker stored."""
+    """URI of the S3 object in which SageMaker stored the model."""
     starts: Count | None = None
     """Number of times that Slurm started the job."""
     state: str
@@ -258,16 +261,16 @@ class ReportOutput(Output):
     world_size: Count
     generations: Count
     steps: Count
-    """Number of steps that the job made."""
+    """Number of the last completed step."""
     resumed_step: Count = 0
-    """Step of an earlier run after which the job continued. 0 if it started with the first step."""
+    """Step of an earlier run after which this job continued. 0 if this job started with the first step."""
     resumed_from: str = ""
-    """Checkpoint that the job continued from."""
+    """Checkpoint from which the job continued; empty if the job started with the first step."""
     steps_lost: Count
     goodput: Share
-    """Share of wall time that was spent on kept steps, 0 to 1."""
+    """Share of wall time (0 to 1) that was spent on steps whose work was kept."""
     seconds: dict[str, Seconds]
-    """Wall time and its parts."""
+    """Wall time of the job and its parts, in seconds."""
     recoveries: list[RecoveryReport]
     resizes: list[ResizeReport] = []
     continued: list[ContinuedReport] = []
@@ -280,29 +283,29 @@ class ReportOutput(Output):
     """Steps that the NaN guard skipped."""
     losses: Losses
     metrics: dict[str, Number | None] = {}
-    """Values logged for the whole run."""
+    """Values that the script logged for the whole run, without a step."""
     differs_by_rank: list[str] = []
-    """Values that ranks logged differently."""
+    """Names of logged values that differ between ranks."""
     weights: str
-    """Digest of the final weights. Empty if the digest of any rank is unknown."""
+    """Digest of the final weights; empty if the digest of any rank is unknown."""
     capacity: Capacity | None = None
     pids: dict[str, Count] = {}
-    """Last process id of each rank."""
+    """Process id of the newest process of each rank."""
     phases: dict[str, dict[str, Seconds]] = {}
-    """Seconds of each phase, by rank."""
+    """Seconds that each rank spent in each phase, by rank."""
     over_time: OverTime | None = None
     tiers: list[TierReport] = []
     traffic: dict[str, Restores] = {}
-    """Restored state, by source."""
+    """State that ranks restored, by source."""
     snapshots: Snapshots | None = None
     durable: list[DurableTier] = []
     in_no_snapshot: list[str] = []
-    """Objects that changed and are in no snapshot."""
+    """Names of objects that changed during training but are in no snapshot."""
     unseeded_loaders: list[str] = []
-    """DataLoaders without their own generator."""
+    """Names of DataLoaders without their own random generator, which may draw other random numbers after a fault."""
     warnings: list[str] = []
     loss_equal: bool | None = None
-    """Whether losses are equal to the losses of the run without faults; null if not compared."""
+    """Whether all losses are equal to the losses of the run without faults; null if not compared."""
     weights_equal: bool | None = None
     undisturbed: Undisturbed | None = None
     advice: list[AdviceReport] = []

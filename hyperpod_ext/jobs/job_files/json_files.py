@@ -1,4 +1,4 @@
-"""JSON files of jobs, checked before use: a full disk may have cut them off, or a user changed them."""
+"""JSON files of jobs, which are checked because a full disk may have truncated a file, or a user may have edited it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 _MOST_NAMED = 10
-"""Maximum number of wrong fields in one error."""
+"""Maximum number of wrong fields that one error names."""
 _HINT = "the file was truncated or edited: restore or remove it"
 
 
@@ -26,7 +26,7 @@ def read_object(file: Path, hint: str = _HINT) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: it is not a JSON object.
+        ConfigError: the content is not a JSON object.
     """
     return _load(file, hint)[1]
 
@@ -36,7 +36,7 @@ def read_model(file: Path, model: type[M]) -> M:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: a field is missing, unknown or has a wrong value. The error names each.
+        ConfigError: a field is missing, unknown or has a wrong value. The error names each wrong field.
     """
     from pydantic import ValidationError
 
@@ -50,11 +50,13 @@ def read_model(file: Path, model: type[M]) -> M:
 
 
 def read_checked(file: Path, model: type[BaseModel], hint: str = _HINT) -> dict[str, Any]:
-    """Return the JSON object in a file, if its fields have the types of `model`. Later versions may add fields.
+    """Return the JSON object in a file, after a check that its fields have the types of `model`.
+
+    Unknown fields are accepted, because later versions may have added fields.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ConfigError: a field is missing or has a wrong value. The error names each.
+        ConfigError: a field is missing or has a wrong value. The error names each wrong field.
     """
     from pydantic import ValidationError
 

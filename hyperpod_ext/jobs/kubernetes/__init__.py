@@ -1,1 +1,1 @@
-"""Targets hyperpod-eks and kubeflow, and their shared parts: pods, sizes, and kinds of jobs."""
+"""Targets hyperpod-eks and kubeflow, and the parts that both share: pods, their sizes, and kinds of job objects."""

@@ -1,4 +1,4 @@
-"""Details of a job besides its status, and command lines of kubectl for its pods."""
+"""Details of a job on Kubernetes (conditions, pods, events), and kubectl's command lines for its pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hyperpod_ext.jobs.kubernetes.jobs import client_of, kind_of, logs_of
 
 
 def details(handle: JobHandle) -> dict[str, Any]:
-    """Return `conditions`, `pods` and `events` of a job, the oldest event first.
+    """Return the conditions of a job, its pods, and its events from oldest to newest.
 
     Raises:
         NotFoundError: there is no such job.
@@ -36,7 +36,11 @@ def details(handle: JobHandle) -> dict[str, Any]:
 
 
 def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[str, Any]]:
-    """Return the pods of a job, sorted by number; with `running`, only running pods that are not terminating."""
+    """Return the pods of a job, sorted by the number in their names.
+
+    Args:
+        running: return only pods that are running and not terminating.
+    """
     pods = logs_of(kind_of(handle), client, handle.name).pods()
     if not running:
         return pods
@@ -45,7 +49,7 @@ def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[st
 
 
 def kept_spec(handle: JobHandle) -> JobConfig | None:
-    """Return the spec in the job's annotation, if any.
+    """Return the spec in the annotation of a job; None if it has no spec that this version can read.
 
     Raises:
         NotFoundError: there is no such job.
@@ -56,17 +60,22 @@ def kept_spec(handle: JobHandle) -> JobConfig | None:
 
 
 def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
-    """Implement `targets.Shell`."""
+    """Return the kubectl command that runs `words` in a pod of the job, as `targets.Shell` defines it."""
     return in_pod(handle, _pod_of(handle, node), words, terminal=terminal)
 
 
 def forward_command(handle: JobHandle, node: int, ports: Sequence[str]) -> list[str]:
-    """Implement `targets.Ports`."""
+    """Return the kubectl command that forwards ports of a pod of the job, as `targets.Ports` defines it."""
     return [*_kubectl(handle), "port-forward", f"pod/{_pod_of(handle, node)}", *ports]
 
 
 def in_pod(handle: JobHandle, pod: str, words: Sequence[str], *, terminal: bool = False) -> list[str]:
-    """Return the command line that runs `words` in a pod of the job."""
+    """Return the kubectl command that runs `words` in a pod of the job.
+
+    Args:
+        pod: name of the pod.
+        terminal: whether the command is interactive and needs a terminal.
+    """
     return [*_kubectl(handle), "exec", "-it" if terminal else "-i", pod, "--", *words]
 
 

@@ -1,4 +1,4 @@
-"""Target `hyperpod-eks`: a HyperPodPyTorchJob for the HyperPod training operator on Amazon EKS."""
+"""Target `hyperpod-eks`: runs a job as a HyperPodPyTorchJob, under the HyperPod training operator on Amazon EKS."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ INSTEAD = {
 
 
 def capabilities() -> Capabilities:
-    """Return the capabilities of the operator and the runtime under it."""
+    """Return the capabilities of target `hyperpod-eks`."""
     return Capabilities(
         orchestrator="eks",
         pod_suffix="-nodes-00000",
@@ -60,14 +60,15 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """Render `network-policy.yaml` and `job.yaml`."""
+    """Return the files `network-policy.yaml` (unless the spec disables it) and `job.yaml`."""
     from hyperpod_ext.jobs.kubernetes.hyperpod_eks_render import render_files
 
     return render_files(job, cluster)
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Yield problems of the launcher, of ports and variables that the operator uses, and of the overlay."""
+    """Yield a problem for each field that the launcher does not support, or that conflicts with the operator, and for
+    each wrong field of the overlay."""
     yield from _of_launcher(job)
     yield from _of_ports(job)
     yield from _of_variables(job)
@@ -75,7 +76,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_launcher(job: JobConfig) -> Iterator[Problem]:
-    """Yield settings that `kubernetes.launcher` does not support."""
+    """Yield a problem for each setting that the launcher in `kubernetes.launcher` does not support."""
     if job.kubernetes.launcher != "ours":
         if job.kubernetes.operator_addresses:
             yield Problem(
@@ -125,7 +126,7 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_ports(job: JobConfig) -> Iterator[Problem]:
-    """Yield fields with the port that the operator uses to control pods."""
+    """Yield a problem for each field whose value is the port that the operator uses to control pods."""
     ports = {
         "metrics.port": job.metrics.port if job.metrics is not None else None,
         "rendezvous.port": job.rendezvous.port,
@@ -140,7 +141,8 @@ def _of_ports(job: JobConfig) -> Iterator[Problem]:
 
 
 def _of_variables(job: JobConfig) -> Iterator[Problem]:
-    """Yield fields that set the operator's variable for the number of nodes."""
+    """Yield a problem for each field that sets the environment variable with the number of nodes, which the operator
+    sets itself."""
     only, overlaid = job.kubernetes, job.overlay.kubernetes.container.get("env")
     named = [(f"env.{name}", name) for name in job.env]
     named += [(f"kubernetes.secret_env.{index}.name", one.name) for index, one in enumerate(only.secret_env)]
@@ -155,12 +157,12 @@ def _of_variables(job: JobConfig) -> Iterator[Problem]:
         )
     for path, name in named:
         if name == NODES_OF_OPERATOR:
-            message = f"{name} is set by the operator, and tells ranks the number of nodes"
+            message = f"{name} is set by the operator to the number of nodes"
             yield Problem(message, path=path, hint="remove it, or choose another name")
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the jobs in the namespace of the current context."""
+    """Return the status of all HyperPodPyTorchJobs in the namespace of the kubeconfig's current context."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.list_jobs(HYPERPOD)

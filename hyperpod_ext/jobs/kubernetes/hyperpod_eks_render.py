@@ -1,4 +1,4 @@
-"""Rendering of a JobConfig for HyperPod with EKS: a HyperPodPyTorchJob and its NetworkPolicy. Pure."""
+"""Renders a JobConfig for HyperPod with EKS, as a HyperPodPyTorchJob and a NetworkPolicy. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 LOG_DIR = "/tmp/hyperpod"
-"""Folder of the logs that the operator's log rules read."""
+"""Folder in which hyperpodrun writes the workers' logs. The operator's log rules read these logs."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 LOG_RULE = {
     "name": "name",
@@ -43,7 +43,7 @@ LOG_RULE = {
     "metricEvaluationDataPoints": "data_points",
     "faultOnMatch": "fault_on_match",
 }
-"""Fields of the operator's log rules, and the fields of a spec's log rules."""
+"""Field of a spec's log rule for each field of the operator's log rules."""
 ELASTIC = {
     "minReplicas": "min_nodes",
     "maxReplicas": "max_nodes",
@@ -53,7 +53,7 @@ ELASTIC = {
     "gracefulShutdownTimeoutInSeconds": "graceful_shutdown_s",
     "faultyScaleDownTimeoutInSeconds": "faulty_scale_down_s",
 }
-"""Fields of elasticPolicy, and of `elastic`."""
+"""Field of the spec's section `elastic` for each field of the object's elasticPolicy."""
 RESTARTS = {
     "evalPeriodSeconds": "window_s",
     "numRestartBeforeFullJobRestart": "after_restarts",
@@ -61,9 +61,9 @@ RESTARTS = {
     "maxNumRepeatOffendersToAvoid": "avoid_nodes",
     "scaleUpSnoozeTimeInSeconds": "scale_up_pause_s",
 }
-"""Fields of restartPolicy, and of `relaunch`."""
+"""Field of the spec's section `relaunch` for each field of the object's restartPolicy."""
 LIMITS = {"activeDeadlineSeconds": "run_s", "startupDeadlineSeconds": "start_s", "faultDeadlineSeconds": "fault_s"}
-"""Fields of runPolicy, and of `timeouts`."""
+"""Field of the spec's section `timeouts` for each field of the object's runPolicy."""
 _CHECKPOINTLESS_PORTS = (9000, 9001, 9002, 9003, 9004, 9005)
 _CHECKPOINTLESS_ENV = {
     "HPCT_USE_CONN_DATA": "1",
@@ -71,22 +71,23 @@ _CHECKPOINTLESS_ENV = {
     "INPROCESS_RESTART": "1",
     "TORCH_SKIP_TCPSTORE": "1",
 }
-"""AWS's launch article names HPCT_USE_CONN_DATA and TORCH_SKIP_TCPSTORE, its documentation HPCT_USE_ROOTLESS. Each
-image reads the variables of its version."""
+"""Environment variables of AWS's checkpointless container. AWS's launch article names HPCT_USE_CONN_DATA and
+TORCH_SKIP_TCPSTORE, but AWS's documentation names HPCT_USE_ROOTLESS instead. All three variables are set, because each
+version of the image reads only some of them."""
 _CHECKPOINTLESS_WAIT_S = 1800
-"""AWS's default time for a restart in process, if timeouts.fault_s is unset."""
+"""AWS's default time limit in seconds for an in-process restart, which is used if timeouts.fault_s is not set."""
 _FOR_EVER = -1
 _AGENTS_MEET = 29400
-"""Default port on the first node."""
+"""Default port on the first node at which this project's agents meet."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
-"""Last flags: the pod's fork server starts the script's process."""
+"""Last flags of hyperpodrun, after which the pod's fork server starts the script's process."""
 MONITOR_S = "0.02"
-"""Seconds between hyperpodrun's checks of its processes; torchrun's default is 0.1. A recovery waits three to five
-intervals."""
+"""Seconds between hyperpodrun's checks of its processes. The value is lower than torchrun's default of 0.1, because a
+recovery waits for three to five checks."""
 
 
 def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """Render `network-policy.yaml`, unless the spec disables it, then `job.yaml`."""
+    """Return the text of `network-policy.yaml`, unless the spec disables it, and of `job.yaml`."""
     files = {}
     if job.kubernetes.network_policy:
         policy = network_policy(job, from_operator=True)
@@ -109,13 +110,17 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
 
 
 def title(job: JobConfig) -> str:
-    """Return the first line of the file, a comment for readers."""
+    """Return the first line of the rendered file, a comment that describes the job."""
     ranks = f"{job.nodes} x {job.workers_per_node} = {job.world_size} ranks"
     return f"{job.name}: {ranks}; written by hp-ext, which can write it again from the spec in the annotations."
 
 
 def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
-    """Return the job's image. Short names get AWS's registry; checkpointless jobs default to AWS's image."""
+    """Return the name of the job's image.
+
+    A short name of an AWS image gets AWS's registry in the cluster's region. In mode aws-checkpointless, the default is
+    AWS's image.
+    """
     found = job.image
     if cluster is not None and found is not None:
         found = with_registry(found, cluster.region)
@@ -127,15 +132,15 @@ def image_of(job: JobConfig, cluster: ClusterConfig | None) -> str:
 
 
 def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
-    """Return the start of the container: exec hyperpodrun, which only this operator supports, or our agent."""
+    """Return the container's script and environment. The script starts hyperpodrun or this project's agent."""
     if ours(job):
         return _start_of_ours(job, cluster)
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
-    # only agents that restart processes send SIGUSR1, which announces a new size to elastic jobs
+    # SIGUSR1 announces a new number of nodes to an elastic job. hyperpodrun sends it only without in-process restart.
     in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
     wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
-    if in_process:  # without a limit, a hanging rank would block for ever
+    if in_process:  # the time limit ends ranks that hang during the restart
         flags += ["--inprocess-restart", "--inprocess-timeout", str(math.ceil(wait_s))]
     environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
@@ -160,7 +165,7 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
 
 
 def ours(job: JobConfig) -> bool:
-    """Return whether this project's agent, not hyperpodrun, serves the operator."""
+    """Return whether pods run this project's agent instead of hyperpodrun."""
     return job.kubernetes.launcher == "ours"
 
 
@@ -171,15 +176,15 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
-    if "node_wait_s" not in restart.model_fields_set:  # the default suits local nodes, which are processes
+    if "node_wait_s" not in restart.model_fields_set:  # the default is too short for a new pod
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
-    # the operator itself manages spares and log rules
+    # the agent gets neither spares nor log rules, because the operator itself manages them
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
     return Start(script, image_of(job, cluster), agent_environment(alone), (labels.AGENT_PORT,))
 
 
 def replica_specs(job: JobConfig, start: Start) -> list[dict[str, Any]]:
-    """Return one entry for each group of nodes, or one entry `nodes`."""
+    """Return the object's replicaSpecs: one entry for each group of nodes, or one entry `nodes` without groups."""
     if not job.node_groups:
         most = job.elastic.max_nodes if job.elastic else None
         return [_replica_spec("nodes", job.nodes, most, job.spares, pod_template(job, start, HYPERPOD))]
@@ -200,7 +205,7 @@ def _replica_spec(name: str, replicas: int, most: int | None, spares: int, templ
 
 
 def run_policy(job: JobConfig) -> dict[str, Any]:
-    """Return budgets, limits and log rules."""
+    """Return the object's runPolicy, with numbers of restarts, time limits and log rules."""
     again, limits = job.relaunch, job.timeouts
     return filled(
         {
@@ -217,7 +222,7 @@ def run_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
-    """Return one rule about the output of rank 0."""
+    """Return the spec's log rule number `index` in the operator's format. Log rules read the output of rank 0."""
     rule = job.log_rules[index]
     points = rule.data_points if rule.threshold is not None else None
     more = {"metricEvaluationDataPoints": points, "faultOnMatch": rule.fault_on_match or None}
@@ -225,7 +230,7 @@ def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
 
 
 def elastic_policy(job: JobConfig) -> dict[str, Any]:
-    """Return the bounds for the operator's scaling."""
+    """Return the object's elasticPolicy, the bounds within which the operator scales the job; {} if not elastic."""
     elastic = job.elastic
     if elastic is None:
         return {}
@@ -234,6 +239,10 @@ def elastic_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def _renamed(section: Config, names: dict[str, str]) -> dict[str, Any]:
-    """Return the fields of a section of the spec under the operator's names."""
+    """Return the fields of a section of the spec, renamed to the operator's names.
+
+    Args:
+        names: field of the section for each field of the operator.
+    """
     values = {theirs: getattr(section, ours) for theirs, ours in names.items()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

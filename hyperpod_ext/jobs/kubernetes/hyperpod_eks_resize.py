@@ -1,7 +1,7 @@
-"""Resizing a running HyperPodPyTorchJob: change the bounds within which the operator scales it.
+"""Resizes a running HyperPodPyTorchJob by changing the bounds within which the operator scales the job.
 
-The operator takes all free nodes up to `maxReplicas`. Fewer nodes are a lower maximum; more nodes join when they are
-free. The job's processes restart with their state in memory.
+The operator uses all free nodes up to `maxReplicas`. So a lower maximum removes nodes, and with a higher maximum nodes
+join as soon as they are free. The job's processes restart with their state in memory.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from hyperpod_ext.jobs.kubernetes.jobs import POLL_S, client_of
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, state_of
 
 _TRIES = 5
-"""Attempts of a change if other clients, mostly the operator, change the job at the same time."""
+"""Maximum number of attempts to change a job. An attempt fails if the operator or another client changes the job at the
+same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """Changed bounds of a job."""
+    """A requested resize: the job's bounds have been changed, but its pods have not."""
 
     handle: JobHandle
     client: Client
     name: str
-    """Version of the object with these bounds."""
+    """Version (resourceVersion) of the job's object with the new bounds."""
     nodes: int
     of: int
     pods: int
-    """Running pods after the resize, including spares."""
+    """Number of pods that will run after the resize, including spares."""
     note: str
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Limit the job to `nodes` nodes.
+    """Change the job's bounds so that the operator gives it at most `nodes` nodes.
 
     Raises:
         NotFoundError: there is no such job.
         ConflictError: the job has ended, or other clients keep changing it.
-        ConfigError: this size is not allowed, or the server refuses the bounds.
+        ConfigError: the spec does not allow this number of nodes, or the API server refuses the bounds.
         UnsupportedError: hp-ext did not create the job, so its bounds are unknown.
     """
     client = client_of(handle)
@@ -75,9 +76,9 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, Any]:
-    """Return the object `found` with a maximum of `nodes` nodes. Pure.
+    """Return a copy of the job's object `found` whose maximum is `nodes` nodes. Pure.
 
-    The first groups of nodes keep the most nodes.
+    If the job has groups of nodes, the maximum of the last groups is lowered first.
     """
     changed: dict[str, Any] = copy.deepcopy(dict(found))
     spec = changed["spec"]
@@ -97,11 +98,14 @@ def bounded(found: Mapping[str, Any], job: JobConfig, nodes: int) -> dict[str, A
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the new number of pods runs.
+    """Wait until the requested number of pods runs; return the old and the new number of nodes.
+
+    Args:
+        timeout_s: maximum seconds to wait; None waits without a limit.
 
     Raises:
         ConflictError: the job ended first.
-        WaitTimeoutError: it takes longer than `timeout_s`.
+        WaitTimeoutError: the resize takes longer than `timeout_s`.
     """
     client, name = ordered.client, ordered.handle.name
     deadline = None if timeout_s is None else time.monotonic() + timeout_s

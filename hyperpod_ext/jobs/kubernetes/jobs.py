@@ -1,4 +1,4 @@
-"""Submit, watch and cancel jobs of any kind on Kubernetes."""
+"""Submits, watches and cancels jobs on Kubernetes, of the kinds HyperPodPyTorchJob, PyTorchJob and TrainJob."""
 
 from __future__ import annotations
 
@@ -28,15 +28,20 @@ from hyperpod_ext.jobs.kubernetes.mounts import secret_name
 POLL_S = 2.0
 _CANCEL_TIMEOUT_S = 120.0
 _ORDER = ("NetworkPolicy",)
-"""Created before the job itself."""
+"""Kinds of objects that are created before the job itself."""
 
 
 def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool = False) -> JobHandle:
-    """Create the objects in `files`; with `dry_run`, the server only checks them.
+    """Create the job and its other objects on the server; return the job's handle.
+
+    Args:
+        kind: kind of the job's object.
+        files: name and text of each rendered file.
+        dry_run: let the server check the objects without creating them.
 
     Raises:
-        ConflictError: a job of this name exists; it was not changed.
-        UnknownOutcomeError: a response was lost, and the job may exist.
+        ConflictError: a job with this name already exists, and was not changed.
+        UnknownOutcomeError: a response was lost, and the job may have been created.
     """
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
     objects = [found for text in files.values() for found in read_all(text) if found]
@@ -56,7 +61,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
             else:
                 client.create(path, found, **query)
     except UnknownOutcomeError:
-        raise  # the job may exist, so it needs its policy
+        raise  # the job may exist: keep its network policy
     except HyperpodExtError:
         for path in made:
             client.delete(path)
@@ -65,25 +70,31 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
 
 
 def ensure_secret(client: Client, namespace: str, name: str, job: str) -> None:
-    """Create the job's secret from random bytes, unless it exists. The secret is never deleted, because checkpoints
-    outlive the job."""
+    """Create the job's Secret with random content, unless it exists.
+
+    The Secret is not deleted together with the job, because it signs the job's checkpoints, which are kept.
+    """
     path = f"/api/v1/namespaces/{namespace}/secrets"
     metadata = {"name": name, "labels": {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job}}
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
     try:
         client.create(path, body | {"stringData": {"secret": secrets.token_hex(32)}})
     except ConflictError:
-        return  # checkpoints of an earlier submission are signed with it
+        return  # keep the Secret that signed checkpoints of an earlier submission
 
 
 def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
-    """Return all jobs of this kind in the namespace of the context."""
+    """Return the status of all jobs of this kind in the namespace of a context of the kubeconfig.
+
+    Args:
+        context: name of the context; None: the current context.
+    """
     client = Client(load_access(context))
     return [_status(kind, client, found) for found in client.items(kind.path(client.access.namespace))]
 
 
 def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[Kind]:
-    """Return the kinds that the cluster has.
+    """Return those of `kinds` that the cluster has.
 
     Raises:
         NotFoundError: the cluster has none of these kinds.
@@ -103,7 +114,10 @@ def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[K
 
 
 def kind_of(handle: JobHandle) -> Kind:
-    """Return the kind of the existing job, or the first kind of the target that the cluster has."""
+    """Return the kind of a job's object.
+
+    If no job has the handle's name, the first kind of the target that the cluster has is returned.
+    """
     kinds = kinds_of(handle.target)
     if len(kinds) == 1:
         return kinds[0]
@@ -117,7 +131,7 @@ def kind_of(handle: JobHandle) -> Kind:
 
 
 def status(kind: Kind, handle: JobHandle) -> JobStatus:
-    """Return the status of a job. A failed job has the reason from its pods and the operator."""
+    """Return the status of a job. The error of a failed job comes from the status of its pods and from the operator."""
     client = client_of(handle)
     now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
     if now.state != "failed":
@@ -127,13 +141,17 @@ def status(kind: Kind, handle: JobHandle) -> JobStatus:
 
 
 def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
-    """Return the server's object of `job`."""
+    """Return the object of `job` as the API server has it now."""
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
     return client.get(kind.path(client.access.namespace, job.name))
 
 
 def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
-    """Yield updates every `poll_s` and for new lines, until the job has ended."""
+    """Yield an update every `poll_s` seconds, and for each set of new log lines, until the job has ended.
+
+    Args:
+        with_lines: also yield the output of the pods.
+    """
     client = client_of(handle)
     logs = logs_of(kind, client, handle.name) if with_lines else None
     for now in _until_ended(kind, client, handle):
@@ -152,7 +170,13 @@ def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_
 def logs(
     kind: Kind, handle: JobHandle, rank: int | None = None, follow: bool = False, poll_s: float = POLL_S
 ) -> Iterator[str]:
-    """Yield the output of the pods, or the lines that launchers prefix with `rank`."""
+    """Yield the output of the job's pods, line by line.
+
+    Args:
+        rank: yield only lines of this rank, which are detected by the launcher's prefix; None yields all lines.
+        follow: wait for new lines until the job has ended.
+        poll_s: seconds between queries of the job's status.
+    """
     client = client_of(handle)
     found = client.get(kind.path(client.access.namespace, handle.name))
     spec = read_note(found.get("metadata") or {})
@@ -173,7 +197,7 @@ def logs(
 
 
 def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobStatus]:
-    """Poll the job's status; the last one is final."""
+    """Yield the job's status again and again. The last status that is yielded is final."""
     seen = False
     while True:
         try:
@@ -191,7 +215,7 @@ def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobS
 
 
 def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
-    """Delete the job, and return when its pods have ended. An ended job stays."""
+    """Delete the job, and return when its pods have ended. A job that has already ended is not deleted."""
     client = client_of(handle)
     namespace = client.access.namespace
     before = _status(kind, client, client.get(kind.path(namespace, handle.name)))
@@ -206,13 +230,17 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
             hint = f"kubectl describe pod {left[0]['metadata']['name']} shows why the pod does not end"
             raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
         time.sleep(poll_s)
-    with suppress(NotFoundError):  # the spec may disable the policy
+    with suppress(NotFoundError):  # a spec can disable the network policy
         client.delete(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{handle.name}-hpx")
     return JobStatus(before.name, before.handle, "cancelled", submitted_at=before.submitted_at)
 
 
 def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
-    """Return the final status of an ended job."""
+    """Return the final status of an ended job as a report.
+
+    Raises:
+        NotFoundError: the job has not ended.
+    """
     now = status(kind, handle)
     if not now.ended:
         raise handle.no_result()
@@ -221,12 +249,18 @@ def result(kind: Kind, handle: JobHandle) -> dict[str, Any]:
 
 
 def handle_of(kind: Kind, client: Client, name: str) -> JobHandle:
-    """Return `hyperpod-eks://NAMESPACE@CONTEXT/NAME`; slashes of the context are escaped."""
+    """Return the handle of the job `name`, such as `hyperpod-eks://NAMESPACE@CONTEXT/NAME`.
+
+    Slashes in the name of the context are escaped.
+    """
     return JobHandle(kind.target, f"{client.access.namespace}@{quote(client.access.context, safe=':')}", name)
 
 
 def client_of(handle: JobHandle) -> Client:
-    """Return a client for the place of a handle. For a bare name, use the current context."""
+    """Return a client for the context and namespace in a handle.
+
+    For a handle that was made from a bare name, the client uses the kubeconfig's current context.
+    """
     if handle.place == ANYWHERE:
         return Client(load_access())
     namespace, at, context = handle.place.rpartition("@")
@@ -234,7 +268,7 @@ def client_of(handle: JobHandle) -> Client:
 
 
 def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
-    client.get(kind.path(client.access.namespace), limit="1")  # fails if the cluster lacks the kind
+    client.get(kind.path(client.access.namespace), limit="1")  # raises an error if the cluster lacks the kind
     with suppress(NotFoundError):
         client.get(kind.path(client.access.namespace, name))
         hint = f"cancel it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
@@ -242,8 +276,10 @@ def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
 
 
 def _put(client: Client, path: str, found: dict[str, Any], query: Mapping[str, str]) -> list[str]:
-    """Create or replace an object. Return its path if the object is new, so that the caller can delete it after a
-    failure."""
+    """Create or replace an object on the server.
+
+    Returns the paths of the objects that were created and not replaced, which the caller deletes after a failure.
+    """
     own = f"{path}/{found['metadata']['name']}"
     try:
         client.create(path, found, **query)
@@ -260,7 +296,11 @@ def _path_of(found: Mapping[str, Any], kind: Kind, namespace: str) -> str:
 
 
 def logs_of(kind: Kind, client: Client, name: str, only: Only | None = None) -> PodLogs:
-    """Return a reader of the job's pods."""
+    """Return a reader of the logs of a job's pods.
+
+    Args:
+        only: rank whose lines are read; None reads the lines of all ranks.
+    """
     return PodLogs(client, client.access.namespace, f"{kind.pod_label}={name}", only)
 
 

@@ -1,4 +1,4 @@
-"""Kinds of training jobs on Kubernetes, and their states."""
+"""Kinds of custom resources for training jobs, such as PyTorchJob, and the states of their objects."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _STATES = {"running": "running", "podsrunning": "running", "restarting": "runnin
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of custom resource."""
+    """One kind of custom resource that describes a training job."""
 
     target: str
     group: str
     version: str
     plural: str
     name: str
-    """`kind:` of the objects."""
+    """Value of `kind:` in the objects of this kind."""
     pod_label: str
-    """Label of the pods that has the job's name."""
+    """Key of the pods' label whose value is the job's name."""
     container: str
-    """Name of the training container. Kubeflow prescribes the names for its kinds."""
+    """Name of the training container in the pods. Kubeflow prescribes this name for its kinds."""
 
     @property
     def api_version(self) -> str:
-        """`apiVersion:` of the objects."""
+        """Value of `apiVersion:` in the objects of this kind."""
         return f"{self.group}/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Return the API path of the objects in a namespace, or of one object."""
+        """Return the API path of all objects of this kind in a namespace; with `name`, the path of one object."""
         return f"/apis/{self.api_version}/namespaces/{namespace}/{self.plural}" + (f"/{name}" if name else "")
 
 
@@ -52,20 +52,22 @@ READS = frozenset({*OF_PODS, "labels", "annotations", "kubernetes"})
 
 
 def kind_for(target: str, job: JobConfig) -> Kind:
-    """Return the kind that `job` is submitted as."""
+    """Return the kind of object as which `job` is submitted to `target`."""
     if target == HYPERPOD.target:
         return HYPERPOD
     return TRAIN if job.kubernetes.kubeflow_api == "trainjob" else PYTORCH
 
 
 def kinds_of(target: str) -> tuple[Kind, ...]:
-    """Return the kinds of jobs of a target."""
+    """Return the kinds of objects that jobs of a target can be."""
     return tuple(kind for kind in (HYPERPOD, PYTORCH, TRAIN) if kind.target == target)
 
 
 def state_of(found: Mapping[str, Any]) -> str:
-    """Return starting, running, succeeded or failed from the object's conditions. Unknown conditions are ignored:
-    newer operators may have more."""
+    """Return the state of a job, derived from its object's conditions: starting, running, succeeded or failed.
+
+    Unknown conditions are ignored, because newer operators may have more conditions.
+    """
     status = _mapping(found.get("status"))
     true = [
         str(condition.get("type", "")).lower()
@@ -80,7 +82,7 @@ def state_of(found: Mapping[str, Any]) -> str:
 
 
 def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
-    """Return the operator's reason for a failed job."""
+    """Return the operator's reason for the failure of a job, as an error; None if the job has not failed."""
     for condition in reversed(_conditions(_mapping(found.get("status")))):
         if str(condition.get("type", "")).lower() == "failed":
             words = [str(condition[key]) for key in ("reason", "message") if condition.get(key)]
@@ -90,7 +92,7 @@ def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def ended_at(found: Mapping[str, Any]) -> str | None:
-    """Return the time at which the job ended."""
+    """Return the time at which the job ended; None if it has not ended."""
     status = _mapping(found.get("status"))
     if time := status.get("completionTime"):
         return str(time)

@@ -1,4 +1,4 @@
-"""Target `kubeflow`: a PyTorchJob (v1) or a TrainJob (v2), for any Kubernetes with Kubeflow."""
+"""Target `kubeflow`: runs a job as a PyTorchJob (Kubeflow v1) or TrainJob (v2), on any Kubernetes with Kubeflow."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ INSTEAD = {
 
 
 def capabilities() -> Capabilities:
-    """Return the capabilities of the operators and the runtime under them."""
+    """Return the capabilities of target `kubeflow`."""
     return Capabilities(
         orchestrator="eks",
         pod_suffix="-worker-00000",
@@ -52,20 +52,20 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """Render `network-policy.yaml` and `job.yaml`."""
-    del cluster  # not needed
+    """Return the files `network-policy.yaml` (unless the spec disables it) and `job.yaml`."""
+    del cluster
     from hyperpod_ext.jobs.kubernetes.kubeflow_render import render_files
 
     return render_files(job)
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Return problems of the overlay."""
+    """Yield the problems of the spec's overlay."""
     return overlay_problems("kubeflow", job, render)
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the jobs of both kinds in the namespace of the current context."""
+    """Return the status of all PyTorchJobs and TrainJobs in the namespace of the kubeconfig's current context."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return [found for kind in jobs.known_kinds(kinds_of("kubeflow")) for found in jobs.list_jobs(kind)]

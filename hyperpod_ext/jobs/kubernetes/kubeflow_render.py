@@ -1,4 +1,4 @@
-"""Rendering of a JobConfig for Kubeflow: a PyTorchJob (v1) or a TrainJob (v2), and its NetworkPolicy. Pure."""
+"""Renders a JobConfig for Kubeflow, as a PyTorchJob (v1) or a TrainJob (v2), and a NetworkPolicy. Pure."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from hyperpod_ext.jobs.kubernetes.pod import (
 from hyperpod_ext.jobs.kubernetes.policy import network_policy
 
 _PORT = 29400
-"""Default port of node 0; the services of both kinds expose every port."""
+"""Default rendezvous port on node 0. The services of PyTorchJobs and TrainJobs expose every port."""
 _CLEAN = {"all": "All", "completed": "Running", "none": "None"}
 _IN_POD = ("containers", "volumes", "nodeSelector", "tolerations", "affinity", "imagePullSecrets", "serviceAccountName")
 _PATCHED = (*_IN_POD, "terminationGracePeriodSeconds", "securityContext", "schedulingGates")
-"""Fields that a TrainJob may change in its runtime's pods."""
+"""Fields of a pod's spec that a TrainJob may change in the pods of its TrainingRuntime."""
 _MANAGER = "hyperpod-ext.io/launch"
 
 
 def render_files(job: JobConfig) -> dict[str, str]:
-    """Render `network-policy.yaml`, unless the spec disables it, then `job.yaml`."""
+    """Return the text of `network-policy.yaml`, unless the spec disables it, and of `job.yaml`."""
     files = {}
     if job.kubernetes.network_policy:
         policy = network_policy(job, from_operator=False)
@@ -45,7 +45,7 @@ def render_files(job: JobConfig) -> dict[str, str]:
 
 
 def start_of(job: JobConfig) -> Start:
-    """Return the start of the container: our agent or torchrun. hyperpodrun works only under HyperPod's operator."""
+    """Return the container's script and environment. The script starts this project's agent or torchrun."""
     no_python, words = words_for_torchrun(job)
     alone = without_launcher(job)
     script = fill(
@@ -72,7 +72,7 @@ def _pytorch_job(job: JobConfig) -> str:
         "kubeflow/pytorchjob.yaml.j2",
         title=title(job),
         metadata=job_metadata(job, resume),
-        # a command that starts its own processes gets the operator's default in PET_NPROC_PER_NODE
+        # `auto` is the operator's default; a command that starts its own processes reads it in PET_NPROC_PER_NODE
         workers_per_node="auto" if without_launcher(job) and job.mode == "plain" else job.workers_per_node,
         run_policy=_run_policy(job),
         elastic_policy=_elastic_policy(job),
@@ -110,7 +110,7 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 def _train_job(job: JobConfig) -> str:
     template = pod_template(job, start_of(job), TRAIN)
     pod = template["spec"]
-    container = pod["containers"][0]  # rules refuse other containers
+    container = pod["containers"][0]  # rule HPX154 refuses other containers
     trainer = {
         "image": container["image"],
         "numNodes": job.nodes,

@@ -1,4 +1,4 @@
-"""Remaining objects of an ended job: the job, its pods, its network policy and its secret."""
+"""Finds and deletes the remaining objects of an ended job: the job, its pods, its NetworkPolicy and its Secret."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _COLLECTIONS = {
 
 
 def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
-    """Return kind and name of each remaining object, in the order of deletion.
+    """Return kind and name of each remaining object of the job, in the order of deletion.
 
-    A secret that the spec names is not included, only secrets that the submission created.
+    Args:
+        with_secret: also return the Secret that the submission created. A Secret that the spec names is never returned.
 
     Raises:
         ConflictError: the job has not ended.
@@ -48,13 +49,13 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
 
 
 def delete(handle: JobHandle, found: list[tuple[str, str]]) -> None:
-    """Delete these objects; ignore missing ones."""
+    """Delete the objects in `found`; ignore objects that no longer exist."""
     client = client_of(handle)
     kinds: dict[str, Kind] = {kind.name: kind for kind in kinds_of(handle.target)}
     for kind, name in found:
         namespace = client.access.namespace
         path = kinds[kind].path(namespace, name) if kind in kinds else f"{_COLLECTIONS[kind].format(namespace)}/{name}"
-        with suppress(NotFoundError):  # Kubernetes deletes pods with their job
+        with suppress(NotFoundError):  # Kubernetes may have deleted the pods with the job
             client.delete(path)
 
 

@@ -1,6 +1,6 @@
-"""Volumes and mounts of a pod: `volumes` of the spec, /dev/shm, nodes' disks for tiers, and the job's secret. Pure.
+"""Renders volumes of a pod and their mounts, for the spec's `volumes`, /dev/shm, tiers on disks, and the secret. Pure.
 
-Volumes in `kubernetes.pod.volumes` follow, and have other names.
+The volumes in `kubernetes.pod.volumes` are added by module `pod`.
 """
 
 from __future__ import annotations
@@ -22,30 +22,39 @@ from hyperpod_ext.config.job.volumes import (
 )
 
 _OWNER_ONLY = 0o400
-"""File mode of secrets: the runtime refuses a secret that others can read."""
+"""File mode of secret files. The runtime refuses a secret file that other users can read."""
 _SHARED_MEMORY = "shm"
 _NUMBERED = re.compile(rf"(claim|host|scratch|config|secret|{labels.DISK_VOLUME})-[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Mounts:
-    """Volumes and their mounts."""
+    """Volumes of a pod, and their mounts in the training container."""
 
     volumes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, name: str, source: dict[str, Any], path: str, **more: Any) -> None:
-        """Add a volume and its mount."""
+        """Add a volume and its mount.
+
+        Args:
+            name: name of the volume.
+            source: source of the volume, such as an emptyDir.
+            path: path of the mount in the container.
+            more: further fields of the mount; fields without a value are left out.
+        """
         self.volumes.append({"name": name} | source)
         self.mounts.append({"name": name, "mountPath": path} | {key: value for key, value in more.items() if value})
 
 
 def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool = False) -> Mounts:
-    """Return all volumes of the job's pods.
+    """Return the volumes of the job's pods and their mounts, except volumes in `kubernetes.pod.volumes`.
 
     Args:
-        keeps_addresses: add a volume for hyperpodrun's file of addresses, so that it need not run as root.
-        projected: mount secrets as projected volumes, with the same files and rights. AWS's `hyp` reads only these.
+        keeps_addresses: add a volume for the file in which hyperpodrun stores addresses. Without the volume,
+            hyperpodrun must run as root to write the file.
+        projected: mount secrets as projected volumes, with the same files and file modes, because AWS's `hyp` cannot
+            read pods with secret volumes.
     """
     mounts = Mounts()
     for index, volume in enumerate(job.volumes):
@@ -70,7 +79,7 @@ def job_mounts(job: JobConfig, *, keeps_addresses: bool = False, projected: bool
 
 
 def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
-    """Return a source of a volume; with `projected`, a secret becomes a projected volume."""
+    """Return the source of a volume. With `projected`, a secret volume is converted to a projected volume."""
     if not projected or "secret" not in source:
         return source
     secret = dict(source["secret"])
@@ -79,7 +88,7 @@ def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
 
 
 def is_own_name(job: JobConfig, name: str) -> bool:
-    """Return whether a volume of this name is, or may become, one of the job's volumes."""
+    """Return whether `name` is the name of a volume that hp-ext adds to the job's pods, now or with other tiers."""
     return name in _own_names(job) or name.startswith(labels.DISK_VOLUME)
 
 
@@ -90,7 +99,7 @@ def _own_names(job: JobConfig) -> set[str]:
 
 
 def _disks(job: JobConfig) -> list[str]:
-    """Return the folders of tiers on the node's disk that are on no volume of the spec."""
+    """Return the folders of tiers of kind disk that need a volume, because no volume of the spec contains them."""
     if job.mode != "ours":
         return []
     wanted = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node]
@@ -107,7 +116,7 @@ def _needs_shared_memory(job: JobConfig) -> bool:
 
 
 def is_ours(name: str) -> bool:
-    """Return whether `job_mounts` created the volume of this name in a rendered file."""
+    """Return whether `name` is a name that `job_mounts` gives to volumes in rendered files."""
     return (
         name in (_SHARED_MEMORY, labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME) or _NUMBERED.fullmatch(name) is not None
     )
@@ -119,7 +128,7 @@ def secret_name(job: JobConfig) -> str:
 
 
 def source_of(volume: Volume) -> dict[str, Any]:
-    """Return the source of a volume for Kubernetes."""
+    """Return a volume of the spec as the source of a Kubernetes volume."""
     match volume:
         case ClaimVolume():
             read_only = {"readOnly": True} if volume.read_only else {}

@@ -1,6 +1,6 @@
-"""The pod of one node of a job, as plain data. Pure.
+"""Renders the pod of one node of a job as plain data. Pure.
 
-Pods are unprivileged and do not use the node's network, unless the spec says so.
+Pods are unprivileged and do not use the node's network, unless the spec requests it.
 """
 
 from __future__ import annotations
@@ -26,37 +26,45 @@ from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node
 RUN_DIR = "/tmp/hyperpod-ext"
 SECRET_KEY = "secret"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-"""Field of an affinity with its conditions."""
+"""Field of an affinity with the conditions that a node must meet."""
 _GRACE_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the container starts."""
+    """Script, image, environment and ports with which the training container starts."""
 
     script: str
     """Script for `/bin/sh -c`. The script ends with exec, so that signals reach the launcher."""
     image: str
     env: Mapping[str, str] = field(default_factory=dict)
-    """Further variables; variables of the job override them."""
+    """Environment variables of the launcher, which variables in the spec's `env` override."""
     ports: tuple[int, ...] = ()
     keeps_addresses: bool = False
-    """Whether the launcher writes to `labels.ADDRESSES_DIR`."""
+    """Whether the launcher writes its pod's addresses to the folder `labels.ADDRESSES_DIR`."""
 
 
 def pod_template(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None = None) -> dict[str, Any]:
-    """Return metadata and spec of the pods of `job`, or of one group of its nodes."""
+    """Return metadata and spec of the pods of `job`.
+
+    Args:
+        group: group of nodes to which the pods belong; None if the job has no groups.
+    """
     return {"metadata": pod_metadata(job), "spec": pod_spec(job, start, kind, group)}
 
 
 def object_labels(job: JobConfig) -> dict[str, str]:
-    """Return the labels of the job and all its objects."""
+    """Return the labels of the job's object and of its pods."""
     ours = {labels.MANAGED_BY: "hyperpod-ext", labels.JOB: job.name}
     return ours | queue_labels(job) | dict(job.labels)
 
 
 def job_metadata(job: JobConfig, annotations: Mapping[str, str]) -> dict[str, Any]:
-    """Return name, labels and annotations of the job."""
+    """Return the metadata of the job's object: name, namespace, labels and annotations.
+
+    Args:
+        annotations: annotations in addition to those of the spec.
+    """
     return filled(
         {
             "name": job.name,
@@ -68,19 +76,19 @@ def job_metadata(job: JobConfig, annotations: Mapping[str, str]) -> dict[str, An
 
 
 def queue_labels(job: JobConfig) -> dict[str, str]:
-    """Return Kueue's labels for queue and priority."""
+    """Return the labels by which Kueue reads the job's queue and priority."""
     found = {labels.QUEUE: job.scheduling.queue, labels.PRIORITY: job.scheduling.priority}
     return {key: value for key, value in found.items() if value is not None}
 
 
 def pod_metadata(job: JobConfig) -> dict[str, Any]:
-    """Return labels and annotations of every pod."""
+    """Return the metadata of every pod: labels and annotations."""
     annotations = topology_annotations(job) | dict(job.annotations)
     return {"labels": object_labels(job)} | ({"annotations": annotations} if annotations else {})
 
 
 def topology_annotations(job: JobConfig) -> dict[str, str]:
-    """Return Kueue's annotation for the topology."""
+    """Return the annotation by which Kueue reads the job's topology; {} without scheduling.topology."""
     topology = job.scheduling.topology
     if topology is None:
         return {}
@@ -90,8 +98,12 @@ def topology_annotations(job: JobConfig) -> dict[str, str]:
 def pod_spec(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None) -> dict[str, Any]:
     """Return the spec of a pod without empty fields.
 
-    Pods of a HyperPodPyTorchJob only have fields that AWS's `hyp` can parse. `hyp` stops listing a namespace at the
-    first job with a pod anti-affinity that has a label selector, or with a secret volume that is not projected.
+    Pods of a HyperPodPyTorchJob get only fields that AWS's command `hyp` can parse. A job whose pods have an
+    anti-affinity with a label selector, or a secret volume that is not projected, would make `hyp list` fail for the
+    whole namespace.
+
+    Args:
+        group: group of nodes to which the pod belongs; None if the job has no groups.
     """
     for_hyp = kind is HYPERPOD
     share = node_share(job, group)
@@ -120,7 +132,13 @@ def pod_spec(job: JobConfig, start: Start, kind: Kind, group: NodeGroup | None) 
 
 
 def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, name: str) -> dict[str, Any]:
-    """Return the training container."""
+    """Return the training container of a pod.
+
+    Args:
+        start: script, image, environment and ports of the container.
+        share: resource requests of the pod.
+        name: name of the container.
+    """
     only = job.kubernetes
     words = dict(only.container)
     limited = words.pop("resources", {})
@@ -146,7 +164,11 @@ def container(job: JobConfig, start: Start, share: NodeShare, mounts: Mounts, na
 
 
 def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str, Any]]:
-    """Return the variables of libraries, the launcher and the job (later ones win), and references to secrets."""
+    """Return the container's environment variables.
+
+    The result has the variables of EFA's libraries, of the launcher, and of the spec's `env`, in this order. If a name
+    is repeated, only the last value is used. Variables with values from Secrets follow.
+    """
     found: dict[str, str] = {}
     if share.efa and spans_nodes(job):
         found |= efa_environment(
@@ -162,13 +184,15 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
 
 
 def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> dict[str, str]:
-    """Return the variables for a job whose nodes communicate over EFA.
+    """Return the environment variables of a job whose nodes communicate over EFA.
 
     RDMAV_FORK_SAFE is not set, because it is harmful with current libfabric.
 
     Args:
-        on_host: workers use the node's network, not a pod's.
-        hugepages: huge pages are reserved for EFA. Otherwise EFA must not use them: its process could not fork.
+        libraries: versions of the libraries in the image.
+        on_host: whether the workers use the node's network instead of a pod's network.
+        hugepages: whether huge pages are reserved for EFA. Without reserved huge pages, EFA is configured not to use
+            huge pages, because a process that uses them could not fork.
     """
     variables: dict[str, str] = {}
     if not hugepages:
@@ -179,7 +203,7 @@ def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> 
         variables["NCCL_PROTO"] = "simple"
     if _older(libraries.ofi_nccl, (1, 7)):
         variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
-    # a pod's network is eth0; a host has many interfaces, some without a route
+    # A pod communicates over eth0. A node has many interfaces, and some of them have no route to other nodes.
     variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth,eth" if on_host else "^lo"
     return variables
 
@@ -189,7 +213,7 @@ def _older(version: str | None, than: tuple[int, int]) -> bool:
 
 
 def runtime_environment(job: JobConfig) -> dict[str, str]:
-    """Return the variables of this project's runtime."""
+    """Return the environment variables that configure this project's runtime."""
     return {
         ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json(),
         "HPX_RUN_DIR": RUN_DIR,
@@ -198,24 +222,31 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
 
 
 def agent_environment(job: JobConfig) -> dict[str, str]:
-    """Return the variables of this project's agent: the runtime's variables, and the pod's file for termination
-    messages."""
+    """Return the environment variables that configure this project's agent.
+
+    The result has the runtime's variables. If the spec sets the path of the container's termination message, it also
+    has this path.
+    """
     file = job.kubernetes.container.get("terminationMessagePath")
     return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
 
 
 def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
-    """Return the labels that a node must have."""
+    """Return the labels that a node must have to run the job's pods.
+
+    Args:
+        group: group of nodes to which the pods belong; None if the job has no groups.
+    """
     instance_type = instance_type_of(job, group)
     of_type = {labels.INSTANCE_TYPE: instance_type} if instance_type else {}
     return of_type | dict(job.scheduling.node_selector) | (dict(group.node_selector) if group else {})
 
 
 def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
-    """Return the constraint that places each pod on its own node, as the anti-affinity of `affinity` does.
+    """Return the topology spread constraint that places each pod of the job on a node of its own.
 
-    `minDomains` is the largest number of pods. Until there are as many nodes, Kubernetes takes 0 as the minimum, so
-    that a node may have one pod.
+    `minDomains` is the largest number of pods of the job. While there are fewer nodes than `minDomains`, Kubernetes
+    assumes that some node has no pod of the job. Because of `maxSkew: 1`, no node then gets more than one pod.
     """
     if not (job.scheduling.spread and spans_nodes(job)):
         return []
@@ -232,9 +263,12 @@ def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
 
 
 def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
-    """Return the affinity that avoids faulty nodes of HyperPod and, with `apart`, the job's other pods.
+    """Return the pod's affinity, which avoids nodes that HyperPod has labelled as faulty.
 
-    `NotIn` also accepts nodes without the label, as on other clusters.
+    The operator `NotIn` also accepts nodes without the label, as on clusters without HyperPod.
+
+    Args:
+        apart: also avoid nodes that run another pod of the job.
     """
     found: dict[str, Any] = {}
     if job.scheduling.healthy_only:
@@ -253,8 +287,11 @@ def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
 
 
 def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Combine two affinities. Node terms are alternatives, so each term gets the job's conditions; other rules are
-    added."""
+    """Combine the affinity in the spec (`theirs`) with the affinity that hp-ext adds (`ours`).
+
+    The terms of a node affinity are alternatives, so hp-ext's conditions are added to each term. The pod
+    anti-affinities of hp-ext are added to the pod anti-affinities of the spec.
+    """
     found = copy.deepcopy(dict(theirs))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[REQUIRED]["nodeSelectorTerms"]
@@ -270,7 +307,7 @@ def both_affinities(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[
 
 
 def tolerations(job: JobConfig, share: NodeShare) -> list[dict[str, Any]]:
-    """Return the job's tolerations, with one for the usual taint of accelerators."""
+    """Return the tolerations of the spec, and a toleration for the usual taint of nodes with accelerators."""
     found: list[dict[str, Any]] = []
     if guard := _guard_of(share.accelerator_resource):
         found.append({"key": guard, "operator": "Exists", "effect": "NoSchedule"})
@@ -289,12 +326,15 @@ def tolerations(job: JobConfig, share: NodeShare) -> list[dict[str, Any]]:
 
 
 def filled(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `fields` without empty values."""
+    """Return `fields` without fields whose value is None or empty."""
     return {name: value for name, value in fields.items() if value not in (None, [], {}, ())}
 
 
 def grace_s(job: JobConfig) -> int | None:
-    """Return the seconds from SIGTERM to SIGKILL, if saving needs more than Kubernetes' default of 30."""
+    """Return the seconds from SIGTERM to SIGKILL that the job needs for its final save.
+
+    Returns None if the job has no final save, or Kubernetes' default of 30 seconds is enough.
+    """
     if job.mode != "ours" or not job.checkpoint.durable():
         return None
     needed = math.ceil(job.checkpoint.grace_s + _GRACE_MARGIN_S)
@@ -302,7 +342,7 @@ def grace_s(job: JobConfig) -> int | None:
 
 
 def _guard_of(resource: str | None) -> str | None:
-    """Return the usual taint of nodes with this accelerator."""
+    """Return the key of the usual taint of nodes with the accelerator `resource`, such as `nvidia.com/gpu`."""
     if resource is None:
         return None
     return {"nvidia.com": "nvidia.com/gpu", "aws.amazon.com": "aws.amazon.com/neuron"}.get(resource.partition("/")[0])

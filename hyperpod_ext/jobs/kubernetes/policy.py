@@ -1,6 +1,7 @@
-"""NetworkPolicy of a job's pods.
+"""Renders the NetworkPolicy of a job's pods.
 
-hyperpodrun's agent accepts commands from every client that can connect to its port. Pods of a job trust each other.
+The policy is needed because hyperpodrun's agent accepts commands from every client that can connect to its port. On
+other ports, the pods of a job accept connections from each other.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ _ALL_BUT_THE_AGENTS = (
     {"protocol": "TCP", "port": labels.AGENT_PORT + 1, "endPort": _LAST_PORT},
     {"protocol": "UDP"},
 )
-"""Ports that pods of a job may use: a compromised pod cannot stop others."""
+"""Ports at which pods of a job accept connections from each other: all ports except the agent's. If the agent's port
+were open, a compromised pod could stop the other pods."""
 
 
 def network_policy(job: JobConfig, *, from_operator: bool) -> dict[str, Any]:
-    """Return a policy that allows traffic between pods of the job, and from anywhere to the port of `metrics`.
+    """Return a policy that allows connections between pods of the job, and from any client to the port of `metrics`.
 
-    With `from_operator`, only the HyperPod operator may reach the agent's port.
+    Args:
+        from_operator: allow only HyperPod's operator to connect to the agent's port.
     """
     members = {"matchLabels": {labels.JOB: job.name}}
     ingress: list[dict[str, Any]] = [{"from": [{"podSelector": members}]}]

@@ -1,7 +1,7 @@
-"""Schemas of the custom resources, which rendered files are checked against before submission.
+"""Schemas of custom resources, with which rendered files are checked before submission.
 
-HyperPodPyTorchJob's definition is not public, so its schema follows AWS's documentation and client. Only required
-fields of pods are checked; the API server checks the rest.
+The definition of HyperPodPyTorchJob is not public, so its schema follows AWS's documentation and client. Of pods, only
+required fields are checked here; the API server checks all other fields of pods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 
 
 class SchemaModel(BaseModel):
-    """Model that refuses unknown fields, which the server would drop silently."""
+    """Base of models that refuse unknown fields, because the API server would drop such fields silently."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -161,7 +161,7 @@ class KubeflowElasticPolicy(SchemaModel):
     rdzv_conf: list[dict[str, str]] | None = None
     standalone: bool | None = None
     metrics: list[dict[str, Any]] | None = None
-    """Metrics of a HorizontalPodAutoscaler."""
+    """Metrics for a HorizontalPodAutoscaler of the job."""
 
 
 class PyTorchJobSpec(SchemaModel):
@@ -223,10 +223,13 @@ _MODELS: dict[str, type[BaseModel]] = {
 
 
 def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
-    """Parse a rendered file, and check each object against its kind.
+    """Parse a rendered file, check each object against the schema of its kind, and return the objects.
+
+    Args:
+        name: name of the file for messages.
 
     Raises:
-        ConfigError: an operator would refuse or drop a field. The error names each.
+        ConfigError: an operator would refuse or drop a field. The error names every such field.
     """
     try:
         objects = [found for found in read_all(text) if found is not None]
@@ -239,7 +242,12 @@ def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
 
 
 def find_problems(name: str, found: object) -> list[Problem]:
-    """Return the problems of one object."""
+    """Return the problems of one object, checked against the schema of its kind.
+
+    Args:
+        name: name of the object's file for messages.
+        found: the object.
+    """
     kind = str(found.get("kind")) if isinstance(found, dict) else "nothing"
     if kind not in _MODELS:
         return [

@@ -1,4 +1,5 @@
-"""Functions that both targets on Kubernetes share. The functions import the API's client on use."""
+"""Functions that targets `hyperpod-eks` and `kubeflow` share. The Kubernetes client is imported only when it is
+used."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Yield nothing."""
+    """Yield nothing: jobs on Kubernetes need no warnings."""
     del job
     return iter(())
 
@@ -25,9 +26,13 @@ def warnings(job: JobConfig) -> Iterator[str]:
 def overlay_problems(
     target: str, job: JobConfig, render: Callable[[JobConfig, None], Mapping[str, str]]
 ) -> Iterator[Problem]:
-    """Yield problems of the overlay of `job`, and of the object that `render` makes with it."""
+    """Yield problems of the overlay of `job`, and of the object that is rendered with the overlay.
+
+    Args:
+        render: renders the files of a job.
+    """
     if job.overlay.kubernetes == KubernetesOverlay():
-        return  # without an overlay, the renderer is not imported
+        return  # nothing to check; the renderer, slow to import, is not needed
     from hyperpod_ext.jobs.kubernetes.overlays import apply
     from hyperpod_ext.jobs.kubernetes.schemas import find_problems
 
@@ -36,7 +41,7 @@ def overlay_problems(
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Create the objects of the plan, and the job's secret if it is missing."""
+    """Create the objects of the plan on the server, and the job's Secret if it does not exist; return the handle."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.submit(kind_for(plan.target, plan.job), plan.job, plan.files)
@@ -50,35 +55,35 @@ def rehearse(plan: Plan) -> None:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """Return the status that the operator reports."""
+    """Return the job's status, as its operator reports it."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.status(jobs.kind_of(handle), handle)
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Yield an update every two seconds."""
+    """Yield an update every two seconds until the job has ended."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.watch(jobs.kind_of(handle), handle, with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Yield the output of the pods."""
+    """Yield the output of the job's pods, or of rank `rank`; with `follow`, until the job has ended."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.logs(jobs.kind_of(handle), handle, rank, follow)
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """Delete the job."""
+    """Delete the job, and wait until its pods have ended; return its status."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.cancel(jobs.kind_of(handle), handle)
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the operator's status of an ended job."""
+    """Return the final status of an ended job, as its operator reports it."""
     from hyperpod_ext.jobs.kubernetes import jobs
 
     return jobs.result(jobs.kind_of(handle), handle)

@@ -1,4 +1,4 @@
-"""Resources of a job's pod, from the spec or the instance type, and the time to wait for a new pod. Pure."""
+"""Resource requests of a job's pods, from the spec or the instance type, and the time to wait for a new pod. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.scheduling import NodeGroup
 
 NEW_POD_S = 900.0
-"""Default seconds to wait for the replacement of a lost pod. The pod's machine may have to be replaced first."""
+"""Default seconds to wait for a new pod after the loss of a pod, including the replacement of the pod's machine."""
 _HUGEPAGES_MIB = 5120
-"""Huge pages for EFA on each node, as in AWS's examples."""
+"""MiB of huge pages that a pod requests for EFA, as in AWS's examples."""
 
 _QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([A-Za-z]*)")
 _UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
@@ -24,7 +24,7 @@ _UNITS |= {f"{unit}i": 2.0 ** (10 * power) for power, unit in enumerate("KMGTPE"
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
-    """Requested resources of a pod; None: no request."""
+    """Resources that a pod requests from its node; a value of None or 0 means that the resource is not requested."""
 
     accelerators: int
     accelerator_resource: str | None
@@ -34,10 +34,13 @@ class NodeShare:
     hugepages_mib: int | None
     ephemeral_storage_mib: int | None
     machine: Instance | None
-    """Type of the node; None if the catalog lacks it."""
+    """Instance type of the node; None if the catalog does not have it."""
 
     def limits(self) -> dict[str, str]:
-        """Return the limits: extended resources and huge pages, which must equal their requests."""
+        """Return the pod's resource limits.
+
+        Only extended resources and huge pages have a limit, which must be equal to the request.
+        """
         found: dict[str, str] = {}
         if self.accelerators and self.accelerator_resource:
             found[self.accelerator_resource] = str(self.accelerators)
@@ -48,7 +51,7 @@ class NodeShare:
         return found
 
     def requests(self) -> dict[str, str]:
-        """Return the requests."""
+        """Return the pod's resource requests."""
         found: dict[str, str] = {}
         if self.cpus is not None:
             found["cpu"] = cpu_quantity(self.cpus)
@@ -60,10 +63,13 @@ class NodeShare:
 
 
 def size_of(quantity: str, units: Collection[str] = _UNITS) -> float:
-    """Parse a quantity of Kubernetes: bytes, CPUs or a count.
+    """Return the value of a Kubernetes quantity, such as `500m` or `4Gi`: a number of bytes, CPUs or items.
+
+    Args:
+        units: accepted units.
 
     Raises:
-        ValueError: the text is not a quantity, or has another unit.
+        ValueError: the text is not a quantity, or its unit is not in `units`.
     """
     match = _QUANTITY.fullmatch(quantity)
     if match is None or match[2] not in units:
@@ -72,13 +78,16 @@ def size_of(quantity: str, units: Collection[str] = _UNITS) -> float:
 
 
 def cpu_quantity(cpus: float) -> str:
-    """Return `4`, or `500m` for half a CPU; at least `1m`, Kubernetes' minimum."""
+    """Return a number of CPUs as a Kubernetes quantity, such as `4`, or `500m` for half a CPU.
+
+    The result is at least `1m`, Kubernetes' minimum.
+    """
     thousandths = max(round(cpus * 1000), 1)
     return str(thousandths // 1000) if thousandths % 1000 == 0 else f"{thousandths}m"
 
 
 def instance_type_of(job: JobConfig, group: NodeGroup | None = None) -> str | None:
-    """Return the instance type of the job's nodes, or of one group."""
+    """Return the instance type of the nodes in `group`, or of the job's nodes if `group` is None or has no type."""
     return (group.instance_type if group else None) or job.resources.instance_type
 
 
@@ -88,7 +97,11 @@ def spans_nodes(job: JobConfig) -> bool:
 
 
 def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
-    """Return the requested resources of a pod of `job`."""
+    """Return the resources that a pod of `job` requests.
+
+    Args:
+        group: group of nodes to which the pod belongs; None if the job has no groups.
+    """
     asked = job.resources
     machine = instance(instance_type_of(job, group) or "")
     there = machine.accelerators if machine else 0
@@ -126,7 +139,10 @@ def node_share(job: JobConfig, group: NodeGroup | None = None) -> NodeShare:
 
 
 def node_shares(job: JobConfig) -> list[tuple[Path, NodeShare]]:
-    """Return the requests for each instance type of the job, with its field; the type of `resources` is last."""
+    """Return the resource requests of a pod for each instance type of the job, with the field that names the type.
+
+    The type in `resources.instance_type` is last.
+    """
     groups: list[tuple[Path, NodeShare]] = [
         (("node_groups", index, "instance_type"), node_share(job, group))
         for index, group in enumerate(job.node_groups)

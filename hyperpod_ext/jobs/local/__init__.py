@@ -1,1 +1,1 @@
-"""Target `local`: agents as processes of this machine, and the engine that supervises them."""
+"""Target `local`: the agents of a job run as processes of this machine, supervised by an engine process."""

@@ -1,10 +1,11 @@
-"""The engine of one local job: `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
+"""The engine of one local job, started as `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
 
-The program is the scheduler. It consists of two processes, so that no process remains even if one of them gets SIGKILL.
-The *engine* runs the nodes, and gets SIGTERM when the keeper dies. The *keeper* kills all remaining processes when the
-engine has ended. Engine and keeper both hold the lock of the job's name.
+The program does for a local job what a scheduler does on a cluster. The program runs as two processes, so that no
+process of the job remains even if one of the two is killed with SIGKILL. The *engine* starts the nodes' agents, and
+receives SIGTERM when the keeper dies. The *keeper* kills all remaining processes of the job when the engine has ended.
+Engine and keeper both hold the lock of the job's name.
 
-WARNING: both fork. Nothing imported here may start a thread.
+WARNING: engine and keeper fork. No module that this module imports may start a thread.
 """
 
 from __future__ import annotations
@@ -43,11 +44,15 @@ _TAIL_LINES = 20
 
 
 def main(arguments: list[str]) -> int:
-    """Start the keeper in the background. When this process exits, the keeper runs."""
-    # arguments[1] is the descriptor of the lock, which all processes inherit
+    """Start the keeper in the background, and return as soon as it runs.
+
+    Args:
+        arguments: folder of the submission, and descriptor of the lock.
+    """
+    # the lock's descriptor, arguments[1], needs no code: keeper and engine inherit it, and so hold the lock
     submission = Submission(Path(arguments[0]))
     lose_unwritable_output()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the handler is installed
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # unblocked after its handler is installed
     supervisor = os.fork()
     if supervisor:
         write_atomically(submission.pid_file, f"{supervisor}\n")
@@ -67,7 +72,7 @@ def _keep(submission: Submission) -> None:
         return
     try:
         engine = os.fork()
-        if engine == 0:  # the child inherits the lock, so the name is free when both have ended
+        if engine == 0:  # the engine inherits the lock, and so holds the job's name as long as it runs
             _run_and_exit(submission, scratch, supervisor)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -81,7 +86,10 @@ def _keep(submission: Submission) -> None:
 
 
 def _end_early(submission: Submission, message: str) -> None:
-    """Write the result of a job whose engine failed. If that is impossible, readers report it."""
+    """Write the result of a job whose engine failed.
+
+    If the result cannot be written, the next command that reads the job's status writes it.
+    """
     log, ends = str(submission.engine_log), submission.node_ends()
     try:
         submission.end(lost_result(submission.name, submission.handle, message, log, ends))
@@ -90,7 +98,7 @@ def _end_early(submission: Submission, message: str) -> None:
 
 
 def _ask_to_end(engine: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the process has just ended
+    with contextlib.suppress(ProcessLookupError):  # the engine has just ended
         os.kill(engine, signal.SIGTERM)
 
 
@@ -121,16 +129,16 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
     try:
         submission.write_status(state="running", scratch=str(scratch.path))
         main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
-        # a script that loads its own checkpoints would continue from those of the first run
+        # in mode `run` the script loads its own checkpoints: the second run would continue from those of the first
         compares = job["mode"] != "run" and (job["chaos"] or {}).get("compare")
         if main["state"] == "succeeded" and compares:
-            with contextlib.suppress(HyperpodExtError):  # the disk is full
+            with contextlib.suppress(HyperpodExtError):  # on a full disk, the status is not updated
                 submission.write_status(state="comparing")
             undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
     finally:
         kill_descendants(os.getpid())
         scratch.remove()
-    if os.getppid() != supervisor:  # the keeper's death, not a user, has cancelled this run
+    if os.getppid() != supervisor:  # not a user, but the death of the keeper has cancelled this run
         main = without_supervisor(main)
     if not submission.is_removed():
         submission.end(make_result(submission.name, submission.handle, main, undisturbed))
@@ -139,7 +147,11 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
 def _run_once(
     submission: Submission, run: str, job: Any, secret: Path, scratch: Path, cancellation: Cancellation
 ) -> JobReport:
-    """Run all nodes: `main`, or `undisturbed` without faults."""
+    """Run all nodes of the job to their end; return the report of the run.
+
+    Args:
+        run: name of the run, either `main` or `undisturbed` (the comparison run without faults).
+    """
     run_dir = submission.run_dir(run)
     shared = {
         "HPX_RDZV_ENDPOINT": f"127.0.0.1:{job['rendezvous']['port'] or free_port()}",
@@ -175,12 +187,16 @@ def _run_once(
 
 
 def _end_left(agents: Collection[int]) -> None:
-    """Kill all processes of ended nodes: all descendants that do not belong to a running agent."""
+    """Kill the remaining processes of ended nodes: all descendants of the engine that belong to no running agent.
+
+    Args:
+        agents: process ids of the running agents.
+    """
     kill_descendants(os.getpid(), spare=agents)
 
 
 def _grace_period(job: Any) -> GracePeriod:
-    """Return the seconds in which agents may handle a lost node without the engine."""
+    """Return the time that the engine gives the agents to handle a lost node before it stops the job."""
     restart = job["restart"]
     waits_s = restart["lease_s"] + restart["node_wait_s"] if job["nodes"] + job["spares"] > 1 else 0.0
     restarts = restart["max_node_losses"] if job["nodes"] > 1 else 0
@@ -190,23 +206,26 @@ def _grace_period(job: Any) -> GracePeriod:
 
 
 def _is_durable(job: Any) -> bool:
-    """Return whether stopped nodes upload their newest step to a durable tier. This takes up to the grace period."""
+    """Return whether the job has a durable tier, to which stopped nodes upload their newest step."""
     return any(tier["kind"] not in ("memory", "peer") for tier in job["checkpoint"]["tiers"])
 
 
 def _secret_of(submission: Submission) -> Path:
-    """Return the job's secret, which signs its checkpoints. All submissions of the name share it."""
+    """Return the file of the job's secret, which signs its checkpoints. The file is created if it does not exist.
+
+    All submissions with the same name use the same secret.
+    """
     file = submission.folder.parent / "secret"
     partial = submission.folder / "secret.partial"
     write_atomically(partial, secrets.token_hex(32))
-    with contextlib.suppress(FileExistsError):  # keep the secret of an earlier submission
-        os.link(partial, file)  # atomic
+    with contextlib.suppress(FileExistsError):  # use the secret of an earlier submission
+        os.link(partial, file)  # creates the file atomically
     partial.unlink()
     return file
 
 
 def _read_json(file: Path) -> JobReport | None:
-    """Read a report of the job or of a stopped node; None if it is missing or cut off."""
+    """Read a report of the job or of a stopped node; return None if the file is missing or truncated."""
     try:
         report: JobReport = json.loads(file.read_text())
     except (OSError, json.JSONDecodeError):
@@ -215,7 +234,10 @@ def _read_json(file: Path) -> JobReport | None:
 
 
 def _unwritten(run_dir: Path) -> list[JobReport]:
-    """Return the report of a job that succeeded, by its exit codes, but could not write one."""
+    """Return a report for a job whose exit codes show success, but whose agents could not write a report.
+
+    The list is empty if the run folder can be written, so that the report is missing for another reason.
+    """
     probe = run_dir / "probe"
     try:
         write_atomically(probe, "")

@@ -1,6 +1,6 @@
-"""Local scheduler: starts one process per node and waits for all.
+"""Scheduler of local jobs: starts one process (the agent) per node, and waits until all have ended.
 
-Standard library only and single-threaded, so that code may run between fork and exec.
+This module imports only the standard library and starts no threads, so that Python code may run between fork and exec.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hyperpod_ext.processes import die_with_parent
 
 Action = Literal["wait", "terminate", "kill"]
 WANTED = "nodes_wanted.json"
-"""Copy of `config.resize.WANTED`, which takes too long to import here."""
+"""File in which the agents request nodes. The name is a copy of `config.resize.WANTED`, which is slow to import."""
 _ABANDONED_S = 1.0
-"""Interval of checks for an abandoned job, s."""
+"""Seconds between checks whether the job's folder was removed."""
 _LOOK_S = 0.1
-"""Interval of checks for the nodes that a job wants, s."""
+"""Seconds between checks for newly requested nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +43,19 @@ class GracePeriod:
     """Time limits after which the scheduler stops nodes, in seconds."""
 
     after_failure_s: float = 10.0
-    """Time for the other nodes to end after a failure."""
+    """Time after a node's failure in which the other nodes may end by themselves."""
     node_wait_s: float = 0.0
-    """Additional time before `settle`, for the coordinator to replace a node."""
+    """Additional time before `after_failure_s` begins, in which the coordinator may replace a lost node."""
     after_asking_s: float = 5.0
     """Time between SIGTERM and SIGKILL."""
     needed: int | None = None
-    """Nodes that the job needs to continue. Default: all."""
+    """Number of nodes that the job needs to continue; None means all nodes."""
     restarts: int = 0
-    """Maximum restarts of killed nodes while fewer than `needed` nodes are left."""
+    """Maximum number of restarts of killed nodes. A killed node is restarted if fewer than `needed` nodes are left."""
 
 
 class Cancellation:
-    """Records SIGTERM, and wakes a waiting poll."""
+    """Records that this process received SIGTERM, and wakes a `poll` that waits."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -71,14 +71,21 @@ class Cancellation:
         return self._reader
 
     def drain(self) -> None:
-        """Clear the wake-up, not the request."""
+        """Remove the wake-up from the pipe, and leave `requested` unchanged."""
         os.read(self._reader, 4096)
 
 
 def next_action(
     now: float, failed_at: float | None, asked_at: float | None, cancelled: bool, grace_period: GracePeriod
 ) -> tuple[Action, float | None]:
-    """Return the action for running nodes, and the seconds until the next check."""
+    """Return the action for running nodes, and the seconds until the next check (None: no check is needed).
+
+    Args:
+        now: current time. All times are seconds of the monotonic clock.
+        failed_at: time of the first failure of a node; None if no node has failed.
+        asked_at: time at which SIGTERM was sent to the nodes; None if it was not sent.
+        cancelled: whether the job was cancelled.
+    """
     if asked_at is not None:
         left = asked_at + grace_period.after_asking_s - now
         return ("wait", left) if left > 0 else ("kill", None)
@@ -91,19 +98,19 @@ def next_action(
 
 
 class Wanted:
-    """Nodes that the agents of a resizable job request in a file.
+    """Reads the file in which the agents of a resizable job request the nodes that they want to run.
 
     Args:
-        file: JSON with `nodes`, replaced atomically.
-        report: file that is written at the end of the job. A node that exits with 0 earlier has left the job.
-        make: returns the command of a node by its number.
+        file: JSON file whose field `nodes` has the node numbers. The agents replace the file atomically.
+        report: file that the agents write at the end of the job. A node that exits with 0 earlier has left the job.
+        make: returns the command of a node, given its number.
     """
 
     def __init__(self, file: Path, report: Path, make: Callable[[int], NodeCommand]) -> None:
         self._file, self._report, self.make = file, report, make
         self._seen: tuple[int, int] | None = None
         self.nodes: frozenset[int] | None = None
-        """Requested nodes; None before the first request."""
+        """Numbers of the requested nodes; None before the first request."""
 
     def look(self) -> bool:
         """Read the file; return whether it has changed."""
@@ -132,12 +139,14 @@ def run_nodes(
     abandoned: Callable[[], bool] = lambda: False,
     end_left: Callable[[Collection[int]], None] = lambda pids: None,
 ) -> list[int]:
-    """Run all nodes to their end; return the exit code of each node's last run, negative for a signal.
+    """Run all nodes to their end; return the exit code of each node's last process, negative for a signal.
 
     Args:
-        seen: called with each end before the scheduler reacts to it.
-        abandoned: whether to stop all nodes.
-        end_left: called after each end with the process ids of running nodes, to kill processes of the others.
+        wanted: nodes that the job requests while it runs; None for a job with a fixed set of nodes.
+        seen: called each time a node's process has ended, before the scheduler reacts to the end.
+        abandoned: returns whether to stop all nodes, because the job's folder was removed.
+        end_left: called each time a node's process has ended, with the process ids of the running nodes. Kills the
+            remaining processes of nodes that have ended.
     """
     grace_period = grace_period or GracePeriod()
     needed = len(nodes) if grace_period.needed is None else grace_period.needed
@@ -161,7 +170,7 @@ def run_nodes(
     while running:
         now = time.monotonic()
         cancellation.requested |= abandoned()
-        # restarted nodes wait for a coordinator, so that another node must be it
+        # a restarted node cannot be the coordinator: wait for a replacement only if another node still runs
         may_wait = any(index not in restarted for index, _ in running.values())
         waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
         since = None if failed_at is None else failed_at + waits_s
@@ -196,7 +205,7 @@ def run_nodes(
             seen(NodeEnd(index, codes[index], asked_at is not None, again))
             if wanted is not None and codes[index] == 0 and not wanted.is_over:
                 wanted.look()
-                news = True  # the node may have been requested again meanwhile
+                news = True  # the job may have requested this node again before its process ended
                 continue
             ended_well += codes[index] == 0
             if again:
@@ -218,5 +227,5 @@ def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),  # fork is safe because there are no threads
+            preexec_fn=lambda: die_with_parent(parent),  # safe: this process has no threads
         )

@@ -1,4 +1,4 @@
-"""Requests to resize a running local job or to move its ranks. The engine starts and stops the nodes."""
+"""Requests to resize a running local job or to move its ranks. The job's engine then starts and stops the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RUN = "main"
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """A resize request of a job."""
+    """A request to a running local job: to resize it, or to move ranks."""
 
     submission: local_store.Submission
     job: str
@@ -29,7 +29,7 @@ class PendingResize:
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """A request to move the ranks of a node."""
+    """A request to a running local job to move the ranks of a node to a spare."""
 
     order: PendingResize
     job: JobConfig
@@ -47,7 +47,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
     Raises:
         NotFoundError: there is no such job.
         ConflictError: the job does not run.
-        ConfigError: this size is not allowed.
+        ConfigError: the spec does not allow this number of nodes.
     """
     submission, job = _running(handle)
     if problem := resize.refusal(job, nodes):
@@ -56,7 +56,10 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the request is carried out; return the coordinator's event.
+    """Wait until the job has carried out the request; return the coordinator's event about it.
+
+    Args:
+        timeout_s: maximum seconds to wait; None waits without a limit.
 
     Raises:
         ConflictError: the request was refused, or the job ended first.
@@ -71,7 +74,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Request a move of the ranks of this node to a spare.
+    """Request a move of the ranks of `node`, a node number, to a spare.
 
     Raises:
         NotFoundError: there is no such job.
@@ -88,13 +91,17 @@ def move(handle: JobHandle, node: str) -> PendingMove:
 
 
 def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-    """Wait until the ranks run on the spare and the node's processes have ended.
+    """Wait until the ranks run on the spare and the node's processes have ended; return the coordinator's event.
+
+    Args:
+        timeout_s: maximum seconds to wait for the move; None waits without a limit.
+        drain: has no effect, because a local node has no scheduler.
 
     Raises:
         ConflictError: the request was refused, or the job ended first.
         WaitTimeoutError: the request takes longer than `timeout_s`.
     """
-    del drain  # a local node has no scheduler to drain it
+    del drain
     order, submission = ordered.order, ordered.order.submission
     done, start = outcome(order, timeout_s), submission.run_dir(_RUN)
     resize.wait_until_left(ordered.job, start, {ordered.node: f"node {ordered.node}"}, submission.is_running)
@@ -111,7 +118,7 @@ def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
 
 def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:
     while not (submission.run_dir(_RUN) / "events.jsonl").exists() and submission.is_running():
-        time.sleep(0.05)  # the job ignores requests from before its start
+        time.sleep(0.05)  # the job ignores requests that are older than its start
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, order)
     return PendingResize(submission, job, name)

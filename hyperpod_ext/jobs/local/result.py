@@ -1,6 +1,6 @@
-"""Result of a run, from the agents' report, their exit codes, and the run without faults.
+"""Result of a local job, made from the agents' report, the agents' exit codes, and the comparison run without faults.
 
-Pure functions on plain JSON; standard library only.
+The functions are pure and work on plain JSON. The module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 JobReport = dict[str, Any]
 _CANCELLED = 130
-"""Exit code of an agent of a cancelled job."""
+"""Exit code of an agent whose job was cancelled."""
 
 EMPTY_REPORT: JobReport = {
     "state": "failed",
@@ -42,23 +42,25 @@ EMPTY_REPORT: JobReport = {
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """End of a node's agent, seen by the engine."""
+    """End of the process of a node's agent, as the engine observed it."""
 
     node: int
     code: int
-    """Exit code. Negative: number of the signal that killed the agent."""
+    """Exit code. If a signal killed the agent, the negative number of the signal."""
     asked: bool = False
     """Whether the engine had stopped the agent because of an earlier failure."""
     again: bool = False
-    """Whether the agent was restarted."""
+    """Whether the engine restarted the agent after this end."""
 
 
 def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str, list[str]]:
-    """Return the first failure and the later ones; empty if no node failed on its own.
+    """Return a sentence about the first failure of a node, and a sentence about each later failure.
+
+    The result is empty if no node failed by itself, without being stopped by the engine.
 
     Args:
-        ends: oldest first.
-        words: the reason that each stopped node reported.
+        ends: ends of the agents, oldest first.
+        words: reason for its end that each stopped node reported, by the node's number.
     """
     failures = []
     for end in ends:
@@ -76,15 +78,24 @@ def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str,
 def final_report(
     report: JobReport | None, ends: Sequence[NodeEnd], cancelled: bool, log_tail: str, words: Mapping[int, str] = {}
 ) -> JobReport:
-    """Return the report of a run, even if the agents wrote no report, or ended in another way than their report says.
+    """Return the final report of a run, made from the agents' report and from the ends of the agents.
 
-    The cause of a failure is the coordinator's, followed by ends that only the engine saw. Without one, the first node
-    that failed on its own is the cause.
+    The agents may have written no report, or may have ended in another way than their report says. The cause of a
+    failure is the cause in the coordinator's report, followed by ends that only the engine observed. If the coordinator
+    reported no cause, the cause is the first node that failed by itself.
+
+    Args:
+        report: report that the agents wrote; None if they wrote none.
+        ends: ends of the agents, oldest first.
+        cancelled: whether the job was cancelled.
+        log_tail: last lines of the log of the first node that failed.
+        words: reason for its end that each stopped node reported, by the node's number.
     """
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    # the agents continued without these nodes; they may not have noticed the end of a spare near the job's end
+    # A job may succeed without its lost nodes. Spares are left out too: near the job's end, the agents may not have
+    # noticed that a spare ended.
     unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
     failed = any(code != 0 and node not in unneeded for node, code in codes.items())
@@ -92,7 +103,7 @@ def final_report(
         return final
     cause, chain = first_cause([end for end in ends if end.node not in unneeded], words)
     if report is not None and (not cause or all(end.code in (0, _CANCELLED) for end in ends if not end.asked)):
-        return final  # the job was stopped through one of its agents
+        return final  # the agents ended as their report says: a user stopped the job through one of its agents
     by_coordinator = report is not None and final["state"] == "failed" and final["error"]
     if by_coordinator and final["error"]["message"] not in words.values():
         seen = [each for each in (cause, *chain) if "ended with exit code" not in each]
@@ -110,7 +121,10 @@ def final_report(
 
 
 def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
-    """Add the signals that killed lost nodes: other agents only saw their connections end."""
+    """Add to each fault of a lost node the signal that killed its agent.
+
+    The other agents, which wrote the report, observed only that the node's connection ended.
+    """
     killed = {end.node: signal.Signals(-end.code).name for end in ends if end.code < 0 and not end.asked}
 
     def seen(fault: JobReport) -> JobReport:
@@ -126,14 +140,19 @@ def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
-    """Return whether `field` is equal in both runs; None if a run lacks it."""
+    """Return whether `field` is equal in the main run and in the run without faults; None if a run lacks the field."""
     if undisturbed is None or not main.get(field) or not undisturbed.get(field):
         return None
     return bool(main[field] == undisturbed[field])
 
 
 def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
-    """Return the result for `create-job --wait -o json`."""
+    """Return the result of a job, as `create-job --wait -o json` prints it.
+
+    Args:
+        main: report of the main run.
+        undisturbed: report of the comparison run without faults; None if there was no such run.
+    """
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
         "loss_equal": same(main, undisturbed, "losses"),
@@ -147,7 +166,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
         "seconds": undisturbed["seconds"].get("wall"),
         "goodput": undisturbed["goodput"],
     }
-    if result["loss_equal"] is False:  # equal losses are in the main report
+    if result["loss_equal"] is False:  # equal losses are already in the main run's report
         result["undisturbed"]["losses"] = undisturbed["losses"]
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]
@@ -158,23 +177,35 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
 
 
 def without_supervisor(report: JobReport) -> JobReport:
-    """Return the report of a run that ended because its keeper died."""
+    """Return the report of a run whose keeper was killed. The state becomes `failed` if the run ended because of
+    that."""
     if report["state"] != "cancelled":
-        return report  # the engine ended before the keeper
+        return report  # the run had ended before the keeper was killed
     message = "the process that supervises the job's engine was killed, which ended the job"
     hint = "submit the job again: it continues from its newest durable checkpoint, if it has one"
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}
 
 
 def without_numbers(name: str, handle: str, result: Mapping[str, Any], why: str) -> JobReport:
-    """Return a short result with the job's end, its warnings, and the reason `why` it has no numbers."""
+    """Return a short result without numbers: the job's state, error and warnings.
+
+    Args:
+        result: complete result of the job.
+        why: reason why the complete result could not be stored.
+    """
     kept = {each: result[each] for each in ("state", "error", "world_size") if each in result}
     kept["warnings"] = [f"{why}; the result has no numbers", *result.get("warnings", ())]
     return make_result(name, handle, EMPTY_REPORT | kept, None)
 
 
 def lost_result(name: str, handle: str, message: str, log: str, ends: Iterable[NodeEnd] = ()) -> JobReport:
-    """Return the result of a job whose engine died, after these ends of nodes."""
+    """Return the result of a job whose engine died.
+
+    Args:
+        message: message about the end of the engine.
+        log: path of the engine's log.
+        ends: ends of agents that the engine recorded before it died, oldest first.
+    """
     cause, chain = first_cause(ends, {})
     message += f". Before: {'; '.join([cause, *chain])}" if cause else ""
     error = {"code": "JobFailedError", "message": message, "hint": f"see {log}"}

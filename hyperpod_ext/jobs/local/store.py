@@ -1,15 +1,15 @@
-"""Files of local jobs: a folder per submission, a lock per name.
+"""Files of local jobs: one folder for each submission, and one lock for each job name.
 
     $HPX_HOME/local/NAME/lock       held by the engine while the job runs
     $HPX_HOME/local/NAME/0001/      one submission
         job.json  node.sh           the submitted job
-        status.json  result.json    written atomically
+        status.json  result.json    replaced atomically
         engine.pid  engine.log
         nodes_ended.jsonl           end of each agent
-        reserved                    space for the result on a full disk
+        reserved                    disk space reserved for the result, released if the disk is full
         main/  undisturbed/         run folders: events.jsonl, report.json, logs/
 
-Standard library only, because the engine imports this first.
+This module imports only the standard library, because the engine process imports it first.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 _RESULT = "result.json"
 KEPT = 10
-"""Number of kept submissions per name."""
+"""Number of submissions whose folders are kept for each job name."""
 _ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _LOCK_TIMEOUT_S = 0.3
-"""Seconds to wait for a lock, because checks hold it for a moment."""
+"""Seconds to wait for the lock of a job's name, because processes that only check the lock hold it for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Folder of one submission."""
+    """One submission of a local job, stored in `folder`."""
 
     folder: Path
 
@@ -95,7 +95,7 @@ class Submission:
         return self.folder / run
 
     def read_status(self) -> dict[str, Any]:
-        """Return the latest status.
+        """Return the content of status.json.
 
         Raises:
             ConfigError: the file is damaged.
@@ -108,7 +108,7 @@ class Submission:
         return status
 
     def read_job(self) -> JobConfig:
-        """Return the job's spec.
+        """Return the job's spec from job.json.
 
         Raises:
             ConfigError: the file is damaged.
@@ -118,14 +118,14 @@ class Submission:
         return read_model(self.job_file, JobConfig)
 
     def write_status(self, **changes: object) -> None:
-        """Change fields of the status."""
+        """Replace the fields `changes` in status.json."""
         _write(self.status_file, read_object(self.status_file) | changes)
 
     def read_result(self) -> dict[str, Any]:
-        """Return the result.
+        """Return the content of result.json.
 
         Raises:
-            FileNotFoundError: the job has not ended, or could not write a result.
+            FileNotFoundError: the job has not ended, or no result could be written.
             ConfigError: the file is damaged.
         """
         from hyperpod_ext.jobs.job_files.job_report import ReportOutput
@@ -138,10 +138,10 @@ class Submission:
             return kept
 
     def end(self, result: Mapping[str, Any]) -> None:
-        """Write the result, then the status, so that readers of a final status find the result.
+        """Write the result, then the final status, so that readers of a final status find the result.
 
-        If the disk has no room for the numbers of many steps, the result omits them. If the disk cannot be written, the
-        result goes to the temporary directory.
+        If the disk has no room for the complete result, a result without numbers is written. If the disk cannot be
+        written at all, this short result is written to the temporary directory.
 
         Raises:
             HyperpodExtError: the temporary directory cannot be written either.
@@ -159,7 +159,7 @@ class Submission:
         release_room(self.folder)
 
     def _result_elsewhere(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result from the temporary directory, if there is one."""
+        """Return the result that `end` wrote to the temporary directory; None if there is none."""
         try:
             with open_regular(_elsewhere(status["scratch"])) as file:
                 ours = os.fstat(file.fileno()).st_uid == os.getuid()
@@ -169,21 +169,24 @@ class Submission:
         return result
 
     def node_ended(self, end: NodeEnd) -> None:
-        """Record the end of a node's agent for the keeper. A full or broken disk loses the record."""
+        """Record the end of a node's agent, for the case that the engine dies.
+
+        If the disk is full or broken, the end is not recorded.
+        """
         if self.is_removed():
             return
         with contextlib.suppress(OSError), open_private(self.folder / "nodes_ended.jsonl", "a") as file:
             file.write(json.dumps(asdict(end)) + "\n")
 
     def node_ends(self) -> list[NodeEnd]:
-        """Return all recorded ends of agents, oldest first."""
+        """Return all ends of agents that `node_ended` has recorded, oldest first."""
         try:
             lines = (self.folder / "nodes_ended.jsonl").read_text().splitlines()
         except OSError:
             return []
         ends = []
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # truncated by a full disk
+            with contextlib.suppress(ValueError, TypeError):  # a line is truncated if the disk was full
                 ends.append(NodeEnd(**json.loads(line)))
         return ends
 
@@ -201,18 +204,26 @@ class Submission:
 
 
 def now() -> str:
-    """Return the time for status files, in seconds."""
+    """Return the current time as ISO text with whole seconds, for status files."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def names(at: Path | None = None) -> list[str]:
-    """Return the names of all jobs with a submission."""
+    """Return the names of all local jobs that have a submission.
+
+    Args:
+        at: folder of all local jobs; None means the folder of this user.
+    """
     folder = at or home()
     return sorted(entry.name for entry in folder.iterdir() if latest(entry.name, folder)) if folder.is_dir() else []
 
 
 def latest(name: str, at: Path | None = None) -> Submission | None:
-    """Return the newest submission of `name`."""
+    """Return the newest submission of the job `name`; None if there is none.
+
+    Args:
+        at: folder of all local jobs; None means the folder of this user.
+    """
     found = _numbered((at or home()) / name)
     return Submission(found[-1]) if found else None
 
@@ -232,7 +243,7 @@ def find(name: str) -> Submission:
 
 
 def find_running(name: str) -> Submission:
-    """Return the newest submission of `name`, if it runs.
+    """Return the newest submission of the job `name`, which must be running.
 
     Raises:
         NotFoundError: there is no such job.
@@ -246,8 +257,11 @@ def find_running(name: str) -> Submission:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[int | None]:
-    """Take the lock of `name`. Yields the lock's descriptor, or None if another process holds it. An inherited copy
-    outlives this block."""
+    """Acquire the lock of the job's name for this `with` block.
+
+    Yields the lock's descriptor, or None if another process holds the lock. If a child process inherits the descriptor,
+    the child holds the lock after this block.
+    """
     folder = home() / name
     make_private_folder(folder)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -258,8 +272,10 @@ def locked(name: str) -> Iterator[int | None]:
 
 
 def create(name: str) -> Submission:
-    """Create a folder for a submission of `name`, and remove the oldest folders beyond ten. The caller holds the
-    lock."""
+    """Create the folder of a new submission of the job `name`, and remove the oldest folders so that ten remain.
+
+    The caller must hold the lock of the name.
+    """
     folder = home() / name
     before = _numbered(folder)
     submission = Submission(folder / f"{int(before[-1].name) + 1 if before else 1:04d}")
@@ -270,19 +286,23 @@ def create(name: str) -> Submission:
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     reserve_room(draft.folder)
-    draft.folder.rename(submission.folder)  # visible only together with its status
+    draft.folder.rename(submission.folder)  # readers find the folder only with its status
     for old in _beyond_kept(before):
         shutil.rmtree(old)
     return submission
 
 
 def removed_by_next(name: str) -> list[Path]:
-    """Return the folders that the next submission of `name` removes."""
+    """Return the folders of old submissions that the next submission of `name` will remove."""
     return _beyond_kept(_numbered(home() / name))
 
 
 def _beyond_kept(before: list[Path]) -> list[Path]:
-    """Return the folders that a new submission removes; `before` is sorted, oldest first."""
+    """Return the folders that a new submission removes.
+
+    Args:
+        before: folders of all existing submissions of the name, oldest first.
+    """
     return before[: max(len(before) + 1 - KEPT, 0)]
 
 
@@ -319,12 +339,12 @@ def _is_locked(folder: Path) -> bool:
 
 
 def _elsewhere(scratch: str) -> Path:
-    """Return a path next to the folder of the job's sockets."""
+    """Return the path of the result in the temporary directory, next to `scratch`, the folder of the job's sockets."""
     return Path(f"{scratch}.result.json")
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file.
+    """Replace the JSON file `path` atomically.
 
     Raises:
         HyperpodExtError: the disk is full, or the folder cannot be written.

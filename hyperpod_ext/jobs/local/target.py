@@ -1,4 +1,4 @@
-"""Target `local`: this machine as a cluster. Each node is a process tree on the loopback interface."""
+"""Target `local`: runs jobs on this machine. Each node of a job is a process tree that uses the loopback interface."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CANCEL_TIMEOUT_S = 60.0
 
 
 def capabilities() -> Capabilities:
-    """Return the capabilities of the runtime on one machine."""
+    """Return the capabilities of target `local`."""
     return Capabilities(
         chaos=True,
         process_restart=True,
@@ -57,11 +57,11 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """Render `node.sh`, which the engine starts for each node."""
-    del cluster  # this machine is the cluster
+    del cluster  # local jobs run on this machine, not on a cluster
     runtime = RuntimeConfig.of(job)
     if job.nodes + job.spares > 1:
         runtime = runtime.model_copy(update={"checkpoint": runtime.checkpoint.on_one_machine()})
-    if job.command is not None:  # it reports no steps to detect a hang
+    if job.command is not None:  # a command reports no steps, so hangs cannot be detected
         hang = runtime.restart.hang.model_copy(update={"enabled": False})
         runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})
     text = runtime.model_dump_json()
@@ -69,13 +69,13 @@ def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Yield nothing: the capabilities are complete."""
+    """Yield nothing: local jobs have no problems except missing capabilities."""
     del job
     return iter(())
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Yield nothing: the capabilities are complete."""
+    """Yield nothing: local jobs need no warnings."""
     del job
     return iter(())
 
@@ -88,7 +88,7 @@ def submit(plan: Plan) -> JobHandle:
             raise ConflictError(f"a job named {plan.name} is running", hint=hint)
         _check_this_machine(plan.job)
         if (before := local_store.latest(plan.name)) is not None:
-            local_watch.read_job_status(before, running=False)  # cleans up after an engine and keeper that were killed
+            local_watch.read_job_status(before, running=False)  # cleans up after a killed engine
         submission = local_store.create(plan.name)
         for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
             write_atomically(submission.folder / name, text)
@@ -97,12 +97,15 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the newest submission of every name."""
+    """Return the status of the newest submission of every local job."""
     return [_listed(JobHandle("local", "localhost", name)) for name in local_store.names()]
 
 
 def _listed(handle: JobHandle) -> JobStatus:
-    """Return the status, or `unknown` with the error of a damaged file, so that other jobs are listed."""
+    """Return the status of a job; `unknown` with the error if a file of the job is damaged.
+
+    An exception would keep `list_jobs` from listing the other jobs.
+    """
     try:
         return status(handle)
     except ConfigError as error:
@@ -110,30 +113,34 @@ def _listed(handle: JobHandle) -> JobStatus:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """Return the status of the newest submission of the name."""
+    """Return the status of the newest submission of the job."""
     submission = local_store.find(handle.name)
     return local_watch.read_job_status(submission, submission.is_running())
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Yield an update ten times a second."""
+    """Yield an update ten times a second until the job has ended."""
     return local_watch.watch(local_store.find(handle.name), with_lines)
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Yield the lines of all ranks, or of one."""
+    """Yield the log lines of all ranks, or of rank `rank`; with `follow`, until the job has ended."""
     submission = local_store.find(handle.name)
     handle.check_rank(rank, submission.read_job().world_size)
     return local_watch.follow_logs(submission, rank, follow)
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """Send SIGTERM to the engine, then wait until all its processes have ended. Do nothing if the job has ended."""
+    """Send SIGTERM to the job's keeper, then wait until all processes of the job have ended.
+
+    Nothing is sent if the job has already ended.
+    """
     submission = local_store.find(handle.name)
     grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
-    if submission.is_running() and not submission.has_ended():  # a later run may have been removed
-        # the engine was killed, or is stopping the job because its folder was removed
+    # if a user has removed the folder of the running submission, this is an older submission, which has ended
+    if submission.is_running() and not submission.has_ended():
+        # the keeper may have been killed, and its pid file may have been removed with the folder
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
     while submission.is_running():
@@ -144,7 +151,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the engine's result.json."""
+    """Return the result of the job's newest submission, as the engine wrote it."""
     submission = local_store.find(handle.name)
     try:
         return EMPTY_REPORT | {"name": handle.name} | submission.read_result()
@@ -163,7 +170,7 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
-            start_new_session=True,  # Ctrl-C in this terminal must not reach the engine
+            start_new_session=True,  # so that Ctrl-C in this terminal does not stop the engine
             check=False,
         )
     if started.returncode != 0:
@@ -171,7 +178,7 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
 
 
 def _check_this_machine(job: JobConfig) -> None:
-    """Raise an error for conditions that would make every node fail."""
+    """Raise an error if this machine lacks a package, or a free port, that every node of the job needs."""
     if importlib.util.find_spec("torch") is None:
         raise JobFailedError(f"torch is not installed in {sys.executable}", hint="pip install torch")
     needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)

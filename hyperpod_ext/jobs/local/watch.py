@@ -1,4 +1,4 @@
-"""Reading of a running local job: its status, events and output."""
+"""Reads the status, events and output of a local job while it runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ RUNS = ("main", "undisturbed")
 
 
 def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
-    """Yield updates until the job and all its processes have ended."""
+    """Yield updates until the job and all its processes have ended.
+
+    Args:
+        with_lines: also yield the output of the workers.
+    """
     events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
     logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
     while True:
-        running = submission.is_running()  # before reading, so that no line is missed
+        running = submission.is_running()  # asked before lines are read, so that no line is missed
         status = read_job_status(submission, running)
         yield StatusUpdate(
             status=status,
@@ -36,7 +40,12 @@ def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
 
 
 def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Iterator[str]:
-    """Yield the lines of the main run; with `follow`, until the job has ended."""
+    """Yield the log lines of the main run.
+
+    Args:
+        rank: yield only lines of this rank; None yields lines of all ranks and nodes.
+        follow: wait for new lines until the job has ended.
+    """
     reader = LogReader(submission.run_dir("main"), rank)
     while True:
         running = follow and submission.is_running()
@@ -47,7 +56,13 @@ def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Itera
 
 
 def read_job_status(submission: Submission, running: bool) -> JobStatus:
-    """Return the status in the files. An unfinished job without an engine has failed."""
+    """Return the job's status from its files.
+
+    An unfinished job whose engine no longer runs is first recorded as failed.
+
+    Args:
+        running: whether the job's engine runs.
+    """
     if not running and not submission.has_ended():
         _end_as_lost(submission)
     known = submission.read_status()
@@ -67,7 +82,7 @@ def read_job_status(submission: Submission, running: bool) -> JobStatus:
 
 
 def _end_as_lost(submission: Submission) -> None:
-    """Clean up and write the result after keeper and engine were both killed."""
+    """Clean up, and write the result of a job whose keeper and engine were both killed."""
     if scratch := submission.read_status().get("scratch"):
         end_abandoned(Path(scratch))
     message = "the job's engine was killed before the job ended"

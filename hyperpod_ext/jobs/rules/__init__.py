@@ -1,7 +1,7 @@
-"""Domain rules: combinations of valid fields with which a job would fail on a cluster, or waste machines.
+"""Domain rules: combinations of valid fields with which a job would fail on a cluster, or waste paid machines.
 
-The ids of these rules are HPX101 and up. HPX001 to HPX099 are the checks of the spec itself, in `config.files.checks`;
-they cannot be ignored.
+The ids of domain rules are HPX101 and up. The ids HPX001 to HPX099 belong to the checks of the spec itself, in
+`config.files.checks`, which users cannot ignore.
 """
 
 from __future__ import annotations
@@ -27,30 +27,33 @@ KUBERNETES = frozenset({"hyperpod-eks", "kubeflow"})
 
 @dataclass(frozen=True)
 class Context:
-    """Input of a rule."""
+    """Input of a rule: the job, and its cluster, target and folder where they are known."""
 
     job: JobConfig
     cluster: ClusterConfig | None = None
     target: str | None = None
-    """Target of the job. None: only the spec is checked."""
+    """Target of the job. If it is None, no target was chosen, and rules check only the spec."""
     folder: FilePath | None = None
-    """Folder of the spec. None: the script is not read."""
+    """Folder of the spec, which contains the script; if it is None, rules do not read the script."""
 
     @cached_property
     def capabilities(self) -> Capabilities | None:
-        """Capabilities of the target; None without a known target."""
+        """Capabilities of the target; None if the target is not set or not known."""
         return get_target(self.target).capabilities() if self.target in TARGETS else None
 
     @cached_property
     def node_shares(self) -> list[tuple[Path, NodeShare]]:
-        """Requests of the pods for each instance type; the type in `resources` is last."""
+        """Resource requests of a pod for each instance type of the job, with the field that names the type.
+
+        The type in `resources.instance_type` is last.
+        """
         from hyperpod_ext.jobs.kubernetes.sizes import node_shares
 
         return node_shares(self.job)
 
     @cached_property
     def script(self) -> FilePath | None:
-        """File of the script on this machine. None: the script is in an image, or missing."""
+        """File of the script on this machine; None if the script is in an image, or missing."""
         name = FilePath(self.job.script)
         if self.folder is None or self.job.working_dir is not None or name.is_absolute():
             return None
@@ -59,8 +62,10 @@ class Context:
 
     @cached_property
     def script_code(self) -> list[Code]:
-        """Nodes of the script and of the modules that it imports from its folder, one list for each file. Empty if any
-        of these files cannot be read."""
+        """Syntax tree nodes of the script and of the modules that it imports from its folder, one list for each file.
+
+        The result is empty if any of these files cannot be read.
+        """
         from hyperpod_ext.jobs.rules.script_code import read_all
 
         return [] if self.script is None else read_all(self.script)
@@ -76,7 +81,8 @@ _OF_PODS: dict[str, set[str]] = {
     "cluster_objects": {"kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations"},
     "pods": set(),
 }
-"""Modules with rules for jobs in pods, and the fields with which other jobs need these rules, too."""
+"""Modules with rules for jobs in pods, each with fields of a spec. A job that sets one of these fields is checked by
+the module's rules on all targets."""
 
 
 def needed(context: Context) -> list[str]:

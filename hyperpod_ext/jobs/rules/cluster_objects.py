@@ -1,4 +1,4 @@
-"""Objects of Kubernetes, Kueue and the operators: names, queues, volumes, and fields that the API server refuses."""
+"""Rules of Kubernetes, Kueue and operators: names, queues, volumes, and fields that the API server refuses."""
 
 from __future__ import annotations
 
@@ -117,13 +117,15 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
     for path, mounted, on_node in _of_more_than_the_pod(context.job):
         place = mounted.rstrip("/")
-        if place and on_node.rstrip("/") != place:  # otherwise it is the node's own memory or devices
+        if place and on_node.rstrip("/") != place:  # a mount of the node's own /dev or /dev/shm hides no memory
             yield from _instead_of_memory(path, place)
 
 
 def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
-    """Yield mounts of volumes that several pods share: the field, the path in the container, and the path on the node,
-    if any."""
+    """Yield the mounts of volumes that several pods share.
+
+    Each mount is the field of the spec, the path in the container, and the path on the node (empty if there is none).
+    """
     for index, volume in enumerate(job.volumes):
         if not isinstance(volume, ScratchVolume):
             on_node = volume.host_path if isinstance(volume, HostVolume) else ""
@@ -136,7 +138,12 @@ def _of_more_than_the_pod(job: JobConfig) -> Iterator[tuple[Path, str, str]]:
 
 
 def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
-    """Report a mount that hides the memory at /dev/shm, or all files of the image."""
+    """Report a mount that hides the shared memory at /dev/shm, or all files of the image.
+
+    Args:
+        path: field of the spec that the report names.
+        place: path of the mount in the container.
+    """
     if place == "/":
         yield Finding(path, "would hide the whole image, including /dev/shm", "choose another path")
     elif is_below(_SHARED_MEMORY, place):

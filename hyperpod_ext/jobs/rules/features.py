@@ -1,4 +1,4 @@
-"""Features that cannot be combined with each other, or with the software that runs the job."""
+"""Rules of features that cannot be combined with each other, or with the cluster or target that runs the job."""
 
 from __future__ import annotations
 
@@ -101,14 +101,15 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     "HPX127",
     "error",
     "spares outside the groups of nodes",
-    "The operator has spares per group. If the job has groups, only their spares are rendered, and spares of the "
-    "job itself would be ignored.",
+    "The operator counts spares per group. If the job has groups, only the spares of the groups are rendered, and "
+    "`spares` of the job itself would be ignored.",
     "Write `spares` in the groups that should have spares.",
     targets={"hyperpod-eks"},
 )
 def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
     job = context.job
-    grouped = job.node_groups and not any(group.spares for group in job.node_groups)  # HPX147 reports both
+    # spares both in the job and in a group are reported by HPX147
+    grouped = job.node_groups and not any(group.spares for group in job.node_groups)
     if job.spares and grouped:
         hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
         yield Finding(("spares",), "the job has groups of nodes, and no group has these spares", hint)
@@ -264,7 +265,7 @@ def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
     on_disks = any(tier.on_node for tier in job.checkpoint.durable())
     if skips and (on_disks or job.checkpoint.peer() is not None):
-        yield Finding(("checkpoint", "when_busy"), "each node skips other steps", "write supersede")
+        yield Finding(("checkpoint", "when_busy"), "nodes may skip different steps", "write supersede")
 
 
 _ROOTLESS = ("HPCT_USE_CONN_DATA", "HPCT_USE_ROOTLESS", "TORCH_SKIP_TCPSTORE")

@@ -36,7 +36,7 @@ def image_is_named(context: Context) -> Iterator[Finding]:
                 "is missing: AWS's image depends on the region, which is unknown",
                 "add image, or --cluster FILE",
             )
-        return  # HPX132 reports regions without it
+        return  # HPX132 reports regions without AWS's image
     known = training_image(context.cluster.region) if context.cluster is not None else None
     such = f"; AWS's image for PyTorch in this region is {known}" if known else ""
     yield Finding(("image",), "is missing: pods run a container image", f"add image: REGISTRY/NAME:TAG{such}")
@@ -49,7 +49,7 @@ _REFERENCE = re.compile(
     r"(?:@[A-Za-z][A-Za-z0-9]*(?:[-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9A-Fa-f]{32,})?",
     re.ASCII,
 )
-"""Pattern of `registry:port/path:tag@digest`, by the rules of container runtimes."""
+"""Pattern of an image name, `registry:port/path:tag@digest`, as container runtimes accept it."""
 
 
 @rule(
@@ -134,7 +134,7 @@ def image_is_near(context: Context) -> Iterator[Finding]:
 )
 def image_is_pinned(context: Context) -> Iterator[Finding]:
     image = context.job.image
-    if image is None or "@sha256:" in image or image.endswith(".sqsh"):  # a file, on Slurm
+    if image is None or "@sha256:" in image or image.endswith(".sqsh"):  # .sqsh is an image file on Slurm
         return
     tag = image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest"):

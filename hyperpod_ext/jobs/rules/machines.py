@@ -1,4 +1,4 @@
-"""Requests of pods compared with the resources of machines."""
+"""Rules that compare the requests of pods with the resources of machines."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, span
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
 _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.max_nodes")
-"""Fields that `_machines` reads."""
+"""Fields of the spec that `_machines` reads."""
 
 
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
-    """Yield each known instance type of the job, with the requests of the pod."""
+    """Yield each instance type of the job that the catalog knows.
+
+    Each result is the field that names the type, the type, and the resource requests of a pod on it.
+    """
     for path, share in context.node_shares:
         if share.machine:
             yield path, share.machine, share
@@ -301,7 +304,7 @@ def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
 def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
     storage = context.cluster.tiered_storage if context.cluster else None
     _path, share = context.node_shares[-1]
-    machine, asked = share.machine, share.memory_mib  # default: all memory for pods
+    machine, asked = share.machine, share.memory_mib  # memory_mib of the share defaults to all memory for pods
     if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))

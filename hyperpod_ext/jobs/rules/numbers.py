@@ -1,4 +1,4 @@
-"""Numbers of a spec that contradict each other: ranks and batch, budgets, limits and log rules."""
+"""Rules of numbers of a spec that contradict each other: ranks and batch, restarts, time limits and log rules."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     if elastic is None or batch is None or elastic.max_nodes < elastic.min_nodes:
         return
     if elastic.batch.micro_batch_size is not None:
-        return  # any number of ranks shares the micro-batches
+        return  # the micro-batches of a global batch can be distributed over any number of ranks
     sizes = elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)
     wrong = [size for size in sizes if batch % (size * job.workers_per_node)]
     if wrong:

@@ -1,4 +1,7 @@
-"""Fields of one part of a pod that contradict each other, in `kubernetes.container` and `kubernetes.pod`. Pure."""
+"""Checks for fields that contradict each other within one part of `kubernetes.container` or `kubernetes.pod`. Pure.
+
+A part is one object of Kubernetes' API, such as a container, a volume mount or a probe.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from hyperpod_ext.jobs.kubernetes.sizes import size_of
 
 Fields = Mapping[str, Any]
 Contradiction = tuple[Path, str, str]
-"""Place in the part, message and hint."""
+"""Path of the field within the part of the pod, message and hint."""
 
 _KEEP = "keep one of the two"
 _OWN_NAME = "give each a different name"
@@ -25,7 +28,7 @@ _OF_CONTAINERS = ("cpu", "memory", "ephemeral-storage")
 
 
 def contradictions(job: JobConfig) -> Iterator[Finding]:
-    """Yield contradictions within single parts of the pod."""
+    """Yield a finding for each contradiction between fields of the same part of the pod."""
     sections = (("container", "TrainingContainer"), ("pod", "TrainingPod"))
     for section, kind in sections:
         if fields := getattr(job.kubernetes, section):
@@ -35,8 +38,12 @@ def contradictions(job: JobConfig) -> Iterator[Finding]:
 
 
 def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]]:
-    """Yield type, path and fields of `value` and its parts; narrowed types also under Kubernetes' name."""
-    from hyperpod_ext.config.job.pods.values import all_types, base_of  # loaded only for specs with such a section
+    """Yield type, path and fields of `value` and of each part in it.
+
+    Types of this project that allow only some of the fields of a Kubernetes type are yielded under both names.
+    """
+    # imported here because the import is slow, and few specs need it
+    from hyperpod_ext.config.job.pods.values import all_types, base_of
 
     if kind.startswith(("[]", "{}")):
         for place, one in enumerate(value) if isinstance(value, list) else value.items():

@@ -1,4 +1,4 @@
-"""Rules of pods: volumes and times that let state outlive pods, and fields that TrainJobs or AWS's `hyp` lack."""
+"""Rules of pods: volumes and time limits that let state outlive pods, and fields that TrainJobs or AWS's `hyp` lack."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _OF_TRAINJOB = {
     "container": ("env", "resources", "securityContext", "volumeMounts"),
     "pod": ("affinity", "schedulingGates", "securityContext", "volumes"),
 }
-"""Fields of both sections that a TrainJob may change in its runtime's pods."""
+"""Fields in sections `kubernetes.container` and `kubernetes.pod` that a TrainJob may change in its runtime's pods."""
 _READ_ONLY = "the volume is read-only"
 _GOES = "the volume is deleted with its pod"
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A mounted folder of the container."""
+    """A folder of the container at which a volume is mounted."""
 
     path: str
     volume: str
-    """Field of the mount in the spec."""
+    """Name of the volume for messages: its field in the spec, and its kind."""
     wrong: str = ""
-    """Reason why the folder cannot keep checkpoints."""
+    """Reason why the folder cannot keep checkpoints; empty if it can."""
     shared: bool = False
-    """Whether all pods see the same files."""
+    """Whether all pods have the same files in the folder."""
 
 
 @rule(
@@ -78,7 +78,13 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
 
 
 def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -> Iterator[Finding]:
-    """Check a tier on each node's disk. If no volume of the spec holds it, the pod gets one."""
+    """Check a tier of kind disk, which needs a folder on each node's own disk.
+
+    Args:
+        nearest: innermost mounted folder that contains the tier; with None, hp-ext adds a volume to the pod.
+        path: folder of the tier in the container.
+        at: field of the spec that the report names.
+    """
     if nearest is not None and (nearest.wrong or nearest.shared):
         wrong = nearest.wrong or "all nodes would write into the same folder"
         hint = "write a path on no volume, or on one of kind host; use `kind: file` for storage that nodes share"
@@ -92,7 +98,7 @@ def _places(job: JobConfig) -> Iterator[_Place]:
         yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume), shared)
     named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
     for mount in job.kubernetes.container.get("volumeMounts", ()):
-        if (found := named.get(mount["name"])) is not None:  # HPX155 reports unknown names
+        if (found := named.get(mount["name"])) is not None:  # HPX155 reports mounts of unknown volumes
             wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
             shared = "persistentVolumeClaim" in found or "nfs" in found
             yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong, shared)
@@ -165,7 +171,7 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
-"""Least time until a spare replaces a lost pod, and until a new pod runs."""
+"""Minimum seconds until a spare replaces a lost pod, and until a new pod runs if there is no spare."""
 
 
 @rule(
@@ -191,7 +197,7 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
     "HPX154",
     "error",
     "settings that a TrainJob does not have",
-    "A TrainJob can change only some fields of its runtime's pods. These settings belong into the TrainingRuntime.",
+    "A TrainJob can change only some fields of its runtime's pods. Other settings must be in the TrainingRuntime.",
     "Set them in a TrainingRuntime of your own and name it in kubernetes.training_runtime, or use a PyTorchJob.",
 )
 def trainjob_has_no_field(context: Context) -> Iterator[Finding]:

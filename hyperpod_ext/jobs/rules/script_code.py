@@ -1,4 +1,4 @@
-"""Code of a job's script. The script is parsed, and never executed."""
+"""Code of a job's script. The script is parsed, but never executed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MOST_BYTES, _MOST_FILES, _DEEPEST = 1 << 20, 50, 3
-"""Limits on the total size of read files, and on the length of import chains."""
+"""Maximum total size in bytes of the parsed files, maximum number of files, and maximum length of import chains."""
 
 Code = list[ast.AST]
-"""All nodes of a file."""
+"""All nodes of a file's syntax tree."""
 
 
 def parse_file(file: Path) -> ast.Module | None:
-    """Parse a file of at most 1 MiB; None if there is no such file, or it is not Python. The job's start reports the
-    latter."""
+    """Parse a Python file; return None if the file does not exist, has more than 1 MiB, or is not valid Python.
+
+    The job reports invalid Python when it starts.
+    """
     text = _text(file, _MOST_BYTES)
     return None if text is None else _module(text)
 
 
 def read_all(script: Path) -> list[Code]:
-    """Parse the script and the modules that it imports from its folder; empty if one cannot be read within limits."""
+    """Parse the script and the modules that it imports from its folder; return one list of nodes for each file.
+
+    The result is empty if a file cannot be read, or a limit of this module is exceeded.
+    """
     read, left, waiting = dict[Path, Code](), _MOST_BYTES, deque([(script, 0)])
     while waiting:
         file, depth = waiting.popleft()
@@ -47,21 +52,25 @@ def _text(file: Path, most: int) -> bytes | None:
 
 
 def _parse(text: bytes) -> Code | None:
-    """Return all nodes; None if it is not Python."""
+    """Return all nodes of the syntax tree of `text`; None if `text` is not valid Python."""
     module = _module(text)
     return None if module is None else list(ast.walk(module))
 
 
 def _module(text: bytes) -> ast.Module | None:
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the script's style
+        with warnings.catch_warnings(action="ignore"):  # hides warnings about the script's style
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def _local_imports(code: Code, file: Path, folder: Path) -> Iterator[Path]:
-    """Yield the files below the script's `folder` that the code of `file` imports."""
+    """Yield the files below `folder`, the script's folder, that `file` imports.
+
+    Args:
+        code: syntax tree nodes of `file`.
+    """
     for level, name in imports(code):
         path = file.parents[level - 1] if level else folder
         for part in filter(None, name.split(".")):
@@ -70,7 +79,10 @@ def _local_imports(code: Code, file: Path, folder: Path) -> Iterator[Path]:
 
 
 def imports(code: Code) -> Iterator[tuple[int, str]]:
-    """Yield level and name of each import. Names that are imported from a module also count as modules."""
+    """Yield the level (number of leading dots) and the full name of each import.
+
+    In `from a import b`, the yielded name is `a.b`, because b may be a module.
+    """
     for node in code:
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)

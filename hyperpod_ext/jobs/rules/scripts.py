@@ -1,4 +1,4 @@
-"""Rules of the script's own code."""
+"""Rules of the code of the user's script."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hyperpod_ext.jobs.rules.script_code import Code, imports
 _OURS = "hyperpod_ext"
 _TRAINER_LIBRARIES = frozenset({"lightning", "pytorch_lightning", "sentence_transformers", "transformers", "trl"})
 _DYNAMIC = frozenset({"__import__", "exec", "import_module", "run_module", "run_path"})
-"""Functions that may load any module."""
+"""Functions that may import any module, so that the imports of code that calls them are unknown."""
 
 _RECOVERIES = (
     "deepspeed.elasticity",
@@ -51,8 +51,8 @@ def script_is_protected(context: Context) -> Iterator[Finding]:
     "warning",
     "a script with another recovery",
     "Modes `ours` and `run` replace failed ranks, and create their process groups again. The script, or a module of "
-    "its folder, imports a package that does the same. After a fault, both would act, and ranks may wait for each "
-    "other.",
+    "its folder, imports a package that does the same. After a fault, the mode and the package would both act, and "
+    "ranks may wait for each other.",
     "Remove the package from the script. Or write `mode: plain`, with which only the script's own recovery acts. If "
     "the script uses the package for something else: --ignore HPX177.",
 )
@@ -67,12 +67,12 @@ def script_has_one_recovery(context: Context) -> Iterator[Finding]:
 
 
 def _roots(code: Code) -> set[str]:
-    """Return the packages that the code imports."""
+    """Return the top-level packages that the code imports."""
     return {name.partition(".")[0] for level, name in imports(code) if not level}
 
 
 def _called(code: Code) -> set[str]:
-    """Return the names of called functions and methods, without the objects before them."""
+    """Return the names of the functions and methods that the code calls, such as `step` for `optimizer.step()`."""
     functions = [node.func for node in code if isinstance(node, ast.Call)]
     methods = {each.attr for each in functions if isinstance(each, ast.Attribute)}
     return methods | {each.id for each in functions if isinstance(each, ast.Name)}
@@ -83,7 +83,7 @@ def _may_load_ours(code: Code) -> bool:
 
 
 def _trains(code: Code) -> bool:
-    """Return whether the code has a training loop, or calls a library's trainer."""
+    """Return whether the code calls `backward` or runs the trainer of a library."""
     called = _called(code)
     if "backward" in called:
         return True

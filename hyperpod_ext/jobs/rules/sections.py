@@ -1,4 +1,5 @@
-"""Sections with Kubernetes' own fields: missing names, contradictions, and fields that the job relies on."""
+"""Rules of sections `kubernetes.container` and `kubernetes.pod`: missing names, contradictions, and fields that the job
+itself relies on."""
 
 from __future__ import annotations
 
@@ -21,11 +22,11 @@ from hyperpod_ext.jobs.rules.pod_parts import contradictions
 _CONTAINER: Path = ("kubernetes", "container")
 _POD: Path = ("kubernetes", "pod")
 _WRITES = "/tmp"
-"""Folder of logs, sockets and state of launchers and our runtime."""
+"""Folder in which the launcher and this project's runtime write logs, sockets and state."""
 _WITH_LIMITS = ("cpu", "memory", "ephemeral-storage")
 _FROM_RESOURCES = (labels.EFA, "nvidia.com/gpu", "aws.amazon.com/neuron", "aws.amazon.com/neurondevice")
 _GRACE_S = 30
-"""Kubernetes' default from SIGTERM to SIGKILL."""
+"""Kubernetes' default seconds from SIGTERM to SIGKILL when a pod is deleted."""
 
 
 @rule(
@@ -103,7 +104,7 @@ def fields_go_together(context: Context) -> Iterator[Finding]:
     "error",
     "a name or port that the job itself uses",
     "Commands and the operator find the training container by its name, and the operator connects to its port.",
-    "Choose another.",
+    "Choose another name or port.",
 )
 def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
     reserved = {kind.container for kind in (HYPERPOD, PYTORCH, TRAIN) if context.may_be(kind.target)}
@@ -111,7 +112,7 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
         if side["name"] in reserved:
             message = "the training container has this name, by which commands and the operator find it"
             yield Finding((*path, "name"), message, "choose another name")
-    seen = {labels.AGENT_PORT: "the job uses this port for the operator"} if context.target == HYPERPOD.target else {}
+    seen = {labels.AGENT_PORT: "used by the job for the operator"} if context.target == HYPERPOD.target else {}
     for path, container in _containers(context.job):
         for index, one in enumerate(container.get("ports", ())):
             port = one["containerPort"]
@@ -120,7 +121,7 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
             if port in seen:
                 at = (*path, "ports", index, "containerPort")
                 yield Finding(at, f"{port} is {seen[port]}", "choose another port")
-            seen.setdefault(port, "the pod already has this port")
+            seen.setdefault(port, "already used in the pod")
 
 
 @rule(
@@ -137,7 +138,7 @@ def amounts_fit(context: Context) -> Iterator[Finding]:
 
 
 def _containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Yield the training container and the side containers."""
+    """Yield the training container and the side containers, each with its path in the spec."""
     yield _CONTAINER, job.kubernetes.container
     yield from _side_containers(job)
 
@@ -149,7 +150,7 @@ def _side_containers(job: JobConfig) -> Iterator[tuple[Path, Mapping[str, Any]]]
 
 
 def _of_security(job: JobConfig) -> Iterator[Finding]:
-    """Yield contradictions between security settings of the training container, the pod and the job."""
+    """Yield a finding for each contradiction between security settings of training container, pod and job."""
     only, pod = job.kubernetes, job.kubernetes.pod
     may, above = (one.get("securityContext", {}) for one in (only.container, pod))
     at = (*_CONTAINER, "securityContext")
@@ -175,7 +176,11 @@ def _of_security(job: JobConfig) -> Iterator[Finding]:
 
 
 def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield problems of mounts that propagate to the node, and of ports of the node."""
+    """Yield problems of a container's mounts that propagate to the node, and of its ports on the node's network.
+
+    Args:
+        path: path of the container in the spec.
+    """
     only, may = job.kubernetes, container.get("securityContext", {})
     privileged = only.privileged if path == _CONTAINER else may.get("privileged")
     for index, mount in enumerate(container.get("volumeMounts", ())):
@@ -190,7 +195,7 @@ def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterat
 
 
 def _unread_secret(job: JobConfig) -> Iterator[Finding]:
-    """Report a user of the spec who cannot read a secret."""
+    """Report a `runAsUser` of the spec with which the container's processes cannot read a secret."""
     own, above = (one.get("securityContext", {}) for one in (job.kubernetes.container, job.kubernetes.pod))
     overlaid = job.overlay.kubernetes.pod.get("securityContext")
     group = overlaid.get("fsGroup") if isinstance(overlaid, dict) else None
@@ -201,7 +206,7 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
 
 
 def _limits(job: JobConfig) -> Iterator[Finding]:
-    """Yield limits below the requests in `resources`, and limits that belong into fields of `resources`."""
+    """Yield a finding for each limit below its request, and for each limit that must be set in `resources` instead."""
     groups = job.node_groups or (None,)
     for name, most in job.kubernetes.container.get("resources", {}).get("limits", {}).items():
         path = (*_CONTAINER, "resources", "limits", name)

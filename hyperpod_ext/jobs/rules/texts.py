@@ -1,4 +1,4 @@
-"""Arguments and variables of processes."""
+"""Rules of the arguments and environment variables of the job's processes."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     secrets = enumerate(context.job.kubernetes.secret_env)
     named += [(("kubernetes", "secret_env", index, "name"), entry.name) for index, entry in secrets]
     for path, name in named:
-        if is_of_ranks(name) and not name.startswith("HPX_"):  # HPX007 and HPX150 report these
+        if is_of_ranks(name) and not name.startswith("HPX_"):  # HPX007 and HPX150 report names that start with HPX_
             hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
-            yield Finding(path, f"{name} is set by the launcher: ranks know by it who they are", hint)
+            yield Finding(path, f"{name} is set by the launcher to identify ranks", hint)
 
 
 @rule(

@@ -1,1 +1,1 @@
-"""SageMaker training jobs: the CreateTrainingJob request, and clients of the service."""
+"""SageMaker training jobs: rendering of the CreateTrainingJob request, and calls to SageMaker's API."""

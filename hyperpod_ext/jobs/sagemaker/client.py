@@ -1,4 +1,4 @@
-"""Calls boto3, imported on use, with retries and this project's errors."""
+"""Calls AWS through boto3, with retries, and with this project's errors. boto3 is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 
 @functools.cache
 def client(service: str, region: str | None) -> Any:
-    """Return a client of `service`. boto3's own retries are disabled, because `call` retries.
+    """Return boto3's client of an AWS service. boto3's own retries are disabled, because `call` retries.
+
+    Args:
+        service: name of the service, such as `sagemaker`.
+        region: region of the service; None means the region in the environment.
 
     Raises:
         HyperpodExtError: boto3 is not installed.
@@ -72,16 +76,18 @@ def call(
     sleep: Callable[[float], None] = time.sleep,
     existing: Callable[[], T] | None = None,
 ) -> T:
-    """Call `attempt`; retry temporary failures with growing pauses.
+    """Call `attempt`, and retry it after temporary failures, with growing pauses.
 
     Args:
-        doing: the operation, for messages: "CreateTrainingJob tiny-gpt".
-        existing: for a change, reads its result. Called if the change failed after an attempt whose response may have
-        been lost. Raises NotFoundError if there is no result, ConflictError if it is a different object.
+        doing: name of the operation for messages, such as "CreateTrainingJob tiny-gpt".
+        attempt: sends the request to AWS, and returns the response.
+        existing: reads the object that the request creates. Called after a failure if an earlier response was lost, so
+            that the object may exist. Raises NotFoundError if the object does not exist, or ConflictError if the object
+            differs from the request. Use None for requests that create no object.
 
     Raises:
-        UnknownOutcomeError: a response was lost, and the change may have been made.
-        HyperpodExtError: its class says the cause: refused, unreachable, not found, in use.
+        UnknownOutcomeError: a response was lost, and the request may have created its object.
+        HyperpodExtError: the request failed. The class of the error names the cause, such as NotFoundError.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -97,7 +103,7 @@ def call(
             if existing is not None and (again or tried > 1):
                 return _despite(failure, existing)
             raise failure from None
-        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # jitter between clients
+        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # jitter, so that clients do not retry at the same time
         delay = min(delay * 2, _LONGEST_DELAY_S)
     raise AssertionError("unreachable")
 
@@ -115,7 +121,11 @@ def _despite(failure: HyperpodExtError, existing: Callable[[], T]) -> T:
 
 
 def explain(doing: str, response: Any) -> HyperpodExtError:
-    """Return the error for an error response."""
+    """Return the error for an error response of AWS.
+
+    Args:
+        doing: name of the operation for messages.
+    """
     code = str(response.get("Error", {}).get("Code", ""))
     text = str(response.get("Error", {}).get("Message", "")) or code
     status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
@@ -151,7 +161,7 @@ def _is_passing(response: Any) -> bool:
 
 
 def _offline(doing: str, error: Exception) -> tuple[HyperpodExtError, bool]:
-    """Return the error for a missing response, and whether to retry."""
+    """Return the error for a request that got no response, and whether to retry the request."""
     from botocore.exceptions import ConnectionError as NoConnection
     from botocore.exceptions import HTTPClientError, NoCredentialsError, ParamValidationError
 

@@ -1,4 +1,4 @@
-"""Start of the container: entry point, environment, and arguments of the script. Pure."""
+"""Members of the request that start the container: entry point, environment, and arguments of the script. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from hyperpod_ext.jobs.contract.spec_annotation import note_text
 
 ENV_SECRET_ID = "HPX_SECRET_ID"
 ENV_SPEC = "HPX_SPEC"
-"""Variable with the spec of the request, for `hp-ext import`. The container does not read this variable."""
+"""Environment variable with the spec from which the request was rendered. `hp-ext import` reads the variable from the
+request; the container does not read the variable."""
 LONGEST_VARIABLE = 512
-"""SageMaker's limit of characters in a variable."""
+"""Maximum number of characters that SageMaker allows in the value of an environment variable."""
 MOST_VARIABLES = 100
 LONGEST_ARGUMENT = 256
 ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
 
 
 def environment_of(job: JobConfig) -> dict[str, str]:
-    """Return the variables of every node, and the spec if it fits. Long values are split."""
+    """Return the environment variables of every node. A value that is too long is split into several variables.
+
+    The variables with the spec are left out if SageMaker would refuse their number.
+    """
     runtime = (
         split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)
         if job.mode != "plain"
@@ -34,7 +38,7 @@ def environment_of(job: JobConfig) -> dict[str, str]:
 
 
 def needs_secret(job: JobConfig) -> bool:
-    """Return whether nodes authenticate each other or sign checkpoints."""
+    """Return whether the job needs a secret, with which nodes authenticate each other or sign checkpoints."""
     return job.has_agent and (job.nodes > 1 or bool(job.checkpoint.durable()))
 
 
@@ -44,7 +48,10 @@ def secret_id(job: JobConfig) -> str:
 
 
 def entrypoint_of(job: JobConfig) -> dict[str, Any]:
-    """Return members of AlgorithmSpecification. In mode `plain`, the image's entry point starts torchrun."""
+    """Return the members of AlgorithmSpecification that start the container.
+
+    In mode `plain`, the result is empty, because the image's own entry point starts torchrun.
+    """
     if job.mode == "plain":
         return {}
     start = list(ENTRY)
@@ -55,7 +62,7 @@ def entrypoint_of(job: JobConfig) -> dict[str, Any]:
 
 
 def arguments_of(job: JobConfig) -> dict[str, str]:
-    """Return the arguments as hyperparameters, which SageMaker's images turn into arguments again.
+    """Return the script's arguments as hyperparameters, which SageMaker's images turn into arguments again.
 
     Raises:
         ValueError: an argument is not an option with a value, or its option is repeated.
@@ -74,5 +81,5 @@ def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         option = rest.pop(0)
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name or (not equals and not rest):
-            raise ValueError(f"`{option}` is none")
+            raise ValueError(f"`{option}` is not part of such a pair")
         yield name, value if equals else rest.pop(0)

@@ -1,4 +1,4 @@
-"""Keyword arguments for classes of the SageMaker Python SDK from a JobConfig.
+"""Keyword arguments for classes of the SageMaker Python SDK, made from a JobConfig.
 
     from sagemaker.pytorch import PyTorch                        # 2.x
     from hyperpod_ext.jobs.sagemaker.estimator import estimator_kwargs, fit_kwargs
@@ -14,8 +14,8 @@
     trainer.train()
 
 `estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
-if the job needs a secret that does not exist. The SDK then sends the request of `hyperpod_ext.jobs.sagemaker.request`.
-Fields that the SDK would ignore silently are refused.
+if the job needs a secret that does not exist. The SDK then sends the same request that
+`hyperpod_ext.jobs.sagemaker.request` renders. A spec with a field that the SDK would ignore silently is refused.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ Kwargs = dict[str, Any]
 
 
 def distribution(job: JobConfig) -> Kwargs:
-    """Return `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set. The distribution starts
-    torchrun.
+    """Return the value of `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set yourself.
 
-    `estimator_kwargs` includes it. `distribution=` sets no other part of the job: pass role, image, instances,
-    environment and arguments yourself.
+    With this value, SageMaker starts the script with torchrun. The value sets no other part of the job: pass role,
+    image, instances, environment and arguments yourself. `estimator_kwargs` returns all these arguments, including
+    `distribution`.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.
@@ -59,7 +59,9 @@ def distribution(job: JobConfig) -> Kwargs:
 
 
 def distributed(job: JobConfig) -> Any:
-    """Return `distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments you set, as `distribution`.
+    """Return the value of `distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments you set yourself.
+
+    With this value, SageMaker starts the script with torchrun.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distributed=` alone does not start it.
@@ -70,15 +72,18 @@ def distributed(job: JobConfig) -> Any:
 
 
 def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
-    """Return arguments of sagemaker 2.x's `PyTorch`, besides `entry_point` and `source_dir`. Creates the job's secret.
+    """Return the arguments of sagemaker 2.x's `PyTorch`, except `entry_point` and `source_dir`.
+
+    Also creates the job's secret, if the job needs a secret that does not exist.
 
     Args:
-        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
+        boto_session: a `boto3.Session`, with which the secret is created; None uses the identity and region of this
+            environment.
 
     Raises:
         UnsupportedError: SageMaker or its SDK cannot run this job. The error names every reason.
-        HyperpodExtError: the job has groups of nodes, and sagemaker 2.x is not installed; or the job's secret is about
-            to be deleted, or `sagemaker.secret` names a missing one.
+        HyperpodExtError: sagemaker 2.x is not installed, although groups of nodes need it; the job's secret is about to
+            be deleted; or `sagemaker.secret` names a secret that does not exist.
     """
     _check(job, _estimator_problems(job))
     _secret(job, boto_session)
@@ -89,8 +94,8 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
         made = _instance_groups(job)
         groups = {"instance_groups": made}
         if started and len(made) > 1:
-            # the SDK accepts exactly one group, and only the same object; the image runs torchrun on the nodes of this
-            # group
+            # The SDK accepts exactly one group in `distribution`, which must be the same object as in
+            # `instance_groups`. The image runs torchrun only on the nodes of this group.
             started["instance_groups"] = made[:1]
     return groups | given(
         distribution=started,
@@ -129,7 +134,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
 
 
 def fit_kwargs(job: JobConfig) -> Kwargs:
-    """Return the arguments of `fit` that `PyTorch` itself does not accept."""
+    """Return the arguments of the method `PyTorch.fit`: settings of the job that `PyTorch` itself does not accept."""
     _check(job)
     inputs: Any = _module("sagemaker.inputs", "sagemaker<3") if job.sagemaker.channels else None
     found = {}
@@ -151,16 +156,19 @@ def fit_kwargs(job: JobConfig) -> Kwargs:
 
 
 def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: Any = None) -> Kwargs:
-    """Return arguments of sagemaker 3.x's `ModelTrainer`; `model_trainer` sets the rest. Creates the job's secret.
+    """Return the arguments of sagemaker 3.x's `ModelTrainer`, whose other settings are set by `model_trainer`.
+
+    Also creates the job's secret, if the job needs a secret that does not exist.
 
     Args:
-        source_dir: folder of the script, or an S3 URI of it.
-        boto_session: a `boto3.Session` to create the secret with. Default: the identity and region of this environment.
+        source_dir: folder of the script, or an S3 URI of this folder.
+        boto_session: a `boto3.Session`, with which the secret is created; None uses the identity and region of this
+            environment.
 
     Raises:
         UnsupportedError: SageMaker or its SDK cannot run this job. The error names every reason.
-        HyperpodExtError: the job runs under torchrun, and sagemaker 3.x is not installed; or the job's secret is about
-            to be deleted, or `sagemaker.secret` names a missing one.
+        HyperpodExtError: sagemaker 3.x is not installed, although jobs under torchrun need it; the job's secret is
+            about to be deleted; or `sagemaker.secret` names a secret that does not exist.
     """
     _check(job, model_trainer_problems(job))
     _secret(job, boto_session)
@@ -202,7 +210,7 @@ def model_trainer_kwargs(job: JobConfig, source_dir: str = ".", boto_session: An
 
 
 def model_trainer(trainer: Any, job: JobConfig) -> Any:
-    """Set the fields of `trainer`, a ModelTrainer, that only its methods accept; return it."""
+    """Set the settings of a ModelTrainer that its constructor does not accept; return the ModelTrainer."""
     shapes = _module("sagemaker.core.shapes", "sagemaker>=3")
     options = job.sagemaker
     if job.relaunch.max_times:
@@ -217,14 +225,14 @@ def model_trainer(trainer: Any, job: JobConfig) -> Any:
 
 
 def trainer_command(job: JobConfig) -> str:
-    """Return ModelTrainer's command for every node, in the folder of the script."""
+    """Return the command that ModelTrainer runs on every node, in the folder of the script."""
     install = shlex.join(["python3", "-m", "pip", "install", "-q", *job.sagemaker.install])
     start = f"HPX_SCRIPT={shlex.quote(job.script)} {shlex.join(ENTRY)}"
     return f"{install} && {start}" if job.sagemaker.install else start
 
 
 def model_trainer_problems(job: JobConfig) -> list[Problem]:
-    """Return the fields that ModelTrainer would ignore silently, as problems."""
+    """Return a problem for each field of the spec that ModelTrainer would ignore silently."""
     found = _code_problems(job, "ModelTrainer")
     if job.sagemaker.experiment is not None:
         hint = "remove this field, or use sagemaker 2.x or hp-ext"
@@ -254,7 +262,7 @@ def _trainer_torchrun(job: JobConfig) -> Any:
 
 
 def _estimator_problems(job: JobConfig) -> list[Problem]:
-    """Return the fields that `PyTorch` would ignore silently, as problems."""
+    """Return a problem for each field of the spec that `PyTorch` would ignore silently."""
     found = _code_problems(job, "PyTorch")
     if job.sagemaker.max_pending_s is not None:
         hint = "remove this field, or use sagemaker 3.x or hp-ext"
@@ -263,7 +271,7 @@ def _estimator_problems(job: JobConfig) -> list[Problem]:
 
 
 def _problems_alone(job: JobConfig) -> list[Problem]:
-    """Return the parts of the job that `distribution=` alone cannot express and that it needs to start."""
+    """Return a problem for each part of the job that it needs to start, but that `distribution=` cannot express."""
     hint = "instead of it, pass **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
     if job.mode != "plain":
         message = "distribution= alone starts no agent, so each node would run the script once, without the others"
@@ -297,7 +305,7 @@ def _check(job: JobConfig, more: list[Problem] | None = None) -> None:
 
 
 def _secret(job: JobConfig, boto_session: Any) -> None:
-    """Create the job's secret. Without access to Secrets Manager, warn: the job can be described offline."""
+    """Create the job's secret. If Secrets Manager cannot be reached, only warn, so that the SDK can be used offline."""
     try:
         ensure_secret(job, boto_session)
     except UnreachableError as error:
@@ -321,7 +329,7 @@ def _module(name: str, package: str) -> Any:
 
 
 def _snake(members: Request) -> Kwargs:
-    """Rename members of the API to the names of sagemaker 3.x."""
+    """Rename members of SageMaker's API to the names of sagemaker 3.x, such as `InstanceType` to `instance_type`."""
     return {
         _snake_name(name): _snake(value)
         if isinstance(value, dict)

@@ -1,7 +1,8 @@
 """Import of a CreateTrainingJob request as a JobConfig. Pure.
 
-An unchanged rendered request contains its spec. From other requests, all fields of a training job are imported, labels
-as tags. Sections that SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
+A request that hp-ext rendered contains the spec, which is returned if nobody has edited the request. From any other
+request, all fields of a training job are imported. Labels of the spec have then become tags, and sections that
+SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _LAUNCHERS = {
     "sagemaker_parameter_server_enabled": "parameter servers",
     "sagemaker_multi_worker_mirrored_strategy_enabled": "a strategy of TensorFlow",
 }
-"""Hyperparameters with which SageMaker's images start processes by other launchers than torchrun."""
+"""Hyperparameters with which SageMaker's images start the processes with another launcher than torchrun."""
 _RENDERED = {"sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_instance_type"}
 """Hyperparameters that every rendered request has."""
 
@@ -52,12 +53,16 @@ Object = dict[str, Any]
 def import_request(text: str, source: str) -> Imported:
     """Return the job, and a sentence for each member of the request that a JobConfig cannot express.
 
+    Args:
+        text: the request as JSON.
+        source: name of the file for messages.
+
     Raises:
         ConfigError: another launcher than torchrun starts the processes, or the job is invalid. The error names every
-        field.
+            invalid field.
     """
     request = json.loads(text)
-    # the YAML parser has line numbers, but refuses tabs
+    # parsed as YAML only for the line numbers; the YAML parser refuses tabs
     places = parse(re.sub(r'"(?:[^"\\]|\\.)*"|\t', lambda found: found[0].replace("\t", " "), text), source)
     try:
         return _imported(request, places)
@@ -66,7 +71,11 @@ def import_request(text: str, source: str) -> Imported:
 
 
 def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> list[Problem]:
-    """Return the parts of the request that SageMaker would refuse."""
+    """Return a problem for each part of an unreadable request that SageMaker would refuse.
+
+    Args:
+        error: error of the import, reported if SageMaker's model finds no problem.
+    """
     try:
         found = [replace(one, source=source) for one in check_request("CreateTrainingJob", request)]
     except HyperpodExtError:
@@ -115,7 +124,12 @@ def _imported(request: Mapping[str, Any], places: Document) -> Imported:
 
 
 def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Report) -> JobConfig:
-    """Return `job` with an overlay of `channels` and of unread members that an overlay accepts."""
+    """Return `job` with an overlay that adds channels and members of the request which a spec cannot express.
+
+    Args:
+        channels: channels with members that a spec lacks.
+        given: the request. Members that were not read are added to the overlay, if an overlay accepts them.
+    """
     if channels:
         changed = _with_overlay(job, {"InputDataConfig": channels})
         if changed is None:
@@ -137,17 +151,18 @@ def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Repo
 
 
 def _with_overlay(job: JobConfig, members: Object) -> JobConfig | None:
-    """Return `job` with these members in its overlay; None if an overlay cannot express one of them."""
+    """Return `job` with `members` of the request in its overlay; None if an overlay does not accept one of them."""
     added = with_overlay(job.overlay.sagemaker.request, members)
     changed = job.model_copy(update={"overlay": Overlay(sagemaker=SageMakerOverlay(request=added))})
     try:
         return None if any(True for _problem in problems(plain_request(changed), added)) else changed
     except (HyperpodExtError, ValueError):
-        return None  # not checkable without botocore's model or with invalid arguments
+        return None  # the overlay cannot be checked without botocore, or with invalid arguments
 
 
 def _environment(given: Fields, options: Object) -> Object:
-    """Import variables of the workers, including settings of our runtime."""
+    """Import the environment variables of the request. A variable with settings of this project's runtime becomes the
+    fields of the spec that have these settings."""
     env = dict(given.take("Environment") or {})
     take_variable(env, ENV_SPEC)
     settings, secret = take_variable(env, ENV_RUNTIME), env.pop(ENV_SECRET_ID, None)
@@ -172,7 +187,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     _put(options, "region", _decoded(values.take("sagemaker_region")))
     where = str(_decoded(values.take("sagemaker_submit_directory")))
     for channel in given.each("InputDataConfig"):
-        if channel.take("ChannelName") == CODE_CHANNEL:  # an isolated job gets its code as a channel
+        if channel.take("ChannelName") == CODE_CHANNEL:  # a job without network gets its code as a channel
             where = channel.take("DataSource")["S3DataSource"]["S3Uri"]
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):
@@ -196,10 +211,10 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
 
 
 def _launcher(values: Fields, document: Object, report: Report) -> Object:
-    """Return the number of workers, and report how the image starts them.
+    """Return the number of workers per node, and report how the image starts the workers.
 
     Raises:
-        ConfigError: another launcher starts them; the spec would silently render to torchrun.
+        ConfigError: the image starts the workers with another launcher than torchrun, which a spec cannot express.
     """
     for name, what in _LAUNCHERS.items():
         if _decoded(values.take(name, "false")):
@@ -275,7 +290,7 @@ def _network_and_more(given: Fields, options: Object, report: Report) -> None:
             and where is not None
             and str(where).rstrip("/") == str(options.get("output")).rstrip("/")
         ):
-            report.notes.append(profiler.says("S3OutputPath", f"{profiler.take('S3OutputPath')}: as it is rendered"))
+            report.notes.append(profiler.says("S3OutputPath", f"{profiler.take('S3OutputPath')}: is rendered again"))
     filed = given.below("ExperimentConfig")
     if (name := filed.take("ExperimentName")) is not None:
         options["experiment"] = {"name": name}
@@ -288,7 +303,8 @@ def _network_and_more(given: Fields, options: Object, report: Report) -> None:
 
 
 def _channels(given: Fields, options: Object, report: Report) -> list[Object]:
-    """Put channels into the spec. Return the channels for an overlay, which have members that a spec lacks."""
+    """Put the request's channels into the spec. Return the channels that need an overlay, because they have members
+    that a spec lacks."""
     algorithm = given.below("AlgorithmSpecification")
     mode = algorithm.take("TrainingInputMode", "File")
     if "TrainingInputMode" in algorithm.names():
@@ -336,7 +352,7 @@ def _channel(given: Fields, mode: str) -> Object:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode a value: JSON from SageMaker's SDKs, or bare text from users."""
+    """Decode the value of a hyperparameter, which is JSON if SageMaker's SDK wrote it, or plain text from a user."""
     try:
         return json.loads(value) if value is not None else None
     except json.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""Output of a training job in CloudWatch."""
+"""Reads the output of a training job from CloudWatch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 _LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 _STREAM_TIME = re.compile(r"-\d+$")
-"""Time suffix of `algo-1-1700000000`."""
+"""Pattern of the time at the end of a stream's name, such as `algo-1-1700000000`."""
 
 
 class JobLogs:
-    """The job's streams in CloudWatch, each read from its last position."""
+    """Reader of a job's log streams in CloudWatch. Each stream is read from the position where the last read ended."""
 
     def __init__(self, region: str, job_name: str) -> None:
         self._service, self._job_name = client("logs", region), job_name
         self._tokens: dict[str, str] = {}
 
     def new_lines(self) -> Iterator[str]:
-        """Yield new lines since the last call, each prefixed with its node."""
+        """Yield the lines that were added since the last call, each prefixed with the name of its node."""
         for stream in self._streams():
             while True:
                 token = {"nextToken": self._tokens[stream]} if stream in self._tokens else {}
@@ -38,7 +38,7 @@ class JobLogs:
         return self._service.get_log_events(logGroupName=_LOG_GROUP, logStreamName=stream, startFromHead=True, **token)
 
     def _streams(self) -> list[str]:
-        """Return the stream of each node."""
+        """Return the name of the log stream of each node."""
         found: list[str] = []
         request = {"logGroupName": _LOG_GROUP, "logStreamNamePrefix": f"{self._job_name}/"}
         while True:
@@ -47,7 +47,7 @@ class JobLogs:
                     f"DescribeLogStreams {self._job_name}", partial(self._service.describe_log_streams, **request)
                 )
             except NotFoundError:
-                return []  # no job of the account has printed yet
+                return []  # the log group is created when a job first prints
             found += [stream["logStreamName"] for stream in page["logStreams"]]
             if "nextToken" not in page:
                 return sorted(found)

@@ -1,4 +1,7 @@
-"""`overlay.sagemaker`: members added to the rendered request, and checks of members that would break the job. Pure."""
+"""`overlay.sagemaker`: adds the overlay's members to the rendered request, and checks that they do not break the job.
+
+The functions are pure.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +31,11 @@ REFUSED = {
     "ResourceConfig.SelectedInstanceType": _ANSWERED,
     "ServerlessJobConfig": ("SageMaker would then choose the machines and the script", "remove it"),
 }
-"""Member, why an overlay cannot set it, and what to do."""
+"""Members that an overlay cannot set, each with the reason and a hint."""
 
 
 def with_overlay(request: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `request` with `added`: mappings are merged, lists appended; neither is modified."""
+    """Return a copy of `request` with the members `added`. Mappings are merged, and lists are appended."""
     found: dict[str, Any] = copy.deepcopy(dict(request))
     for name, value in added.items():
         before = found.get(name)
@@ -46,7 +49,11 @@ def with_overlay(request: Mapping[str, Any], added: Mapping[str, Any]) -> dict[s
 
 
 def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield all problems of the members `added` to `request`, which is rendered without the overlay.
+    """Yield all problems of an overlay's members.
+
+    Args:
+        request: request that was rendered without the overlay.
+        added: members of the overlay.
 
     Raises:
         HyperpodExtError: botocore, which has the model of the request, is not installed.
@@ -62,7 +69,10 @@ def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[P
 
 
 def paths(added: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield the path of every value in `added`, such as `StoppingCondition.MaxPendingTimeInSeconds`."""
+    """Yield the dotted path of every value in the members of an overlay.
+
+    An example of a path is `StoppingCondition.MaxPendingTimeInSeconds`.
+    """
     for name, value in added.items():
         at = f"{path}.{name}" if path else name
         if isinstance(value, Mapping) and value:
@@ -116,7 +126,13 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _within(request: Any, added: Any, path: str) -> str | None:
-    """Return the overlay's field for `path` of the whole request; None if the overlay does not set it."""
+    """Return the path in the overlay for a path in the complete request; None if the overlay does not set it.
+
+    Args:
+        request: request that was rendered without the overlay.
+        added: members of the overlay.
+        path: dotted path in the complete request.
+    """
     here = _HERE
     for part in path.split(".") if path else ():
         if isinstance(added, list) and part.isdecimal():
@@ -128,7 +144,7 @@ def _within(request: Any, added: Any, path: str) -> str | None:
             here, added = f"{here}.{part}", added[part]
             request = request.get(part) if isinstance(request, Mapping) else None
         elif isinstance(added, Mapping) and here != _HERE and not _mapping(request).get(part):
-            return here  # a missing member of a structure from the overlay
+            return here  # the overlay's structure lacks the member
         else:
             return None
     return here

@@ -1,4 +1,4 @@
-"""Problems and warnings of a spec as a SageMaker training job. Pure."""
+"""Problems and warnings of a spec that is submitted as a SageMaker training job. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LONGEST_RUN_S = 28 * 86400
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Yield every reason why `job` cannot be a training job."""
+    """Yield every reason why `job` cannot run as a SageMaker training job."""
     missing = list(_missing(job))
     yield from missing
     yield from _limits(job)
@@ -36,7 +36,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
-    """Yield warnings about limits of the platform, before the job costs money."""
+    """Yield warnings about limits of SageMaker that may surprise the user."""
     if job.has_agent and job.nodes > 1:
         again = f"the whole job again, up to {job.relaunch.max_times} times" if job.relaunch.max_times else "nothing"
         yield (
@@ -118,10 +118,10 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
         )
     if options.network_isolation and job.has_agent:
         if any(tier.folder is None for tier in job.checkpoint.durable()):
-            hint = "remove the s3 tier, or isolated"
+            hint = "remove the s3 tier, or network_isolation"
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)
         elif job.nodes > 1 or job.checkpoint.durable():
-            hint = "use one node without a durable tier, or remove isolated"
+            hint = "use one node without a durable tier, or remove network_isolation"
             yield Problem("an isolated job cannot read its secret", path="sagemaker.network_isolation", hint=hint)
     if options.network_isolation and options.install:
         yield Problem(

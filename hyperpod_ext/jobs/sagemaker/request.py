@@ -1,8 +1,8 @@
-"""The CreateTrainingJob request. Pure. boto3 sends the request; both SageMaker SDKs send an equal one.
+"""Renders a JobConfig as a CreateTrainingJob request, which boto3 sends. Pure.
 
-The container starts as SageMaker's framework images expect: hyperparameters, each a JSON value, name the script
-(`sagemaker_program`) and its archive (`sagemaker_submit_directory`). Estimators of sagemaker 2.x send the same members.
-sagemaker 3.x sends the code as channels.
+The container starts as SageMaker's framework images expect. Hyperparameters, each a JSON value, name the script
+(`sagemaker_program`) and the archive with its folder (`sagemaker_submit_directory`). Both versions of the SageMaker SDK
+send an equivalent request: sagemaker 2.x has the same members, sagemaker 3.x sends the code as channels.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ _LOG_LEVEL = "20"
 
 
 def training_job_request(job: JobConfig, job_name: str | None = None) -> Request:
-    """Return the request for a valid `job`, with its overlay.
+    """Return the request for a valid `job`, including the members that its overlay adds.
 
     Args:
-        job_name: unique name of the training job. Default: the job's name.
+        job_name: unique name of the training job; None means the name in the spec.
     """
     return with_overlay(plain_request(job, job_name), job.overlay.sagemaker.request)
 
 
 def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
-    """Return the request without the overlay."""
+    """Return the request for a valid `job`, without the members that its overlay adds.
+
+    Args:
+        job_name: unique name of the training job; None means the name in the spec.
+    """
     name, options = job_name or job.name, job.sagemaker
     request: Request = {
         "TrainingJobName": name,
@@ -73,7 +77,7 @@ def plain_request(job: JobConfig, job_name: str | None = None) -> Request:
 
 
 def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
-    """Return `request` with another name, and the place of the code that follows from it."""
+    """Return a copy of `request` with another name, and with the S3 URI of the code, which contains the name."""
     before = str(request["TrainingJobName"])
     changed: Request = copy.deepcopy(dict(request))
     changed["TrainingJobName"] = job_name
@@ -91,12 +95,16 @@ def submitted_as(request: Mapping[str, Any], job_name: str) -> Request:
 
 
 def code_uri(output: str, job_name: str) -> str:
-    """Return the S3 URI for the code of a training job."""
+    """Return the S3 URI to which the code of a training job is uploaded.
+
+    Args:
+        output: S3 prefix of the job's output.
+    """
     return f"{output.rstrip('/')}/{job_name}/source/{ARCHIVE}"
 
 
 def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
-    """Return the hyperparameters for SageMaker's framework images, each value as JSON."""
+    """Return the hyperparameters that SageMaker's framework images read, each with its value as JSON text."""
     options = job.sagemaker
     isolated = f"/opt/ml/input/data/{CODE_CHANNEL}/{ARCHIVE}"
     values: dict[str, Any] = {
@@ -116,31 +124,34 @@ def hyperparameters(job: JobConfig, job_name: str) -> dict[str, str]:
 
 
 def tags(job: JobConfig) -> list[dict[str, str]]:
-    """Return the tags: the job's name, labels, and `sagemaker.tags`."""
+    """Return the tags of the training job: the name in the spec, `labels`, and `sagemaker.tags`."""
     found = {TAG: job.name, **job.labels, **job.sagemaker.tags}
     return [{"Key": key, "Value": value} for key, value in found.items()]
 
 
 def vpc(job: JobConfig) -> Request | None:
-    """Return subnets and security groups."""
+    """Return the request's VpcConfig, with subnets and security groups; None without `sagemaker.vpc`."""
     asked = job.sagemaker.vpc
     return None if asked is None else {"Subnets": list(asked.subnets), "SecurityGroupIds": list(asked.security_groups)}
 
 
 def checkpoint(job: JobConfig) -> Request | None:
-    """Return the S3 prefix that SageMaker synchronises with a folder."""
+    """Return the request's CheckpointConfig, or None without `sagemaker.checkpoint_uri`.
+
+    The CheckpointConfig contains the S3 prefix that SageMaker synchronises with a folder of the container.
+    """
     uri = job.sagemaker.checkpoint_uri
     return {"S3Uri": uri, "LocalPath": job.sagemaker.checkpoint_path} if uri else None
 
 
 def experiment(job: JobConfig) -> Request | None:
-    """Return the experiment of the job."""
+    """Return the request's ExperimentConfig; None without `sagemaker.experiment`."""
     asked = job.sagemaker.experiment
     return None if asked is None else given(ExperimentName=asked.name, TrialName=asked.trial, RunName=asked.run)
 
 
 def channel(asked: S3Channel | FileSystemChannel) -> Request:
-    """Return an input channel of the request, without the channel's name."""
+    """Return an input channel as a member of the request, without the channel's name."""
     if asked.kind == "file-system":
         source = {
             "FileSystemDataSource": {
@@ -211,5 +222,5 @@ def _code(job: JobConfig, job_name: str) -> str:
 
 
 def given(**members: Any) -> Request:
-    """Return the members that have a value."""
+    """Return the keyword arguments whose value is not None."""
     return {name: value for name, value in members.items() if value is not None}

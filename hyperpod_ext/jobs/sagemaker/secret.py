@@ -16,11 +16,11 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
     """Create the secret that the job's containers read, if the job needs one. An existing secret is not changed.
 
     Args:
-        boto_session: a `boto3.Session` whose identity and region to use. Default: identity and region of this
-        environment.
+        boto_session: a `boto3.Session`, with which the secret is created; None uses the identity and region of this
+            environment.
 
     Raises:
-        NotFoundError: `sagemaker.secret` is an ARN, and there is no such secret.
+        NotFoundError: `sagemaker.secret` is an ARN of a secret that does not exist.
         ConflictError: the secret is about to be deleted.
         UnreachableError: Secrets Manager cannot be reached, or refuses this identity.
     """
@@ -36,7 +36,7 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
             hint = "create the secret, or remove sagemaker.secret: the job then gets a new secret"
             raise NotFoundError(f"sagemaker.secret: {error.message}", hint=hint) from None
         text = secrets.token_hex(32)
-        with suppress(ConflictError):  # created by another submission, or by an attempt whose response was lost
+        with suppress(ConflictError):  # another submission, or a lost attempt, has created it
             call(f"CreateSecret {name}", lambda: service.create_secret(Name=name, SecretString=text))
         return
     if found.get("DeletedDate"):
@@ -45,6 +45,6 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
 
 
 def how_to_create(job: JobConfig) -> str:
-    """Return the command that creates the secret."""
+    """Return the AWS CLI command that creates the job's secret."""
     region = f" --region {job.sagemaker.region}" if job.sagemaker.region else ""
     return f'aws secretsmanager create-secret{region} --name {secret_id(job)} --secret-string "$(openssl rand -hex 32)"'

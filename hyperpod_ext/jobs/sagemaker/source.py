@@ -1,4 +1,4 @@
-"""Reproducible archive of the script's folder."""
+"""Packs the script's folder into an archive. The same files always give the same bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_BYTES = 512 << 20
 
 
 def pack(folder: Path) -> bytes:
-    """Return a `.tar.gz` of all files below `folder`, without caches, environments and `.git`.
+    """Return a `.tar.gz` of all files below `folder`, except caches, virtual environments and `.git`.
 
     Raises:
-        ConfigError: the files are larger than `MOST_BYTES`.
+        ConfigError: the files have more than `MOST_BYTES` in total.
     """
     files = list(_files(folder))
     total = sum(file.stat().st_size for file in files)

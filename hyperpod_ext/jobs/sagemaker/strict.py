@@ -1,7 +1,8 @@
-"""Check of a request against the service's model, stricter than botocore's own.
+"""Checks a request against the model of SageMaker's API, more strictly than botocore itself.
 
-botocore checks required members, types, unknown members and minimum values. The service also refuses values that are
-not in an enum, text that does not match its pattern, and values that are too long or too large.
+botocore checks required members, types, unknown members and minimum values. SageMaker also refuses values that are not
+in an enum, texts that do not match a pattern, and values that are too long or too large. This module checks all these
+conditions.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def check_request(operation: str, request: Mapping[str, Any]) -> list[Problem]:
-    """Return all parts of `request` whose form SageMaker would refuse.
+    """Return a problem for each part of `request` whose form SageMaker would refuse.
 
     Args:
-        operation: name of the API operation, `CreateTrainingJob`.
+        operation: name of the API operation, such as `CreateTrainingJob`.
 
     Raises:
         HyperpodExtError: botocore is not installed.
@@ -106,7 +107,7 @@ def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern of Java, with the nearest Python classes for its Unicode properties."""
+    """Compile a regular expression of Java. Python lacks Unicode properties, so similar character classes are used."""
     if r"\p{L}" in pattern:  # the pattern of tags is `[\p{L}\p{Z}\p{N}_.:/=+\-@]*`
         return re.compile(r"[\w .:/=+\-@]*")
     return re.compile(pattern.replace(r"\p{Alnum}", "a-zA-Z0-9"))

@@ -1,4 +1,4 @@
-"""Target `sagemaker`: a training job, which is one CreateTrainingJob request."""
+"""Target `sagemaker`: runs a job as a SageMaker training job, created with one CreateTrainingJob request."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ _STATES = {
 }
 _LONGEST_NAME = 63
 _MOST_PAGES = 10
-"""Maximum number of pages of a hundred jobs, newest first. SageMaker keeps jobs for ever."""
+"""Maximum number of pages that a search reads. Each page has a hundred jobs, newest first. There is a maximum because
+SageMaker never deletes jobs."""
 
 
 def capabilities() -> Capabilities:
-    """Return the capabilities of our agent in the container; SageMaker replaces no nodes of a running job."""
+    """Return the capabilities of target `sagemaker`, which cannot replace nodes of a running job."""
     return Capabilities(
         no_node_disk="the disks of a training job's nodes are deleted with the job",
         image=True,
@@ -87,18 +88,21 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """Return the request as JSON. Submission appends the time to its name, because SageMaker keeps names for ever."""
+    """Return the file with the request as JSON.
+
+    `submit` appends the time to the job's name in the request, because SageMaker does not allow a name to be reused.
+    """
     del cluster  # SageMaker provides the nodes, so a cluster is not needed
     return {FILE: json.dumps(training_job_request(job), indent=2) + "\n"}
 
 
 def submit(plan: Plan) -> JobHandle:
-    """Upload the code, create the secret, and send the request.
+    """Create the job's secret, upload its code, and send its request.
 
     Raises:
         ConfigError: SageMaker refuses the request.
-        ConflictError: the newest job of this name has not ended.
-        UnreachableError: the service cannot be reached, or denies access.
+        ConflictError: the newest job with the name in the spec has not ended.
+        UnreachableError: SageMaker cannot be reached, or denies access.
     """
     region = plan.job.sagemaker.region
     job_name = f"{plan.name[: _LONGEST_NAME - 16].rstrip('-')}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -124,7 +128,10 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
     name = str(request["TrainingJobName"])
 
     def existing() -> Mapping[str, Any]:
-        """Return the job of an attempt whose response was lost. Members that are not described are not compared."""
+        """Return the training job that an attempt created whose response was lost.
+
+        Members of the request that DescribeTrainingJob does not return are not compared with the training job.
+        """
         doing = f"DescribeTrainingJob {name}"
         found: Mapping[str, Any] = call(doing, lambda: service.describe_training_job(TrainingJobName=name))
         asked = {member: value for member, value in request.items() if member != "Tags"}
@@ -137,11 +144,13 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the newest submission of every name: tagged jobs in the region, and jobs submitted from here. The state is
-    `unknown` if SageMaker cannot be reached.
+    """Return the status of the newest submission of every job name.
+
+    Lists jobs of hp-ext in the region of the environment, which have a tag, and jobs submitted from this machine. The
+    state of a job is `unknown` if SageMaker cannot be reached.
 
     Raises:
-        UnreachableError: SageMaker cannot be reached, and nothing was submitted from here.
+        UnreachableError: SageMaker cannot be reached, and this machine has submitted no jobs.
     """
     known = {
         JobHandle(NAME, str(records.recall(NAME, name, TrainingJobRecord)["region"]), name)
@@ -165,13 +174,13 @@ def list_jobs() -> list[JobStatus]:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """Return the status of the newest submission of the name, or of the training job of this name."""
+    """Return the status of the newest submission with the handle's name, or of the training job with this name."""
     handle = _with_region(handle)
     return _status(handle, _describe(handle))
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Yield an update every few seconds."""
+    """Yield an update every few seconds until the job has ended."""
     handle = _with_region(handle)
     printed = JobLogs(handle.place, _job_name(handle))
     while True:
@@ -183,12 +192,17 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Yield the job's lines in CloudWatch."""
+    """Yield the job's output from CloudWatch, line by line.
+
+    Args:
+        rank: yield only lines of this rank; None yields lines of all ranks.
+        follow: wait for new lines until the job has ended.
+    """
     handle = _with_region(handle)
     printed = JobLogs(handle.place, _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
-        ended = not follow or status(handle).ended  # before reading, so that no line is missed
+        ended = not follow or status(handle).ended  # asked before lines are read, so that none is missed
         yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
         if ended:
             return
@@ -196,7 +210,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """Call StopTrainingJob, then wait until the job has stopped. Do nothing if it has ended."""
+    """Call StopTrainingJob, then wait until the job has stopped. Nothing is sent if the job has already ended."""
     handle = _with_region(handle)
     service, job_name = client("sagemaker", handle.place), _job_name(handle)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
@@ -212,7 +226,9 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the end of the job. The job's report, with losses and recoveries, is in the job's output on S3.
+    """Return the job's final state, error and billed time.
+
+    The complete report, with losses and recoveries, is not read: it is in the job's output on S3.
 
     Raises:
         NotFoundError: the job has not ended.
@@ -262,7 +278,11 @@ def _describe(handle: JobHandle) -> Mapping[str, Any]:
 
 
 def _job_name(handle: JobHandle) -> str:
-    """Return the newest submission from this machine, otherwise the newest tagged job, otherwise the name."""
+    """Return the name of the training job for a handle.
+
+    The newest submission of the handle's name from this machine is preferred. If this machine has no submission of the
+    name, the newest training job whose tag has the name is used, or else the name itself.
+    """
     try:
         return str(records.recall(NAME, handle.name, TrainingJobRecord)["job_name"])
     except NotFoundError:
@@ -271,16 +291,22 @@ def _job_name(handle: JobHandle) -> str:
 
 @functools.cache
 def _tagged(region: str, name: str) -> str | None:
-    """Return the newest job with this tag. Cached, so that a watched job stays the same."""
+    """Return the name of the newest training job whose tag has the job name `name`; None if there is none.
+
+    The result is cached, so that a command that watches a job does not switch to a newer job.
+    """
     try:
         found = _newest_by_name(client("sagemaker", region), name)
-    except (UnreachableError, ConfigError):  # users without Search may still describe the job
+    except (UnreachableError, ConfigError):  # without permission for Search: use the job's own name
         return None
     return str(found[name]["TrainingJobName"]) if name in found else None
 
 
 def _with_region(handle: JobHandle) -> JobHandle:
-    """Give a bare name the region of its submission from this machine, otherwise the region of the environment."""
+    """Return the handle with a region, if it has none.
+
+    The region is that of the job's submission from this machine, or else the region of the environment.
+    """
     if handle.place != ANYWHERE:
         return handle
     try:
@@ -296,7 +322,7 @@ def _refuse_a_second(name: str) -> None:
         if status(handle).ended:
             return
     except NotFoundError:
-        return  # deleted
+        return  # the earlier job was deleted
     raise ConflictError(
         f"a job named {name} is running", hint=f"cancel it with `hp-ext cancel {handle}`, or use another name"
     )
@@ -315,10 +341,13 @@ def _iso_time(at: datetime | None) -> str | None:
 
 
 def _newest_by_name(service: Any, name: str | None = None) -> dict[str, Mapping[str, Any]]:
-    """Return the newest training job of each name, or of `name`, from Search.
+    """Return the newest training job of hp-ext for each job name, found with SageMaker's Search API.
+
+    Args:
+        name: return only the job with this name; None returns the jobs of all names.
 
     Raises:
-        UnreachableError: the service cannot be reached, or denies Search.
+        UnreachableError: SageMaker cannot be reached, or denies access to Search.
     """
     condition = {"Operator": "Exists"} if name is None else {"Operator": "Equals", "Value": name}
     request: dict[str, Any] = {

@@ -1,1 +1,1 @@
-"""Target `hyperpod-slurm`: one sbatch file with our agent, submitted and watched with Slurm's own commands."""
+"""Target `hyperpod-slurm`: a job is one sbatch file, which is submitted and watched with Slurm's own commands."""

@@ -1,4 +1,4 @@
-"""Runs Slurm's commands. Returns their output as values, and raises their failures as errors."""
+"""Runs Slurm's commands, such as squeue, returns their output as values, and raises an error if a command fails."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _STATES = {
     "PREEMPTED": "failed",
     "TIMEOUT": "failed",
 }
-"""Slurm's states; every other state means running."""
+"""Slurm's job states, each with the state in `JobStatus`. Every other state of Slurm means running."""
 
 _AWAY = (
     "Unable to contact slurm controller",
@@ -70,18 +70,18 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """State of a job in Slurm."""
+    """A job as Slurm reports it."""
 
     id: str
     state: str
-    """Slurm's state, `NODE_FAIL`."""
+    """State of the job in Slurm, such as `NODE_FAIL`."""
     submitted_at: str
     ended_at: str | None
     reason: str
 
     @property
     def our_state(self) -> str:
-        """The state as in `JobStatus`."""
+        """State of the job as a state of `JobStatus`, such as `failed`."""
         return _STATES.get(self.state, "running")
 
 
@@ -94,14 +94,15 @@ class Queued:
     name: str
     comment: str
     folder: str
-    """Folder that the job was submitted from."""
+    """Folder from which the job was submitted."""
 
 
 def submit(script: str, folder: Path) -> tuple[str, str]:
-    """Submit `script` unchanged, from `folder`; return the job's id and the cluster's name.
+    """Submit the text `script` unchanged with sbatch, from `folder`; return the job's id and the cluster's name.
 
     Raises:
-        UnknownOutcomeError: sbatch got no response, and no new job of the queue has this script.
+        UnknownOutcomeError: sbatch got no response from Slurm's controller, and the queue has no new job with this
+            script.
     """
     known = _ids()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}
@@ -115,25 +116,29 @@ def submit(script: str, folder: Path) -> tuple[str, str]:
 
 
 def _ids() -> set[int]:
-    """Return the ids of all jobs of this user in the controller. An array counts as one job."""
+    """Return the ids of all jobs of this user that Slurm's controller knows. An array counts as one job."""
     output = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%F"])
     return {int(word) for word in output.split() if word.isdecimal()}
 
 
 def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> str:
-    """Return the id of the new job with this script, after the response to sbatch was lost.
+    """Return the id of the new job with this script, after sbatch got no response from the controller.
 
-    sbatch is not called again, because that could submit a second job.
+    sbatch is not called again, because a second call could submit a second job.
+
+    Args:
+        error: error of sbatch.
+        known: ids of the jobs in the queue before the submission.
     """
     delay = 0.5
-    for _ in range(_TRIES):  # a busy controller may process the request after the timeout of sbatch
+    for _ in range(_TRIES):  # a busy controller may queue the job after sbatch has timed out
         try:
             new = sorted(_ids() - known)
             for job_id in map(str, new):
                 if batch_script(job_id).strip() == script.strip():
                     return job_id
         except HyperpodExtError as other:
-            hint = "`squeue --me` shows whether it was; submit again if the job is not listed"
+            hint = "`squeue --me` shows whether the job is queued; submit again if it is not listed"
             message = f"{error.message}; the job may have been queued anyway ({other.message})"
             raise UnknownOutcomeError(message, hint=hint) from None
         time.sleep(delay)
@@ -143,34 +148,35 @@ def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> st
 
 
 def cluster_name() -> str:
-    """Return the name of the cluster."""
+    """Return the name of this machine's Slurm cluster."""
     match = re.search(r"^ClusterName\s*=\s*(\S+)", _ask(["scontrol", "show", "config"]), re.MULTILINE)
     return match[1] if match else "slurm"
 
 
 def active_job(name: str) -> str | None:
-    """Return the id of an active job of this user named `name`."""
+    """Return the id of an active job of this user with the name `name`; None if there is none."""
     output = _ask(["squeue", "--noheader", "--me", f"--name={name}", "--format=%i"])
     return next(iter(output.split()), None)
 
 
 def queued() -> list[Queued]:
-    """Return all jobs of this user in the controller, including recently ended ones."""
+    """Return all jobs of this user that Slurm's controller knows, including jobs that ended recently."""
     command = ["squeue", "--noheader", "--me", "--states=all", "--format=%i|%V|%j|%k|%Z"]
     lines = [line.split("|", 4) for line in _ask(command).splitlines()]
-    return [Queued(*parts) for parts in lines if len(parts) == 5 and parts[0].isdecimal()]  # not parts of arrays
+    # tasks of arrays, whose ids are not decimal numbers, are left out
+    return [Queued(*parts) for parts in lines if len(parts) == 5 and parts[0].isdecimal()]
 
 
 def batch_script(job_id: str) -> str:
-    """Return the job's batch script while Slurm stores it."""
+    """Return the job's batch script, which Slurm stores until some time after the job has ended."""
     return _ask(["scontrol", "write", "batch_script", job_id, "-"])
 
 
 def find(job_id: str) -> SlurmJob:
-    """Return the job from the queue or, if it has left the queue, from the accounting.
+    """Return the job from Slurm's queue or, if the job has left the queue, from Slurm's accounting.
 
     Raises:
-        NotFoundError: the job is in neither queue nor accounting.
+        NotFoundError: the job is neither in the queue nor in the accounting.
     """
     layout = "%i|%T|%V|%e|%r"
     try:
@@ -189,7 +195,7 @@ def find(job_id: str) -> SlurmJob:
 
 
 def parse_queue(line: str) -> SlurmJob:
-    """Parse a line of squeue, `id|state|submitted|ended|reason`."""
+    """Parse a line of squeue's output with the columns `id|state|submitted|ended|reason`."""
     job_id, state, submitted, ended, reason = line.split("|", 4)
     job = SlurmJob(job_id, state, submitted, None, "" if reason == "None" else reason)
     if job.our_state in ("starting", "running"):
@@ -198,19 +204,25 @@ def parse_queue(line: str) -> SlurmJob:
 
 
 def parse_accounting(line: str) -> SlurmJob:
-    """Parse a line of sacct, `id|state|submitted|ended`; the state may be `CANCELLED by 1000`."""
+    """Parse a line of sacct's output with the columns `id|state|submitted|ended`.
+
+    The state may have more than one word, such as `CANCELLED by 1000`.
+    """
     job_id, state, *times = line.split("|")
     submitted, ended = (*times, "", "")[:2]
     return SlurmJob(job_id, state.split()[0], submitted, ended or None, "")
 
 
 def cancel(job_id: str) -> None:
-    """Cancel the job: SIGTERM, then SIGKILL after the cluster's KillWait."""
+    """Cancel the job. Slurm sends SIGTERM to the job's processes, and SIGKILL after the cluster's KillWait."""
     _ask(["scancel", "--quiet", job_id])
 
 
 def task_states(array: str) -> frozenset[str]:
-    """Return the states of an array's tasks as in `JobStatus`; empty if Slurm has forgotten it."""
+    """Return the states of the tasks of a job array, as states of `JobStatus`.
+
+    The result is empty if Slurm no longer knows the array.
+    """
     try:
         output = _ask(["squeue", "--noheader", "--states=all", f"--jobs={array}", "--format=%T"])
     except NotFoundError:
@@ -219,16 +231,16 @@ def task_states(array: str) -> frozenset[str]:
 
 
 def nodes_of(job_id: str) -> tuple[list[str], str]:
-    """Return the names of a running job's nodes, and the name of its batch script's node."""
+    """Return the names of a running job's nodes, and the name of the node that runs its batch script."""
     listed, _, first = _ask(["squeue", "--noheader", f"--jobs={job_id}", "--format=%N|%B"]).strip().partition("|")
     return _ask(["scontrol", "show", "hostnames", listed]).split(), first
 
 
 def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
-    """Shrink a running job to these of its nodes.
+    """Shrink the allocation of a running job to the nodes `hosts`.
 
     Raises:
-        ConfigError: this Slurm does not allow smaller jobs.
+        ConfigError: Slurm on this cluster does not allow running jobs to shrink.
     """
     try:
         _ask(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(hosts)}"], tries=1)
@@ -240,10 +252,13 @@ def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
 
 
 def find_nodes(names: Sequence[str]) -> list[str]:
-    """Return the nodes, each once; `gpu-[1-3]` is three nodes.
+    """Return the names of all nodes in `names`, without repetitions.
+
+    Args:
+        names: names of nodes, or Slurm's expressions for several nodes, such as `gpu-[1-3]` for three nodes.
 
     Raises:
-        NotFoundError: Slurm does not know one of them.
+        NotFoundError: Slurm does not know one of the nodes.
     """
     wanted = list(dict.fromkeys(_ask(["scontrol", "show", "hostnames", ",".join(names)]).split()))
     known = set(_ask(["sinfo", "--noheader", "--Node", "--format=%N"]).split())
@@ -253,12 +268,16 @@ def find_nodes(names: Sequence[str]) -> list[str]:
 
 
 def jobs_on(names: Sequence[str]) -> list[str]:
-    """Return the ids of the jobs that run on any of these nodes."""
+    """Return the ids of the jobs that run on any of the nodes `names`."""
     return _ask(["squeue", "--noheader", f"--nodelist={','.join(names)}", "--states=R", "--format=%A"]).split()
 
 
 def take_no_jobs(names: Sequence[str], reason: str | None) -> None:
-    """Drain the nodes for this reason; with None, resume them."""
+    """Drain the nodes `names`, so that they get no new jobs; or resume them.
+
+    Args:
+        reason: reason that Slurm shows for drained nodes; None means that the nodes are resumed.
+    """
     state = ["State=RESUME"] if reason is None else ["State=DRAIN", f"Reason={reason}"]
     _ask(["scontrol", "update", f"NodeName={','.join(names)}", *state], tries=1)
 
@@ -270,7 +289,14 @@ def _ask(
     env: dict[str, str] | None = None,
     tries: int = _TRIES,
 ) -> str:
-    """Run a command and return its output. Retry if the controller does not answer."""
+    """Run a command of Slurm and return its output. The command is retried if Slurm's controller does not answer.
+
+    Args:
+        cwd: current folder of the command; None: the folder of this process.
+        text: standard input of the command.
+        env: environment of the command; None: the environment of this process.
+        tries: maximum number of runs.
+    """
     delay = 0.5
     for attempt in range(tries):
         try:
@@ -293,7 +319,12 @@ def _ask(
 
 
 def explain(command: str, output: str) -> HyperpodExtError:
-    """Return the error for the output of a failed command."""
+    """Return the error for a failed command of Slurm.
+
+    Args:
+        command: name of the command.
+        output: output of the command.
+    """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "no error message"
     if "Invalid job id" in output:

@@ -1,4 +1,4 @@
-"""Import of the options of an sbatch file as fields of a spec. Pure."""
+"""Imports the options (`#SBATCH` lines) of an sbatch file as fields of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -26,27 +26,30 @@ SHORT |= {
     "s": "oversubscribe",
 }
 SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "verbose", "W": "wait", "h": "help"}
-"""Short options, from sbatch's manual."""
+"""Long name of each short option of sbatch, from sbatch's manual."""
 _WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
 _TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
-"""Fields of `slurm` and the patterns of their values. An option with another value, such as `p4,p5`, goes to
-`slurm.sbatch`."""
+"""Fields of the spec's section `slurm`, with the types of their values. An option whose value does not fit, such as
+`p4,p5`, becomes an entry of `slurm.sbatch`."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 _ONE_TASK = "one task per node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
 _OF_TASKS = {"ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "gpu-bind", "mem-bind"}
-"""Options that divide a node among the tasks of srun. With one task their meaning would change."""
+"""Options that divide a node among the tasks of srun. A rendered job has one task on each node, so that these options
+would have another meaning."""
 _OF_CONTAINERS = re.compile(r"(no-)?container-[a-z-]+")
 
 Option = tuple[str, str, int]
-"""An option: its long name, value and line."""
+"""An option of the file: its long name, value and line number."""
 
 
 def options_of(text: str, report: Report) -> list[Option]:
-    """Return the last option of each name. Overridden options are reported.
+    """Return the options of an sbatch file. If an option is repeated, only the last one is returned.
+
+    The overridden options are reported.
 
     Raises:
-        ConfigError: the job has several kinds of nodes.
+        ConfigError: the file is a heterogeneous job, with several kinds of nodes.
     """
     found: dict[str, Option] = {}
     begun = False
@@ -80,10 +83,12 @@ def options_of(text: str, report: Report) -> list[Option]:
 
 
 def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option]:
-    """Put the options of the file into `document`, a spec. Return the options of containers, which belong to the step.
+    """Put the options of an sbatch file into `document`, a spec. Return the options of containers, which belong to the
+    step.
 
-    `document` also gets `called`, the job's name as written; `tasks`, the tasks per node; and `each`, the values that
-    Slurm sets in a task for its share of the node.
+    `document` also gets three entries that are not fields of a spec. `called` is the job's name as written, and `tasks`
+    is the number of tasks per node. `each` has the options that give each task a share of the node, such as
+    `cpus-per-task`.
     """
     options = options_of(text, report)
     steps = [one for one in options if _OF_CONTAINERS.fullmatch(one[0])]
@@ -113,8 +118,13 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
 
 
 def of_one_task(name: str, value: str, tasks: int) -> str | None:
-    """Return the value of an option for one task that starts all `tasks` workers of a node; None if it has no such
-    value."""
+    """Convert the value of an option for several tasks per node to a value for a single task per node.
+
+    The single task starts all workers of the node. Returns None if the option has no such value.
+
+    Args:
+        tasks: number of tasks per node in the file.
+    """
     if tasks == 1:
         return value
     if name not in _SCALED:
@@ -124,7 +134,7 @@ def of_one_task(name: str, value: str, tasks: int) -> str | None:
 
 
 def _count_tasks(document: dict[str, Any], named: Mapping[str, str], report: Report) -> None:
-    """Derive the tasks per node from the GPUs, as Slurm does."""
+    """Derive the number of tasks per node from the number of GPUs, as Slurm does, if the file does not set it."""
     slurm, nodes = document["slurm"], int(document.get("nodes", 1))
     gpus = _number(named.get("gpus-per-node", "")) or _number(slurm.get("gres", ""), "gpu")
     gpus = gpus or _number(named.get("gpus", "")) // nodes
@@ -138,14 +148,18 @@ def _count_tasks(document: dict[str, Any], named: Mapping[str, str], report: Rep
 
 
 def _number(value: str, kind: str = "") -> int:
-    """Return the count in `gpu:a100:8` or `8`; 0 without a count."""
+    """Return the number at the end of a value such as `gpu:a100:8` or `8`; 0 if there is none.
+
+    Args:
+        kind: use only items of the comma-separated value that begin with this text.
+    """
     items = [one for one in value.split(",") if one.startswith(kind)]
     count = items[0].rpartition(":")[2] if items else ""
     return int(count) if count.isdecimal() else 0
 
 
 def _take(document: dict[str, Any], name: str, value: str, report: Report, line: int) -> None:
-    """Put one option into the spec; report options that a spec cannot express."""
+    """Put one option of an sbatch file into `document`, a spec. Report the option if a spec cannot express it."""
     slurm = document["slurm"]
     match name:
         case "job-name":
@@ -162,7 +176,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             document.setdefault("scheduling", {})["queue"] = value
         case "qos" if _fits(_WORD, value):
             document.setdefault("scheduling", {})["priority"] = value
-        case "time" if (match := _TIME.fullmatch(value)) is not None and _seconds(match):  # 0: no limit
+        case "time" if (match := _TIME.fullmatch(value)) is not None and _seconds(match):  # a time of 0 means no limit
             document["timeouts"] = {"run_s": _seconds(match)}
         case "gpus-per-node" | "gpus-per-task":
             if count := _number(value):
@@ -200,7 +214,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             why = f"of the submitter's variables, the file passes only {', '.join(others)}" if others else "now in env"
             report.lost(f"--export={value}: {why}", line)
         case "chdir" if value in (".", "./", "$PWD", "$(pwd)"):
-            report.note(f"--chdir={value}: the job starts there", line)
+            report.note(f"--chdir={value}: the job starts in this folder anyway", line)
         case "signal":
             report.lost(f"--signal={value}: the rendered file requests its own signal before the time limit", line)
         case "requeue" | "no-requeue":
@@ -226,7 +240,13 @@ def _fits(form: TypeAdapter[str], value: str) -> bool:
 
 
 def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -> int:
-    """Return the nodes of the file. If it has only tasks, derive the nodes from the tasks per node, as Slurm does."""
+    """Return the number of nodes in the file.
+
+    If the file sets only the number of tasks, the number of nodes is derived from the tasks per node, as Slurm does.
+
+    Args:
+        tasks: total number of tasks in the file.
+    """
     each = document.get("tasks", "")
     if "nodes" not in document and each.isdecimal() and int(each) and tasks % int(each) == 0:
         document["nodes"] = tasks // int(each)
@@ -237,10 +257,13 @@ def _nodes_of(tasks: int, document: dict[str, Any], report: Report, line: int) -
 
 
 def _seconds(match: re.Match[str]) -> int:
-    """Return the seconds of a time limit: 90 is minutes, 1:30 minutes and seconds, 2-1 days and hours."""
+    """Return the seconds of a time limit of Slurm.
+
+    `90` is 90 minutes, `1:30` is a minute and 30 seconds, and `2-1` is two days and an hour.
+    """
     days, hours, minutes, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     if match["days"] is not None and match["hours"] is None:
         return days * 86400 + minutes * 3600 + seconds * 60
-    if match["hours"] is not None and match["seconds"] is None:  # minutes:seconds
+    if match["hours"] is not None and match["seconds"] is None:  # the limit has the form minutes:seconds
         return hours * 60 + minutes
     return days * 86400 + hours * 3600 + minutes * 60 + seconds

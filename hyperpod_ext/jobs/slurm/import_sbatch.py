@@ -1,5 +1,8 @@
-"""Import of an sbatch file as a JobConfig: exactly if hp-ext wrote it, otherwise as far as a spec can express it.
-Pure."""
+"""Imports an sbatch file as a JobConfig. Pure.
+
+A file that hp-ext rendered contains its spec, which is returned. Of any other file, the parts that a spec can express
+are imported.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,15 @@ from hyperpod_ext.jobs.slurm.script import NOTE, job_script
 
 
 def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
-    """Return the job, and the parts of the file that a JobConfig cannot express.
+    """Return the job, and a sentence for each part of the file that a JobConfig cannot express.
 
-    `values` are variables in the environment of the submission.
+    Args:
+        text: content of the file.
+        source: name of the file for messages.
+        values: environment variables with which the file is submitted, or values of its Jinja placeholders.
 
     Raises:
-        ConfigError: the job is invalid. The error names every field.
+        ConfigError: the job is invalid. The error names every invalid field.
     """
     for line in text.split("\n"):
         if line.startswith(NOTE):
@@ -61,7 +67,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
         document.pop(name, None)
     document.setdefault("name", "job")
     left_out: list[str] = []
-    if "image" in document:  # without an image, both files start in the folder of the submission
+    if "image" in document:  # without an image, a job starts in the folder of its submission, as before
         place_script(document, left_out)
         if "working_dir" not in document:
             left_out.append("the folder that the job starts in: is the image's; set it as working_dir")
@@ -76,11 +82,14 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
 
 _TARGET = "hyperpod-slurm"
 _JINJA = re.compile(r"\{\{-?\s*[A-Za-z_]\w*\s*(?:\|[^{}]*)?-?\}\}|^#SBATCH.*\{\{", re.MULTILINE)
-"""A placeholder of Jinja, but not docker's `{{.Name}}`."""
+"""Pattern of a Jinja placeholder, which does not match docker's `{{.Name}}`."""
 
 
 def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
-    """Fill Jinja placeholders and variables in options with `values`. sbatch does not expand variables in options."""
+    """Fill Jinja placeholders, and variables in `#SBATCH` lines, with `values`; return the text and notes.
+
+    sbatch itself does not expand variables in `#SBATCH` lines.
+    """
     notes: list[Problem] = []
     if _JINJA.search(text):
         from hyperpod_ext.jobs.imports.jinja import fill_jinja
@@ -96,7 +105,10 @@ def _filled(text: str, values: Mapping[str, Any], source: str) -> tuple[str, lis
 
 
 def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, list[str]]:
-    """Read a file of hp-ext after manual changes: its spec with the new number of nodes. Other changes are reported."""
+    """Import a file that a user edited after hp-ext rendered it.
+
+    Returns the spec in the file with the edited number of nodes, the target, and a sentence for each other edit.
+    """
     left = [f"{source}: the spec in the file: the file was edited after hp-ext wrote it"]
     written = set(job_script(job).splitlines())
     for number, line in enumerate(text.splitlines(), 1):
@@ -109,7 +121,7 @@ def _changed(job: JobConfig, text: str, source: str) -> tuple[JobConfig, str, li
 
 
 def _exported(text: str) -> dict[str, str]:
-    """Return the exported variables of a rendered file."""
+    """Return the environment variables that a rendered file exports."""
     found = re.findall(r"^    export (\w+)=(.*)$", text, re.MULTILINE)
     return {name: value.strip("'") for name, value in found}
 
@@ -124,9 +136,13 @@ def _valid(note: str, source: str) -> JobConfig:
 def _commands(
     text: str, document: dict[str, Any], report: Report, given: Mapping[str, str], step_options: Sequence[Option]
 ) -> None:
-    """Import the commands: exports become variables, options of srun fields, and the launcher's words script and args.
+    """Import the commands of the file into `document`, a spec.
+
+    Exported variables become `env`, the options of srun become fields, and the launcher's command becomes `script` and
+    `args`.
 
     Args:
+        given: environment variables with which the file is submitted.
         step_options: options of sbatch that belong to the step in a spec.
     """
     given = _of_folder(given)
@@ -135,7 +151,7 @@ def _commands(
         report.lost(note, line or 1)
     on_nodes: list[tuple[str, int, str]] = []
     if not script.steps and script.alone and document.get("nodes", 1) == 1 and not script.hidden:
-        words, line = script.alone[-1]  # on one node, the step needs no srun
+        words, line = script.alone[-1]  # on one node, a Python command without srun is the step
         script.steps, script.folders = [(words, line)], [None]
         script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
@@ -173,7 +189,7 @@ def _commands(
     step = trains[-1] if trains else raw_step(steps, script, nodes, tasks, report.source)
     if step.inner is not None and trains:
         for one in step.inner.left_out:
-            if not one.endswith(_AS_TEXT):  # reported below
+            if not one.endswith(_AS_TEXT):  # the last loop of this function reports such sentences
                 report.lost(one, step.line)
         for one in step.inner.notes:
             report.note(one, step.line)
@@ -192,7 +208,7 @@ def _commands(
             text = shown(" ".join(other_step.words))
             report.lost(f"{text}: a spec has one step, which is on line {step.line}", other_step.line)
     if step.before:
-        report.lost(f"words before srun: {shlex.join(step.before)}", step.line)
+        report.lost(f"words before srun: {shlex.join(step.before)} are not carried", step.line)
     tasks = tasks_of(step, nodes, tasks)
     named = {name for name, _value in step.options}
     for name, value, line in step_options:
@@ -240,11 +256,12 @@ _AS_TEXT = "is evaluated when the job runs, but the spec passes it as text"
 
 
 def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None:
-    """Take the number of nodes from the step if it has fewer than the file, or if the file has none."""
+    """Set the spec's number of nodes from the step, if the step runs on fewer nodes than the file requests, or the file
+    does not set a number."""
     on = step.option("nodes") or ""
     every, each = step.option("ntasks") or "", step.option("ntasks-per-node", "tasks-per-node")
     if not on and "nodes" in document and every.isdecimal() and each is None and int(every) < document["nodes"]:
-        on = every  # nodes without a task are not used
+        on = every  # with fewer tasks than nodes, some nodes are unused
     some = next((name for name in SOME_NODES if step.option(name) is not None), None)
     if not on.isdecimal() or not int(on) or some is not None or (step.launch is None and "nodes" in document):
         return
@@ -257,6 +274,9 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
 
 
 def _of_folder(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` with the folder of the submission under both variables, PWD and SLURM_SUBMIT_DIR."""
+    """Return the variables `given`, with the folder of the submission as PWD and as SLURM_SUBMIT_DIR.
+
+    If neither variable is given, the folder is unknown, and `given` is returned unchanged.
+    """
     folder = given.get("PWD") or given.get("SLURM_SUBMIT_DIR")
     return {**given, "PWD": folder, "SLURM_SUBMIT_DIR": folder} if folder else dict(given)

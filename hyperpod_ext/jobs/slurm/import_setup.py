@@ -1,4 +1,4 @@
-"""Import of the lines before a step that the step depends on, as lines of `overlay.slurm.before`. Pure."""
+"""Imports lines of an sbatch file on which its step depends, as lines of `overlay.slurm.before`. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from hyperpod_ext.jobs.slurm.import_step import Step, unescaped
 
 
 def earlier_step(step: Step, script: Script) -> str | None:
-    """Return an earlier step as a line of the batch script; None if some of its words are unknown in the batch
-    script."""
+    """Return a step that runs before the imported step, as a line of the batch script.
+
+    Returns None if the values of some of its words are not known.
+    """
     words = [word if word in script.literal else unescaped(word) for word in step.words]
     given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
     text = shlex.join(["env", *(f"{name}={value}" for name, value in given.items()), *words] if given else words)
@@ -38,22 +40,29 @@ _ENVIRONMENT = re.compile(
     r"|(?:source|\.) \"?\$\(conda info --base\)\"?/etc/profile\.d/conda\.sh"
 )
 _KNOWS_CONDA = re.compile(r"conda\.sh|shell[\w. =-]*hook|bashrc|profile|^(?:module|ml)\b")
-"""Lines that define the functions of conda in a shell."""
+"""Pattern of lines after which the shell has the functions of conda."""
 _ACTIVATE = re.compile(r"\bactivate\b")
 
 
 def environment_lines(script: Script) -> list[tuple[str, int]]:
-    """Return the commands before the step that only change its environment, such as `source /fsx/venv/bin/activate`."""
+    """Return the commands before the first step that only change its environment, each with its line number.
+
+    An example is `source /fsx/venv/bin/activate`.
+    """
     first = script.steps[0][1] if script.steps else 0
     lines = [(text, line) for text, line in script.others if line < first and _ENVIRONMENT.fullmatch(text.strip())]
     return [one for one in lines if not script.assigned & set(names_in(one[0]))]
 
 
 def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: str) -> str | None:
-    """Return a line that sets up the step's environment; None if the file sets up none.
+    """Return a line of shell that sets up the step's environment; None if the file does not set up an environment.
 
-    bash runs the lines, because `sh` has neither `source` nor the functions of conda. If the environment cannot be
-    activated, the job stops: it would train with the system's Python.
+    The line runs the file's own commands in bash, because `sh` has neither `source` nor the functions of conda. If the
+    environment cannot be activated, the job stops, because it would otherwise train with the system's Python.
+
+    Args:
+        prepared: commands that change the environment, from `environment_lines`.
+        text: content of the file.
     """
     login = re.match(r"#!\S*bash\s+(-l\b|--login)", text) is not None
     if not prepared and not login:
@@ -72,6 +81,6 @@ def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: st
 
 
 def _quiet(text: str) -> str:
-    """Redirect the output of `text`, because it is not part of the environment."""
+    """Redirect the output of the command `text` to stderr, because stdout has only the exported variables."""
     first, ends, _rest = text.partition("; set +a")
     return f"{first} >&2{ends}"

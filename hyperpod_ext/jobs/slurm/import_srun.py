@@ -1,4 +1,4 @@
-"""Import of the options of srun and its launcher as fields of a spec. Pure."""
+"""Imports the options of srun, and of the launcher that srun starts, as fields of a spec. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ _OWN_WORDS = "the rendered step sets this itself"
 
 
 def without_replaced(step: Step, nodes: int, report: Report) -> Iterator[tuple[str, str]]:
-    """Yield the options of srun that the rendered step does not set by default; note the others."""
+    """Yield the options of srun that the rendered step does not set itself; add a note for each other option.
+
+    Args:
+        nodes: number of nodes of the job.
+    """
     own_job = {("jobid", name) for name in ("$SLURM_JOB_ID", "$SLURM_JOBID", "${SLURM_JOB_ID}", "${SLURM_JOBID}")}
     as_rendered = {"ntasks": str(nodes), "nodes": str(nodes), "ntasks-per-node": "1", "tasks-per-node": "1"}
     counted = {"ntasks", "ntasks-per-node", "tasks-per-node"} if _is_counted(step) else set()
@@ -35,7 +39,7 @@ def without_replaced(step: Step, nodes: int, report: Report) -> Iterator[tuple[s
 
 _OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "HOSTNAME"}
 OWN_OF_NODE = re.compile(r"`|\$\(|\$\{?(HOST|SLURMD_|SLURM_(NODEID|PROCID|LOCALID|TASK)|RANDOM|BASH|PPID|UID)")
-"""Values that differ between nodes, or between the processes of a node."""
+"""Pattern of shell expansions whose values differ between nodes, or between the processes of a node."""
 _FOLDER = re.compile(r"\$\{?(PWD|SLURM_SUBMIT_DIR)\b|\$\(\s*pwd\b|`pwd`|\$\(cd ")
 
 
@@ -45,7 +49,7 @@ def at_run_time(text: str) -> bool:
 
 
 def hint_for(text: str) -> str:
-    """Return a hint how to set values of the variables in `text`."""
+    """Return a hint for users that explains how to set the variables in `text`; empty if they cannot be set."""
     if _FOLDER.search(text):
         return " (set the folder of the submission with --set PWD=/FOLDER)"
     names = [name for name in names_in(text) if not name.startswith("SLURM") and name not in _OF_RANKS]
@@ -53,16 +57,22 @@ def hint_for(text: str) -> str:
 
 
 def _is_counted(step: Step) -> bool:
-    """Return whether srun's tasks are the job's workers."""
+    """Return whether each task that srun starts is a worker, because the step has no launcher."""
     return step.launch is not None and step.launch.launcher == "python"
 
 
 def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], report: Report, line: int) -> None:
-    """Import script, arguments and numbers of a launcher."""
+    """Import the script, the arguments, and the numbers of workers and nodes from a launcher's command.
+
+    Args:
+        tasks: tasks per node in the file; None if the file does not set them.
+        document: spec to which the fields are added.
+        line: line of the command in the file.
+    """
     document |= launch.starts()
     if launch.interpreter is not None:
         document["slurm"]["python"] = launch.interpreter
-    again = launch.options.get("max-restarts", "0")  # default of torchrun and accelerate
+    again = launch.options.get("max-restarts", "0")  # 0 is the default of torchrun and accelerate
     if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
         if launch.options.pop("max-restarts", None) == "0":
             report.note(f"--max-restarts=0: this is {launch.launcher}'s default", line)
@@ -70,14 +80,14 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
     if launch.launcher == "python" and not launch.program:
         report.lost(f"{launch.script} is started by its first line; the rendered job uses python3", line)
     if launch.python_options:
-        report.lost(f"options of the interpreter: {shlex.join(launch.python_options)}", line)
+        report.lost(f"options of the interpreter: {shlex.join(launch.python_options)} are not carried", line)
     if launch.launcher != "torchrun":
         text = f"the launcher is {launch.launcher}; the rendered job uses torchrun, which sets the ranks"
         if launch.launcher == "python" and tasks not in (None, "1"):
             text += ": a script that reads SLURM_PROCID or SLURM_LOCALID must read RANK or LOCAL_RANK"
         report.lost(text, line)
     if launch.before:
-        report.lost(f"words before the launcher: {shlex.join(launch.before)}", line)
+        report.lost(f"words before the launcher: {shlex.join(launch.before)} are not carried", line)
     workers = launch.workers if launch.launcher != "python" else tasks or "1"
     nodes = document.get("nodes", 1)
     if workers is not None and workers.isdecimal() and int(workers) > 0:
@@ -105,7 +115,10 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
 
 
 def without_ranks(document: dict[str, Any], report: Report) -> None:
-    """Drop variables of ranks, which the rendered file sets; keep MASTER_PORT as rendezvous.port."""
+    """Remove variables that identify ranks from the spec, because the rendered file sets them itself.
+
+    The value of MASTER_PORT is kept as rendezvous.port.
+    """
     env, setup = document.get("env", {}), document["slurm"].get("setup", [])
     if re.fullmatch(r"[1-9]\d{0,4}", env.get("MASTER_PORT", "")) and int(env["MASTER_PORT"]) < 2**16:
         document["rendezvous"] = {"port": int(env.pop("MASTER_PORT"))}
@@ -120,12 +133,17 @@ def without_ranks(document: dict[str, Any], report: Report) -> None:
 def srun_option(
     name: str, value: str, document: dict[str, Any], report: Report, line: int, given: Mapping[str, str]
 ) -> None:
-    """Put one option of the step into the spec; report options that a spec cannot express."""
+    """Put one option of srun into `document`, a spec. Report the option if a spec cannot express it.
+
+    Args:
+        line: line of the step in the file.
+        given: environment variables with which the file is submitted.
+    """
     match name:
         case "auto-resume":
             document["slurm"]["auto_resume"] = value == "1"
             if value != "1":
-                report.note(f"srun --auto-resume={value}: is slurm.auto_resume: false", line)
+                report.note(f"srun --auto-resume={value}: becomes slurm.auto_resume: false", line)
         case "container-image":
             document["image"] = value
         case "container-workdir" if value.startswith("/"):
@@ -171,15 +189,17 @@ def srun_option(
 
 
 def _is_carried(name: str, value: str) -> bool:
-    """Return whether `overlay.slurm.srun` accepts the option: a long option with a literal value that the rendered file
-    does not set."""
+    """Return whether `overlay.slurm.srun` accepts the option.
+
+    The overlay accepts long options with literal values, except options that the rendered file sets itself.
+    """
     long = re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name) is not None
     known = not re.search(r"[$`\n\r\x00]", value)
     return long and known and name not in _QUIET and name not in REFUSED_OF_STEP
 
 
 def set_by_slurm(document: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that sbatch sets from the options of the file."""
+    """Return the environment variables that sbatch sets in the job, derived from the options of the file."""
     nodes, options = str(document.get("nodes", 1)), document["slurm"].get("sbatch", {})
     found = {"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}
     if "called" in document:

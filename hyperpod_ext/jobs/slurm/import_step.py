@@ -1,4 +1,4 @@
-"""A command of an sbatch file that starts workers: the options of srun, and its program. Pure."""
+"""Parses the step of an sbatch file, the command that starts workers: the options of srun, and its program. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.slurm.import_options import SHORT
 
 _SHORT = SHORT | {"E": "preserve-env", "K": "kill-on-bad-exit", "X": "disable-status"}
 _SHORT |= {"l": "label", "r": "relative", "u": "unbuffered"}
-"""Short options of srun, in addition to sbatch's."""
+"""Long name of each short option of srun. Most short options of srun are the same as sbatch's."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
 _FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
@@ -31,36 +31,37 @@ _FLAGS |= {
 }
 _FLAGS |= {"no-container-mount-home", "container-mount-home", "no-container-remap-root", "container-remap-root"}
 _FLAGS |= {"container-writable", "container-readonly", "container-entrypoint", "no-container-entrypoint"}
-"""Options of srun and pyxis without a value, or with a value only after `=`."""
+"""Options of srun and of its plugin pyxis that have no value, or have a value only after `=`."""
 _STARTED_BY = {"exec", "time", "command"}
-"""Words before srun that do not affect srun's program."""
+"""Words before srun that have no effect on the program that srun starts."""
 SOME_NODES = ("nodelist", "exclude", "relative", "multi-prog", "het-group", "nodefile")
 _MPI = re.compile(r"(?:^|[\s;&|/])(mpirun|mpiexec)\b")
 
 
 @dataclass
 class Step:
-    """A command: its words and their meaning."""
+    """A command of an sbatch file that starts workers, split into its parts."""
 
     words: list[str]
     line: int
     options: list[tuple[str, str]] = field(default_factory=list)
-    """Options of srun by their long names without dashes."""
+    """Options of srun: each long name without leading dashes, with the option's value."""
     program: list[str] = field(default_factory=list)
     """Words of the program that srun starts."""
     before: list[str] = field(default_factory=list)
-    """Words before srun."""
+    """Words of the command before srun."""
     launch: Launch | None = None
     inner: Started | None = None
-    """The shell around the launch, if there is one."""
+    """Content of the shell command, such as `bash -c`, that srun starts and that starts the launcher; None if srun
+    starts no shell."""
 
     @property
     def is_srun(self) -> bool:
-        """Whether srun starts the command, on all nodes of the step."""
+        """Whether the command is started by srun, and so runs on all nodes of the step."""
         return any(word.rpartition("/")[2] == "srun" for word in self.words)
 
     def option(self, *names: str) -> str | None:
-        """Return the last value of the options `names`."""
+        """Return the value of the last option of srun that has one of `names`; None if there is none."""
         return next((value for name, value in reversed(self.options) if name in names), None)
 
     def shown(self) -> str:
@@ -69,11 +70,12 @@ class Step:
 
 
 def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Collection[str] = ()) -> Step:
-    """Split off the options of srun, and find the launch after them.
+    """Parse the words of a step: the options of srun, and the launcher's command after them.
 
     Args:
-        known: values of variables in each task.
-        literal: words in single quotes.
+        line: line of the step in the file.
+        known: environment variables in each task.
+        literal: words that are in single quotes in the file.
     """
     rest, step = list(words), Step(words, line)
     if step.is_srun:
@@ -87,14 +89,14 @@ def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Co
     if (launch := parse_launch(plain)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
         step.launch = launch
         return step
-    # a shell on each node has Slurm's variables of its task
+    # srun starts a shell on each node, which expands escaped variables with the values of its task
     step.inner = read_words([word.replace("\\$", "$") for word in rest], known)
     step.launch = step.inner.launch
     return step
 
 
 def unescaped(word: str) -> str:
-    """Unescape a word in double quotes, as the shell does."""
+    """Return a word with the backslashes removed that escape characters within double quotes."""
     return re.sub(r"\\([$`\\])", lambda match: match[1], word)
 
 
@@ -105,10 +107,10 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             return
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = name.replace("_", "-")  # spelling of older manuals
+            name = name.replace("_", "-")  # older manuals spell options with underscores
         else:
             name, equals, value = _SHORT.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
-            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several letters, `-lu`
+            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several options in one word, as in -lu
                 rest.insert(0, f"-{value}")
                 value = ""
         if not equals and name not in _FLAGS and rest:
@@ -117,13 +119,18 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
 
 
 def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | None, source: str) -> Step:
-    """Return the only step, which starts no Python file, if a spec's `command` does the same: one task on each node.
+    """Return the file's only step, which starts no Python file, if the field `command` of a spec can express it.
+
+    A spec's `command` runs as one task on each node.
 
     Args:
-        tasks: tasks per node, from the file's options.
+        steps: steps of the file, none of which starts a Python file.
+        nodes: number of nodes of the job.
+        tasks: tasks per node in the file's options; None if the file does not set them.
+        source: name of the file for messages.
 
     Raises:
-        ConfigError: there is no single step that `command` can express.
+        ConfigError: the file has no step or several steps, or `command` cannot express the step.
     """
     if not steps or script.hidden:
         raise _no_step(script, nodes, source)
@@ -160,13 +167,18 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
 
 
 def _unset_names(words: Sequence[str]) -> list[str]:
-    """Return the variables in `words` that are not set, except those of Slurm."""
+    """Return the names of the variables in `words` whose values are unknown, except variables that Slurm sets."""
     text = re.sub(r"\$\([^()]*\)|`[^`]*`", "", " ".join(words))
     return [name for name in dict.fromkeys(names_in(text)) if not name.startswith("SLURM")]
 
 
 def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
-    """Return the tasks per node, of the step if it sets them, otherwise of the file."""
+    """Return the number of tasks per node: from the step if the step sets it, otherwise from the file's options.
+
+    Args:
+        nodes: number of nodes of the job.
+        of_file: tasks per node in the file's options; None if the file does not set them.
+    """
     if (found := step.option("ntasks-per-node", "tasks-per-node")) is not None:
         return found
     found = step.option("ntasks")
@@ -176,7 +188,7 @@ def tasks_of(step: Step, nodes: int, of_file: str | None) -> str | None:
 
 
 def _module(words: Sequence[str]) -> Launch | None:
-    """Return the launch of `python -m package`, which each task of srun starts."""
+    """Parse `python -m package`, which each task of srun starts; return None for other commands."""
     if len(words) < 3 or not re.fullmatch(r"python[0-9.]*", words[0].rpartition("/")[2]):
         return None
     at = 2 if words[1] == "-u" else 1

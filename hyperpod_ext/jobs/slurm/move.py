@@ -1,6 +1,6 @@
-"""Moving the ranks of a node to a spare in a running job on Slurm, and draining the node.
+"""Moves the ranks of a node of a running job on Slurm to a spare, and drains the node.
 
-The request is a file in the run folder. If the job is not elastic, the node stays in its allocation, because a
+The request is a file in the run folder. If the job is not elastic, the node stays in the job's allocation, because a
 restarted step needs all original nodes of the job.
 """
 
@@ -23,22 +23,26 @@ from hyperpod_ext.jobs.slurm.resize import PendingResize, give_back, hosts_of, r
 
 @dataclass(frozen=True, slots=True)
 class PendingMove:
-    """A request to move the ranks of a node."""
+    """A request to a running job on Slurm to move the ranks of a node to a spare."""
 
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Run folder of the start that gets the request."""
+    """Run folder of the job's current start, in which the request is written."""
     name: str
     node: int
     host: str
-    """Slurm's name of the node. Empty if the node belongs to another allocation, which ends with the node."""
+    """Slurm's name of the node; empty if a resize added the node with an allocation of its own, which ends when the
+    node leaves the job."""
     events: Tail
-    """Reader of the events after the request."""
+    """Reader of the job's events that follow the request."""
 
 
 def move(handle: JobHandle, node: str) -> PendingMove:
-    """Request a move of a node's ranks to a spare. The node is a number in the job or a name in Slurm.
+    """Request a move of a node's ranks to a spare.
+
+    Args:
+        node: number of the node in the job, or name of the node in Slurm.
 
     Raises:
         NotFoundError: there is no such job.
@@ -69,10 +73,15 @@ def move(handle: JobHandle, node: str) -> PendingMove:
 
 
 def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict[str, Any]:
-    """Wait until the ranks run on the spare and the node's agent has ended; then drain the node.
+    """Wait until the ranks run on the spare and the node's agent has ended.
+
+    Args:
+        timeout_s: maximum seconds to wait for the move; None waits without a limit.
+        drain: then drain the node in Slurm.
 
     Returns:
-        The event of the move, with `drain`, the drained node's name, or `why_no_drain`, a reason.
+        The coordinator's event about the move. If the node was drained, `drain` is its name; if it could not be
+        drained, `why_no_drain` is the reason.
 
     Raises:
         ConflictError: the request was refused, or the job ended first.
@@ -92,7 +101,11 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 
 
 def _number_of(node: str, hosts: dict[int, str]) -> int | None:
-    """Return the number of a node from its name in Slurm or its number as text."""
+    """Return the number of a node, given its name in Slurm or its number as text; None if `node` is neither.
+
+    Args:
+        hosts: Slurm's name of each node of the job, by the node's number.
+    """
     named = [number for number, host in hosts.items() if host == node]
     return named[0] if named else int(node) if node.isdecimal() else None
 

@@ -1,11 +1,12 @@
-"""Resizing a running job on Slurm.
+"""Resizes a running job on Slurm.
 
-For fewer nodes, a request is written to the run folder, and nodes that left the job are released to Slurm. For more
-nodes, an array of jobs with one node each is submitted. These jobs write the request when they start, and end when
-their node leaves. Slurm's own expansion of allocations is not used, because most clusters disable it.
+To remove nodes, a request is written to the run folder, and nodes that have left the job are released to Slurm. To add
+nodes, an array of Slurm jobs with one node each is submitted. Each Slurm job of the array writes the request when it
+starts, and ends when its node leaves the job. Slurm's own expansion of allocations is not used, because most clusters
+disable it.
 
-RUNS/NAME/JOBID/nodes.jobs       ids of these jobs, one per line
-RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3 of the job's own allocation
+RUNS/NAME/JOBID/nodes.jobs       ids of the job arrays that added nodes, one per line
+RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3, if it is in the job's original allocation
 """
 
 from __future__ import annotations
@@ -36,24 +37,24 @@ _ENDED_BADLY = frozenset({"failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class PendingResize:
-    """A resize request, in the run folder or with the joining nodes."""
+    """A request to resize a running job on Slurm."""
 
     job: hyperpod_slurm.Submitted
     spec: JobConfig
     start: Path
-    """Run folder of the start that gets the request."""
+    """Run folder of the job's current start, in which the request is written."""
     name: str
     nodes: int
     of: int
-    """Current number of nodes."""
+    """Number of nodes at the time of the request."""
     events: Tail
-    """Reader of the events after the request."""
+    """Reader of the job's events that follow the request."""
     joining: str = ""
-    """Id of the array of jobs with joining nodes; empty: none join."""
+    """Id of the array of Slurm jobs that adds nodes; empty if the resize adds no nodes."""
 
     @property
     def note(self) -> str:
-        """Text for the user about nodes that wait in the queue."""
+        """Sentence for the user about added nodes that wait in Slurm's queue; empty if the resize adds no nodes."""
         if not self.joining:
             return ""
         count = self.nodes - self.of
@@ -61,12 +62,12 @@ class PendingResize:
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Request a resize to `nodes` nodes, and missing nodes from Slurm.
+    """Request a resize to `nodes` nodes. If the job needs more nodes, also request them from Slurm.
 
     Raises:
         NotFoundError: there is no such job.
         ConflictError: the job is not training, already has this size, or waits for nodes.
-        ConfigError: this size is not allowed, or Slurm refuses the nodes.
+        ConfigError: the spec does not allow this number of nodes, or Slurm refuses the additional nodes.
     """
     job = hyperpod_slurm.submission(handle)
     spec = spec_of(job)
@@ -96,11 +97,11 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
-    """Return the folder of the current start of a training job.
+    """Return the run folder of the current start of a job that is training.
 
     Raises:
         ConflictError: the job is not training.
-        UnsupportedError: another version wrote it.
+        UnsupportedError: another version of hp-ext submitted the job.
     """
     starts = hyperpod_slurm_runs.starts(job.job_dir)
     if not runs(job) or not starts or not (starts[-1] / "events.jsonl").exists():
@@ -112,10 +113,10 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
 
 
 def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tuple[int, ...]:
-    """Return the numbers for the nodes that must join before the job can have `nodes`, besides its spares. Pure.
+    """Return the node numbers for the nodes that must join before the job can run on `nodes` nodes plus spares. Pure.
 
-    The returned numbers are the highest free numbers, because a start of the job gives the lowest numbers to its own
-    nodes.
+    The numbers are the highest free numbers, because each start of the job gives the lowest numbers to the nodes of its
+    original allocation.
     """
     most = max(spec.nodes, spec.elastic.max_nodes if spec.elastic else 0) + spec.spares
     missing = max(0, nodes + spec.spares - len(job_nodes.members)) if nodes > job_nodes.size else 0
@@ -124,7 +125,10 @@ def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tupl
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the request is carried out, and release unused nodes to Slurm.
+    """Wait until the job has carried out the request, then release nodes that have left the job to Slurm.
+
+    Args:
+        timeout_s: maximum seconds to wait; None waits without a limit.
 
     Raises:
         ConflictError: the request was refused, the job ended first, or joining nodes failed.
@@ -145,10 +149,14 @@ def _why_not(ordered: PendingResize) -> str:
 
 
 def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
-    """Release the nodes of the job's own allocation that have left the job.
+    """Release the nodes that have left the job, but are still in its original allocation, to Slurm.
+
+    Args:
+        done: the coordinator's event about the resize or move.
 
     Returns:
-        `given_back`, the released nodes; `kept`, nodes that left but stay in the allocation; `why_kept`, the reason.
+        The fields `given_back` (released nodes), `kept` (nodes that have left the job but stay in the allocation) and
+        `why_kept` (reason why they stay).
     """
     start, job = ordered.start, ordered.job
     hosts = hosts_of(start)
@@ -170,15 +178,22 @@ def give_back(ordered: PendingResize, done: dict[str, Any]) -> dict[str, Any]:
 
 
 def hosts_of(start: Path) -> dict[int, str]:
-    """Return Slurm's name of each node of the job's own allocation."""
+    """Return Slurm's name of each node of the job's original allocation, by the node's number.
+
+    Args:
+        start: run folder of the job's current start.
+    """
     return {int(file.name): file.read_text().strip() for file in (start / "hosts").iterdir()}
 
 
 def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
-    """Wait until the leaving nodes of the job's own allocation have ended and saved their checkpoints.
+    """Wait until the departing nodes of the job's original allocation have saved their checkpoints and ended.
+
+    Args:
+        hosts: Slurm's name of each node of the original allocation, by the node's number.
 
     Raises:
-        HyperpodExtError: a node does not end.
+        HyperpodExtError: the agent of a departing node does not end.
     """
     events = [read_event(line) for line in Tail(ordered.start / "events.jsonl").lines()]
     begun = [one for one in events if one.get("event") == "resize_begun" and one["order"] == ordered.name]
@@ -187,7 +202,10 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
 
 
 def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
-    """Cache the answer of `ask`, which runs a command of Slurm, for two seconds."""
+    """Return a function that returns the result of `ask`, and calls `ask` at most every two seconds.
+
+    Requests to Slurm stay rare in this way, although callers call the function often. `ask` runs a command of Slurm.
+    """
     newest: list[tuple[float, Answer]] = []
 
     def kept() -> Answer:
@@ -204,7 +222,12 @@ def runs(job: hyperpod_slurm.Submitted) -> bool:
 
 
 def _send_for(job: hyperpod_slurm.Submitted, spec: JobConfig, name: str, order: ResizeOrder) -> str:
-    """Request one node for each joining number; return the id of the array."""
+    """Submit an array of Slurm jobs, with one node for each number in `order.joining`; return the array's id.
+
+    Args:
+        name: name of the resize request.
+        order: content of the resize request.
+    """
     script = nodes_script(spec, job.id, name, order.joining, order.model_dump_json(), job.folder)
     check_shell("nodes.sbatch", script)
     array, _ = slurm.submit(script, job.folder)

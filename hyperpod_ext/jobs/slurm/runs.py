@@ -1,9 +1,12 @@
-"""Files of a job on Slurm in the shared folder, and its result over several starts.
+"""Reads the files of a job on Slurm in the shared folder, and merges the results of its starts.
 
-RUNS/NAME/secret               shared by all jobs of the name
+Slurm may start a job several times, because it requeues the job or restarts its step.
+
+RUNS/NAME/secret               secret of all jobs with this name
 RUNS/NAME/JOBID/job.sbatch     the submitted file
-RUNS/NAME/JOBID/0.0/           one start: events.jsonl, report.json, logs/
-RUNS/NAME/JOBID/0.1/           after a restart of the step; the first number counts requeues
+RUNS/NAME/JOBID/0.0/           run folder of the first start: events.jsonl, report.json, logs/
+RUNS/NAME/JOBID/0.1/           run folder after the first restart of the step
+RUNS/NAME/JOBID/1.0/           run folder after the first requeue
 """
 
 from __future__ import annotations
@@ -26,13 +29,23 @@ _TAIL_LINES = 20
 
 
 def starts(job_dir: Path) -> list[Path]:
-    """Return the folders of all starts of the job, oldest first."""
+    """Return the run folders of all starts of the job, oldest first.
+
+    Args:
+        job_dir: the job's folder, RUNS/NAME/JOBID.
+    """
     found = [entry for entry in job_dir.iterdir() if _START.fullmatch(entry.name)] if job_dir.is_dir() else []
     return sorted(found, key=lambda entry: tuple(map(int, entry.name.split("."))))
 
 
 class JobReader:
-    """Reads new events and lines of all starts."""
+    """Reads events and log lines of all starts of a job, each of them once.
+
+    Args:
+        job_dir: the job's folder, RUNS/NAME/JOBID.
+        batch_log: output of the batch script.
+        rank: read only lines of this rank; None reads lines of all ranks and nodes.
+    """
 
     def __init__(self, job_dir: Path, batch_log: Path, rank: int | None = None) -> None:
         self._job_dir, self._rank = job_dir, rank
@@ -42,14 +55,14 @@ class JobReader:
         self._nodes: dict[Path, Tail] = {}
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield new events of the runtime, each with `run: main`."""
+        """Yield the events that were added since the previous call, each with the field `run: main`."""
         for start in starts(self._job_dir):
             for line in self._events.setdefault(start, Tail(start / "events.jsonl")).lines():
                 if event := read_event(line):
                     yield event | {"run": "main"}
 
     def lines(self) -> Iterator[str]:
-        """Yield new lines of the batch script, the nodes and the workers."""
+        """Yield the log lines of batch script, nodes and workers that were added since the previous call."""
         if self._rank is None:
             yield from (f"batch | {line}" for line in self._batch.lines())
         for start in starts(self._job_dir):
@@ -58,26 +71,38 @@ class JobReader:
                 yield from self._printed_by_torchrun(start, f"rank {self._rank} | ")
 
     def _printed_by_torchrun(self, start: Path, mark: str) -> Iterator[str]:
-        """Yield lines of a rank from the logs of nodes: torchrun writes no logs of ranks, but prefixes each line."""
+        """Yield new lines of one rank from the log files of the nodes.
+
+        torchrun writes no log files of ranks, but it prefixes each line with its rank.
+
+        Args:
+            start: run folder of a start.
+            mark: prefix of the rank's lines.
+        """
         for file in sorted((start / "logs").glob("node*.log")):
             tail = self._nodes.setdefault(file, Tail(file))
             yield from (line for line in tail.lines() if line.startswith(mark))
 
 
 def newest_step(job_dir: Path) -> dict[str, Any]:
-    """Return the newest event with the job's progress."""
+    """Return the newest event that has the job's progress, from all starts; {} if there is none."""
     return next((event for start in reversed(starts(job_dir)) if (event := last_step(start / "events.jsonl"))), {})
 
 
 def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobReport:
-    """Return the report of the last start, with the losses of all starts; `state` and `cause` are Slurm's."""
+    """Return the report of the job's last start, with the losses of all starts.
+
+    Args:
+        state: state of the job as Slurm reports it.
+        cause: error message if the job failed and no report names the cause.
+    """
     folders = starts(job_dir)
     reports = [_report(folder) for folder in folders]
     last = (reports[-1] if reports else None) or {}
     result = EMPTY_REPORT | last
     result["losses"] = {step: loss for report in reports for step, loss in (report or {}).get("losses", {}).items()}
     for folder, report in zip(folders, reports, strict=True):
-        if report is None:  # the start was killed before it wrote a report
+        if report is None:  # the run was killed before it wrote a report
             result["losses"] = _losses(folder) | result["losses"]
     result["losses"] = dict(sorted(result["losses"].items(), key=lambda item: int(item[0])))
     result["starts"] = len(folders)
@@ -92,7 +117,7 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobRe
 
 
 def reported_state(job_dir: Path) -> str | None:
-    """Return the final state that the newest start reported, if any."""
+    """Return the final state in the report of the job's newest start; None if it has no report with a final state."""
     folders = starts(job_dir)
     reported = (_report(folders[-1]) or {}).get("state") if folders else None
     return str(reported) if reported in FINAL_STATES else None

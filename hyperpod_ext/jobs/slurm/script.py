@@ -1,4 +1,4 @@
-"""Rendering of a JobConfig as the one file for sbatch. Pure."""
+"""Renders a JobConfig as an sbatch file. Pure."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from hyperpod_ext.jobs.contract.render import check_shell, render
 from hyperpod_ext.jobs.contract.spec_annotation import note_text, parse_note
 
 NOTE = "# spec: "
-"""Prefix of the job's spec in the file, which `hp-ext import` reads."""
+"""Beginning of the line in the rendered file that contains the job's spec, for `hp-ext import`."""
 COMMENT = "hyperpod_ext"
-"""Comment that identifies jobs of hp-ext in the queue."""
+"""Comment of the Slurm job, by which hp-ext identifies its own jobs in the queue."""
 MORE_NODES = ".nodes"
-"""Suffix for the names of jobs with joining nodes. No name in a spec can have it."""
+"""Suffix for the names of Slurm jobs that add nodes to a running job. No name in a spec can have this suffix."""
 
 OWN_OPTIONS = frozenset(
     {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
 )
-"""Options of sbatch that the rendered file sets and relies on."""
+"""Options of sbatch that the rendered file sets itself and on which it relies."""
 
 OVERLAY_MARK = "# from overlay.slurm: "
 _SET = "is set by the rendered file"
@@ -63,25 +63,27 @@ REFUSED_OF_BATCH = {
     "wait": ("would make the submission last as long as the job", "use `hp-ext wait`"),
     "clusters": ("would submit the job to a cluster where hp-ext does not look for it", "submit it from that cluster"),
 }
-"""Option of sbatch, why an overlay cannot set it, and what to do."""
+"""Options of sbatch that an overlay cannot set, each with the reason and a hint."""
 NEVER = frozenset({"wrap", "test-only", "help", "usage", "version", "wait", "clusters"})
-"""Options that `slurm.sbatch` cannot set either, because the job would not be submitted or not be found."""
+"""Options of sbatch that the field `slurm.sbatch` cannot set, because sbatch would then not submit the job, or hp-ext
+would not find it."""
 REFUSED_OF_STEP = {"nodes", "ntasks", "nodelist", "exclude", "relative", "multi-prog", "export", "chdir", "no-kill"}
 REFUSED_OF_STEP |= {"ntasks-per-node", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-socket", "auto-resume"}
 REFUSED_OF_STEP |= {"kill-on-bad-exit", "wait", "test-only", "jobid", "container-image", "container-mounts"}
 REFUSED_OF_STEP |= {"no-container-mount-home", "container-mount-home", "container-entrypoint", "cpu-bind", "pty"}
-"""Options of srun that start one agent on each node with its files and secret."""
+"""Options of srun that `overlay.slurm.srun` cannot set, because the rendered step sets these options itself, to start
+one agent on each node with the job's files and secret."""
 
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
 _PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
 _LOOK_S = 20
-"""Interval at which a joined node checks that the job still runs, s."""
+"""Seconds between checks of an added node that the job still runs."""
 _SAVE_S = 5
-"""Seconds between the signal and the time limit, in addition to checkpoint.grace_s."""
+"""The warning signal is sent checkpoint.grace_s plus this number of seconds before the time limit."""
 
 
 def job_script(job: JobConfig) -> str:
-    """Render `job.sbatch`."""
+    """Return the text of `job.sbatch`, the sbatch file of the job."""
     plain = job.mode == "plain"
     own = RANKED_LINES if plain else {ENV_RUNTIME: RuntimeConfig.of(job).model_dump_json()}
     no_python, words = words_for_torchrun(job)
@@ -111,16 +113,19 @@ def job_script(job: JobConfig) -> str:
 
 
 def spec_in(script: str) -> JobConfig | None:
-    """Return the spec in a rendered file; None if there is none that this version can read."""
+    """Return the spec in a rendered file; None if the file has no spec, or this version cannot read it."""
     return next((parse_note(line.removeprefix(NOTE)) for line in script.splitlines() if line.startswith(NOTE)), None)
 
 
 def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int], text: str, folder: Path) -> str:
-    """Render the sbatch file for nodes with these `numbers` that join job `job_id` for a resize.
+    """Return the text of the sbatch file that adds nodes to a running job for a resize.
 
     Args:
-        order: name of the resize request; `text` is its content.
-        folder: folder of the job's submission.
+        job_id: id of the running job.
+        order: name of the resize request.
+        numbers: node numbers of the added nodes.
+        text: content of the resize request.
+        folder: folder from which the running job was submitted.
     """
     runs_dir = folder / job.slurm.runs / job.name
     job_dir = runs_dir / job_id
@@ -152,7 +157,7 @@ def nodes_script(job: JobConfig, job_id: str, order: str, numbers: Sequence[int]
 
 
 def problems(job: JobConfig) -> Iterator[Problem]:
-    """Yield a problem for each setting that Slurm cannot provide."""
+    """Yield a problem for each setting of the spec that a job on Slurm cannot have."""
     for name in job.slurm.sbatch:
         if name in OWN_OPTIONS:
             hint = "remove it, and use the spec's own fields"
@@ -209,12 +214,12 @@ def _problems_at_limit(job: JobConfig) -> Iterator[Problem]:
 
 
 def _in_place(job: JobConfig) -> bool:
-    """Return whether nodes may join and leave the running job."""
+    """Return whether nodes may join and leave the job while it runs."""
     return job.elastic is not None and job.mode == "ours"
 
 
 def _warned(job: JobConfig) -> bool:
-    """Return whether the batch script, not each node, gets the signal before the time limit."""
+    """Return whether Slurm sends the warning signal before the time limit to the batch script, not to each node."""
     return job.timeouts.run_s is not None and job.mode == "ours" and (job.slurm.requeue_at_limit or _in_place(job))
 
 
@@ -225,17 +230,17 @@ def _warning_s(job: JobConfig) -> int:
 def _batch_options(job: JobConfig) -> Iterator[str]:
     yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
     yield from _place_options(job)
-    if job.timeouts.run_s is not None:  # for the steps or the batch script
+    if job.timeouts.run_s is not None:  # with B, Slurm warns only the batch script before the limit
         yield f"signal={'B:USR1' if _warned(job) else 'TERM'}@{_warning_s(job)}"
     yield "requeue" if job.slurm.requeue else "no-requeue"
     if job.spares or job.elastic:
-        yield "no-kill"  # the remaining nodes continue, with a spare or with fewer nodes
+        yield "no-kill"  # after the loss of a node, the job continues with a spare or with fewer nodes
     yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
     yield from _further(job)
 
 
 def _place_options(job: JobConfig) -> Iterator[str]:
-    """Yield the options for the kind of node, and the time limit."""
+    """Yield the options of sbatch that select nodes, resources and queue, and the option with the time limit."""
     slurm, resources = job.slurm, job.resources
     if slurm.exclusive:
         yield "exclusive"
@@ -262,7 +267,7 @@ def _further(job: JobConfig) -> Iterator[str]:
 
 
 def _marks(job: JobConfig) -> Iterator[str]:
-    """Yield comments that name the parts of the file from the overlay."""
+    """Yield comments for the rendered file that name the parts of it that come from the overlay."""
     overlay = job.overlay.slurm
     yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
     yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
@@ -275,7 +280,7 @@ def _name(line: str) -> str:
 
 
 def _is_one_word(line: str) -> bool:
-    """Return whether sbatch reads the line as one option."""
+    """Return whether sbatch reads the line, an option in the overlay, as exactly one option."""
     try:
         return len(shlex.split(line, comments=True)) == 1 and not line.endswith("\\")
     except ValueError:
@@ -283,7 +288,7 @@ def _is_one_word(line: str) -> bool:
 
 
 def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
-    """Yield a problem for each part of the overlay that would break the job or repeats a field of the spec."""
+    """Yield a problem for each part of the overlay that would break the job, or that repeats a field of the spec."""
     overlay, path = job.overlay.slurm, "overlay.slurm"
     plain = job.model_copy(update={"overlay": Overlay()})
     present = {_name(option) for option in _batch_options(plain)}
@@ -330,7 +335,8 @@ def _step_options(job: JobConfig) -> Iterator[str]:
         yield from ('nodes="$nodes"', 'ntasks="$nodes"')
     if job.spares or job.elastic:
         yield "no-kill"
-    # agents end without help, with the job's exit code; workers of torchrun may wait for ever
+    # In mode `plain`, srun must end the other tasks after a task has failed, because workers of torchrun may wait for
+    # ever. Agents of the other modes end by themselves.
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():
@@ -346,7 +352,10 @@ def _container(job: JobConfig) -> str | None:
 
 
 def _mounts(job: JobConfig) -> list[str]:
-    """Return mounts `from:to` for the shell: the job's folders, then the spec's volumes."""
+    """Return the container's mounts as words `FROM:TO` for the shell.
+
+    Mounts of the job's own folders come first, then mounts of the spec's `volumes`.
+    """
     own = ['"$HPX_SOURCE_DIR:$HPX_SOURCE_DIR"', '"$HPX_RUNS_DIR:$HPX_RUNS_DIR"']
     volumes = [volume for volume in job.volumes if volume.kind == "host"]
     disks = [tier.mounted for tier in job.checkpoint.durable() if tier.on_node and tier.mounted]
@@ -356,7 +365,7 @@ def _mounts(job: JobConfig) -> list[str]:
 
 
 def _time(seconds: int | None) -> str | None:
-    """Return a time limit for sbatch, rounded up to minutes."""
+    """Return a number of seconds as a time limit for sbatch, rounded up to minutes; None if there is no limit."""
     if seconds is None:
         return None
     minutes = math.ceil(seconds / 60)

@@ -1,4 +1,7 @@
-"""Target `hyperpod-slurm`: one sbatch file for any Slurm. On HyperPod, the step is resumed automatically."""
+"""Target `hyperpod-slurm`: runs a job as one sbatch file, on any Slurm cluster.
+
+On a HyperPod cluster, HyperPod resumes the job's step automatically after a node failure.
+"""
 
 from __future__ import annotations
 
@@ -41,21 +44,21 @@ INSTEAD = {
 FILE = "job.sbatch"
 _TICK_S = 0.2
 _ASK_EVERY_S = 2.0
-"""Interval between requests to Slurm, s: all users share its controller."""
+"""Seconds between requests to Slurm. Requests are rare because all users of the cluster share Slurm's controller."""
 _CANCEL_TIMEOUT_S = 120.0
 MORE = "nodes.jobs"
-"""File in a job's folder with the ids of Slurm jobs whose nodes join it."""
+"""File in a job's folder with the ids of the Slurm job arrays that add nodes to the job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A submission and its folders."""
+    """A submission of a job to Slurm."""
 
     name: str
     id: str
     cluster: str
     folder: Path
-    """Folder that the job was submitted from."""
+    """Folder from which the job was submitted."""
     runs: str
     world_size: int
     submitted_at: str
@@ -70,7 +73,7 @@ class Submitted:
 
 
 def capabilities() -> Capabilities:
-    """Return the capabilities of our agent within a step of Slurm."""
+    """Return the capabilities of target `hyperpod-slurm`."""
     return Capabilities(
         orchestrator="slurm",
         image=True,
@@ -96,7 +99,7 @@ def capabilities() -> Capabilities:
 
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
-    """Render `job.sbatch`."""
+    """Return the file `job.sbatch`."""
     del cluster  # a cluster is not needed, because Slurm knows its nodes
     return {FILE: job_script(job)}
 
@@ -127,8 +130,9 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def list_jobs() -> list[JobStatus]:
-    """Return the newest submission of every name, from any machine. A job's state is `unknown` if Slurm does not
-    respond.
+    """Return the status of the newest submission of every job name, including submissions from other machines.
+
+    The state of a job is `unknown` if Slurm does not respond.
 
     Raises:
         UnreachableError: Slurm does not respond, and this machine has submitted no jobs.
@@ -139,7 +143,7 @@ def list_jobs() -> list[JobStatus]:
         elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
     except UnreachableError:
-        if not known:  # list this machine's submissions anyway
+        if not known:  # submissions of this machine are listed even if Slurm does not respond
             raise
     for name, cluster in sorted(known.items()):
         handle = JobHandle(NAME, cluster, name)
@@ -151,7 +155,10 @@ def list_jobs() -> list[JobStatus]:
 
 
 def status(handle: JobHandle) -> JobStatus:
-    """Return the newest submission of the name. If Slurm has forgotten the job, read its report."""
+    """Return the status of the newest submission with the handle's name.
+
+    If Slurm no longer knows the job, the state is read from the job's report.
+    """
     job = submission(handle)
     try:
         known = slurm.find(job.id)
@@ -163,7 +170,7 @@ def status(handle: JobHandle) -> JobStatus:
             raise
         word, state, submitted, ended, reason = reported, reported, job.submitted_at, None, ""
     if state == "failed" and runs.reported_state(job.job_dir) == "cancelled":
-        state = "cancelled"  # Slurm reports the exit code after SIGTERM as a failure
+        state = "cancelled"  # after SIGTERM, Slurm reports the job's exit code as a failure
     error = None
     if state == "failed":
         cause = f"job {job.id} is {word}" + (f" ({reason})" if reason else "")
@@ -183,7 +190,7 @@ def status(handle: JobHandle) -> JobStatus:
 
 
 def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]:
-    """Yield updates several times a second; query Slurm every two seconds."""
+    """Yield updates several times a second until the job has ended. Slurm is queried only every two seconds."""
     job = submission(handle)
     reader = runs.JobReader(job.job_dir, job.batch_log)
     now = status(handle)
@@ -198,7 +205,12 @@ def watch(handle: JobHandle, with_lines: bool = False) -> Iterator[StatusUpdate]
 
 
 def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> Iterator[str]:
-    """Yield lines of the batch script, nodes and ranks of all starts."""
+    """Yield the log lines of batch script, nodes and ranks, from all starts of the job.
+
+    Args:
+        rank: yield only lines of this rank; None yields all lines.
+        follow: wait for new lines until the job has ended.
+    """
     job = submission(handle)
     handle.check_rank(rank, job.world_size)
     reader = runs.JobReader(job.job_dir, job.batch_log, rank)
@@ -208,19 +220,19 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
         if ended:
             return
         time.sleep(_TICK_S)
-        if time.monotonic() - asked >= _ASK_EVERY_S:  # the loop reads the last lines once more
+        if time.monotonic() - asked >= _ASK_EVERY_S:  # after the end, the loop reads once more
             ended, asked = status(handle).ended, time.monotonic()
 
 
 def cancel(handle: JobHandle) -> JobStatus:
-    """Run scancel, then wait until the job has ended. Do nothing if it has already ended."""
+    """Run scancel, then wait until the job has ended. scancel is not run if the job has already ended."""
     job = submission(handle)
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S
     asked = False
     while not (now := status(handle)).ended:
         if not asked:
             for one in (*more_jobs(job.job_dir), job.id):
-                with suppress(NotFoundError):  # Slurm forgets old jobs
+                with suppress(NotFoundError):  # Slurm no longer knows the job
                     slurm.cancel(one)
             asked = True
         if time.monotonic() > deadline:
@@ -230,7 +242,7 @@ def cancel(handle: JobHandle) -> JobStatus:
 
 
 def result(handle: JobHandle) -> Mapping[str, Any]:
-    """Return the report of the last start, with the losses of all starts.
+    """Return the report of the job's last start, with the losses of all starts.
 
     Raises:
         NotFoundError: the job has not ended.
@@ -240,13 +252,13 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise handle.no_result()
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
-    if now.error is not None:  # the status has Slurm's own state
+    if now.error is not None:  # the error of the status contains Slurm's own state
         found = found | {"error": now.error}
     return found | about
 
 
 def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:
-    """Implement `targets.Shell`."""
+    """Return the srun command that runs `words` on a node of the job, as `targets.Shell` defines it."""
     job = submission(handle).id
     running = slurm.nodes_of(job)[0] if status(handle).state == "running" else []
     host = running_node(handle, running, node)
@@ -255,7 +267,10 @@ def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: b
 
 
 def _record(name: str) -> Mapping[str, Any]:
-    """Return the record of the newest submission from this machine, otherwise of the newest job in the queue."""
+    """Return the record of the newest submission of `name`.
+
+    If this machine has no record, a record is made from the newest job with this name in Slurm's queue.
+    """
     try:
         return records.recall(NAME, name, SlurmRecord)
     except NotFoundError:
@@ -266,20 +281,24 @@ def _record(name: str) -> Mapping[str, Any]:
 
 
 def more_jobs(job_dir: Path) -> list[str]:
-    """Return the ids of Slurm jobs whose nodes joined, or will join, the job."""
+    """Return the ids of the Slurm job arrays whose nodes have joined the job or will join it.
+
+    Args:
+        job_dir: the job's folder, RUNS/NAME/JOBID.
+    """
     file = job_dir / MORE
     return file.read_text().split() if file.exists() else []
 
 
 def submission(handle: JobHandle) -> Submitted:
-    """Return the newest submission of the name."""
+    """Return the newest submission with the handle's name."""
     record = _record(handle.name)
     fields = {name: record[name] for name in SlurmRecord.model_fields}
     return Submitted(handle.name, **fields | {"folder": Path(record["folder"])})
 
 
 def _newest_of_ours() -> dict[str, slurm.Queued]:
-    """Return the newest job of this user and tool by name, from any machine."""
+    """Return the newest Slurm job of each name that this user submitted with hp-ext, from any machine."""
     found: dict[str, slurm.Queued] = {}
     for queued in sorted(slurm.queued(), key=lambda one: int(one.id)):
         if queued.comment == COMMENT:
@@ -288,10 +307,10 @@ def _newest_of_ours() -> dict[str, slurm.Queued]:
 
 
 def _record_of(queued: slurm.Queued) -> dict[str, Any]:
-    """Return the record of a job that another machine submitted, from its batch script.
+    """Make the record of a job that another machine submitted, from the batch script that Slurm stores.
 
     Raises:
-        NotFoundError: Slurm does not return the batch script, or it has no spec.
+        NotFoundError: Slurm does not return the batch script, or the script has no spec that this version can read.
     """
     try:
         text = slurm.batch_script(queued.id)

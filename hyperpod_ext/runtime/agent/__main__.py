@@ -30,11 +30,12 @@ from hyperpod_ext.scratch import scratch_folder
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _LEFT_FOR_NOW = "left for now"
-"""State of a node that the job continues without, and that may return."""
+"""State of a node that has left a job which continues without it. The node may join the job again."""
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
-    _LEFT_FOR_NOW: 143,  # the exit code after SIGTERM: with exit code 0, the launcher would not start the process again
+    # the exit code of a process that SIGTERM has ended: with exit code 0, the launcher would not restart the agent
+    _LEFT_FOR_NOW: 143,
     "failed": JobFailedError.exit_code,
     "cancelled": 130,
 }
@@ -45,7 +46,8 @@ def main() -> None:
     arguments = parse(sys.argv[1:])
     run_dir = Path(os.environ.get(ENV_RUN_DIR, "hpx-run"))
     last_word.keep("")
-    signal.signal(signal.SIGTERM, _end)  # until `Node` installs its own handler
+    # this handler is used only until `Node` installs its own SIGTERM handler
+    signal.signal(signal.SIGTERM, _end)
     try:
         with _disk_errors():
             _prepare(run_dir, arguments)
@@ -53,7 +55,7 @@ def main() -> None:
                 try:
                     state, why, hint = _run(arguments, run_dir, private)
                 finally:
-                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore SIGTERM during the clean-up
+                    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # ignore SIGTERM while the node cleans up
     except HyperpodExtError as error:
         last_word.say(f"node {arguments.node_rank}: {error}")
         last_word.keep(error.message, error.hint, arguments.node_rank)
@@ -80,8 +82,8 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Convert an OSError with a file name to a JobFailedError. An OSError without a file name is a bug: raise it
-    unchanged."""
+    """Convert an OSError that names a file to a JobFailedError. An OSError without a file name shows a bug, and is
+    raised unchanged."""
     try:
         yield
     except OSError as error:
@@ -106,8 +108,8 @@ def _report_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Path) -> None:
-    """Write this node's error to the node's own report. Node 0 also writes it to the job's report if that is
-    missing."""
+    """Write this node's error to the node's own report file. If the job has no report yet, node 0 also writes the error
+    to the job's report."""
     node, log = arguments.node_rank, run_dir / "events.jsonl"
     world_size = arguments.nnodes * arguments.nproc_per_node
     why = error.to_json()
@@ -123,7 +125,8 @@ def _report(error: HyperpodExtError, arguments: argparse.Namespace, run_dir: Pat
 
 @contextlib.contextmanager
 def socket_dir() -> Iterator[Path]:
-    """Yield a private directory for sockets: the one that the environment names, or a temporary directory."""
+    """Yield a private directory for sockets: the directory in `HPX_SOCKET_DIR` if it is set, otherwise a temporary
+    directory."""
     if ENV_SOCKET_DIR in os.environ:
         yield Path(os.environ[ENV_SOCKET_DIR])
         return
@@ -132,7 +135,8 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
-    """Return the job's final state; for a failed job, also the reason and the hint."""
+    """Run the node. Returns the final state of the job, the reason why it failed, and a hint. The reason and the hint
+    are empty unless the job failed."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 
@@ -143,7 +147,7 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
             if state == "left" and node.asked_to_leave and settings.config.elastic is None:
                 state = _LEFT_FOR_NOW
         finally:
-            # ignore more SIGTERMs: the node is already ending
+            # ignore SIGTERM from now on, because the node is already shutting down
             take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)
         return state, *node.why_failed
 

@@ -1,4 +1,4 @@
-"""Start a node's helper processes, and report a child's death at once through pidfds."""
+"""Starts the helper processes of a node, and detects the end of any child process at once, with pidfds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from hyperpod_ext.processes import children, send_signal
 from hyperpod_ext.runtime.ipc.connections import open_over
 
 _QUOTED = 3
-"""Number of last output lines of a process that an error quotes."""
+"""Number of last lines of a process's output that an error message quotes."""
 _LISTEN_S = 5.0
-"""Seconds to wait for the last output of an ended process: the kernel closes its pipe when the process ends."""
+"""Number of seconds to wait for the last output of a process that has ended."""
 
 
 _FORK_S = 60.0
-"""Seconds within which a fork server must fork a worker. A fork normally takes milliseconds."""
+"""Number of seconds within which the fork server must fork a worker. A fork normally takes milliseconds."""
 
 _KNOWN: set[int] = set()
-"""Children of this process that `on_exit` watches or is about to watch."""
+"""Process ids of the children of this process that `on_exit` watches, or will watch soon."""
 
 
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
-    """Call `tell(status)` in the event loop when child `pid` ends, and reap it. The child may have ended already."""
+    """When the child process `pid` ends, reap it and call `tell` with its wait status, in the event loop. The child may
+    have ended before this call."""
     loop = asyncio.get_running_loop()
     _KNOWN.add(pid)
     handle = os.pidfd_open(pid)
@@ -48,7 +49,7 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
         loop.remove_reader(handle)
         os.close(handle)
         _KNOWN.discard(pid)
-        with contextlib.suppress(ChildProcessError):  # the child was already reaped, while the node ended
+        with contextlib.suppress(ChildProcessError):  # the child was already reaped during the node's shutdown
             tell(os.waitpid(pid, 0)[1])
 
     loop.add_reader(handle, ended)
@@ -64,12 +65,12 @@ def start_module(
 ) -> int:
     """Start `python -m module arguments` in its own session. Returns the process id.
 
-    If this process has already imported the module, the new process is forked from this one and does not import again.
-    So an agent that was itself forked, with all imports done, starts its helpers in milliseconds. A process with more
-    than one thread is never forked, since another thread may hold a lock at that moment.
+    If this process has already imported the module, the new process is forked from this process, so the module is not
+    imported again. Forking takes milliseconds; a fresh Python process needs seconds for its imports. A process with
+    more than one thread is not forked, because another thread could hold a lock during the fork.
 
     Args:
-        output: file descriptor for the new process's stdout and stderr. Default: stdout and stderr of this process.
+        output: file descriptor for stdout and stderr of the new process; None to use stdout and stderr of this process.
     """
     loaded = sys.modules.get(module)
     if loaded is None or threading.active_count() > 1:
@@ -91,26 +92,29 @@ def become_module(
     pass_fds: Sequence[int] = (),
     output: int | None = None,
 ) -> NoReturn:
-    """Run `module.main()` in this newly forked process, as `python -m` would in a new process."""
+    """Run `module.main()` in this forked process, in the way that `python -m` would run it in a new process."""
     code = 1
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for signum in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(signum, signal.SIG_DFL)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a process started with `nohup ... &` ignores SIGINT
+        # keep ignoring SIGINT in a process that was started with `nohup ... &`
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        # never collect the parent's objects: that would close descriptors whose numbers other files have here
+        # never garbage-collect objects of the parent process: that could close file descriptors that this process has
+        # reused
         gc.freeze()
         _close_all_but({0, 1, 2, *pass_fds})
-        environ = dict(environ)  # copy first: `environ` may be os.environ itself
+        # copy the mapping before `os.environ` is cleared, because `environ` may be `os.environ` itself
+        environ = dict(environ)
         os.environ.clear()
         os.environ.update(environ)
         sys.argv = [str(module.__file__), *arguments]
-        tempfile.tempdir = None  # the new TMPDIR may differ
+        tempfile.tempdir = None  # make `tempfile` read TMPDIR again, which may have changed
         sys.path[:0] = ["", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
         module.main()
         code = 0
@@ -125,9 +129,9 @@ def become_module(
 
 
 def _close_all_but(kept: set[int]) -> None:
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (the names are enough; no path objects needed)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (only the names are needed)
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
+            with contextlib.suppress(OSError):  # the descriptor with which the folder was listed is closed already
                 os.close(int(name))
 
 
@@ -142,13 +146,15 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
 class MemoryServer:
-    """A child process that keeps snapshots in memory. The process imports its modules when it starts, and answers
-    requests after `begin`. The server's output is forwarded to this process's stderr."""
+    """The agent's side of the memory server, a child process that keeps snapshots in memory. The server imports its
+    modules when it starts, and answers requests only after `begin`. The server's output is copied to stderr of the
+    agent."""
 
     silent = ""
-    """Why this agent killed the server because it did not answer; empty if it did not."""
+    """Why this agent killed the server: how long the server has not answered. Empty if the agent has not killed the
+    server."""
     is_gone = False
-    """Whether the end of the process has been handled."""
+    """Whether the agent has handled the end of the server process."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         (reading, self.orders), (self.output, writing) = os.pipe(), os.pipe()
@@ -158,7 +164,8 @@ class MemoryServer:
         os.close(writing)
 
     def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
-        """Make the process serve at socket `path`. The socket may be renamed to `later`."""
+        """Order the process to answer requests at the Unix socket `path`. The agent may later rename the socket file to
+        `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
         text = json.dumps({"arguments": arguments, "environ": dict(environ)})
         self._lines: deque[str] = deque(maxlen=_QUOTED)
@@ -166,9 +173,10 @@ class MemoryServer:
         self._listening.start()
 
     def _listen(self, order: str) -> None:
-        # `on_exit` reports the server's end
+        # a BrokenPipeError means that the server has ended, which `on_exit` reports
         with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:
-            orders.write(order)  # text above 64 KiB, the size of the pipe, blocks until the server has done its imports
+            # if the text is longer than 64 KiB (the size of a pipe), this blocks until the server reads the text
+            orders.write(order)
         with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
                 sys.stderr.write(line)
@@ -176,18 +184,18 @@ class MemoryServer:
                 self._lines.append(line.strip())
 
     async def last_log_line(self) -> str:
-        """Return the last output lines of the ended process."""
+        """Return the last lines of output of the ended server, joined by ` / `."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
 
 class ForkServerEndedError(JobFailedError):
-    """The fork server has ended."""
+    """Raised if the fork server has ended."""
 
 
 class ForkServer:
-    """The agent's side of a fork server. The process imports modules when it starts, and forks after `connect` and
-    `ready`."""
+    """The agent's side of a fork server, a process that has imported all modules and forks workers. Workers can be
+    forked after `connect` and `ready`."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -199,21 +207,24 @@ class ForkServer:
         self.is_ready = False
         """Whether the process has imported all modules and can fork workers."""
         self.notes: tuple[str, ...] = ()
-        """Sentences on modules of `restart.preload` that are not preloaded, or only partly."""
+        """For each module in `restart.preload` that could not be imported in advance, or only partly, one sentence that
+        explains why."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
-        """For each warm spare, the callback for its end or its exit status; None before either is known."""
+        """Maps the process id of each warm spare (a process with a CUDA context that can become a worker) to the
+        callback for its end, or to its wait status if it has ended. The value is None before there is a callback or a
+        wait status."""
 
     async def connect(self, environ: Mapping[str, str]) -> None:
-        """Connect the fork server to this event loop. `environ`: environment variables for each worker, in addition to
-        the fork server's own."""
+        """Connect the fork server to this event loop. `environ`: environment variables of each worker, in addition to
+        the environment of the fork server."""
         self._reader, self._writer = await open_over(self._socket)
         self._environ = environ
 
     async def ready(self) -> float:
-        """Wait until the imports are done. Returns how many seconds they took.
+        """Wait until the fork server has imported its modules. Returns the number of seconds that the imports took.
 
         Raises:
-            JobFailedError: a module could not be imported, or the fork server ended.
+            JobFailedError: a module could not be imported, or the fork server has ended.
         """
         answer = await self._answer()
         seconds, self.notes = float(answer["ready"]), tuple(answer.get("notes", ()))
@@ -221,30 +232,31 @@ class ForkServer:
         return seconds
 
     async def fork(self, *, argv: list[str], env: Mapping[str, str], cwd: Path, log: Path) -> tuple[int, bool]:
-        """Fork a worker, or use a warm spare as the worker. Returns the process id of the worker, which is a child of
-        this process, and whether it was a warm spare.
+        """Start a worker: fork a process, or use a warm spare. Returns the worker's process id, and whether the worker
+        was a warm spare. The worker is a child of the agent process.
 
         Raises:
-            JobFailedError: the fork failed, or the fork server ended.
+            JobFailedError: the fork failed, or the fork server has ended.
         """
         answer = await self._ask({"argv": argv, "env": {**self._environ, **env}, "cwd": str(cwd), "log": str(log)})
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:
-        """Watch the processes that a dead worker left behind, and reap each when it ends. Such a process may run until
-        the node ends, for example to send the last of a run's logs."""
-        async with self._asking:  # take the lock, so that no fork is under way and every worker is in `_KNOWN`
-            # skip children in this process's own session: other code waits for them
+        """Watch processes that dead workers left behind, and reap each of them when it ends. A process that a dead
+        worker left behind may run until the node shuts down, for example to upload logs."""
+        # while this lock is held, no fork is under way, and every worker is in `_KNOWN`
+        async with self._asking:
+            # skip children in the same session as this process, because other code waits for them
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
                     on_exit(pid, lambda status: None)
 
     async def keep_warm(self, local_ranks: Sequence[int]) -> None:
-        """Keep a process with a CUDA context ready for each local rank, if this node has GPUs.
+        """Keep a warm spare (a process with a CUDA context) ready for each local rank, if this node has GPUs.
 
         Raises:
-            JobFailedError: the fork server ended.
+            JobFailedError: the fork server has ended.
         """
         answer = await self._ask({"keep_warm": list(local_ranks)})
         for pid in answer["pids"]:
@@ -252,7 +264,7 @@ class ForkServer:
             on_exit(pid, functools.partial(self._spare_ended, pid))
 
     def on_exit(self, pid: int, tell: Callable[[int], None]) -> None:
-        """Call `tell(status)` when a worker from `fork` ends, like the module's `on_exit`."""
+        """When the worker `pid`, which `fork` returned, ends, call `tell` with its wait status."""
         if pid not in self._spares:
             on_exit(pid, tell)
         elif isinstance(ended := self._spares[pid], int):
@@ -275,9 +287,13 @@ class ForkServer:
             try:
                 async with asyncio.timeout(_FORK_S):
                     answer = await self._answer()
-            except TimeoutError:  # the process was stopped, for example; handle its end like any other
+            except TimeoutError:
+                # kill a fork server that does not answer, for example because it was stopped with SIGSTOP, so that it
+                # is replaced
                 send_signal(self.pid)
-                raise ForkServerEndedError(f"the process that forks workers forked none within {_FORK_S:g} s") from None
+                raise ForkServerEndedError(
+                    f"the process that forks workers forked no worker within {_FORK_S:g} s"
+                ) from None
             _KNOWN.update([answer["pid"]] if "pid" in answer else answer["pids"])
             return answer
 
@@ -287,7 +303,8 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
-            send_signal(self.pid)  # kill the process in case only the connection broke
+            # kill the fork server, which still runs if only the connection to it broke
+            send_signal(self.pid)
             raise ForkServerEndedError(
                 "the process that forks workers ended", hint="Look at its last lines of output in the node's log."
             )
@@ -298,7 +315,7 @@ class ForkServer:
 
 
 class Prepared(NamedTuple):
-    """Helper processes of a node, started before it has a rank."""
+    """Helper processes that were started before the node belongs to a job."""
 
     fork_server: ForkServer
     memory_server: MemoryServer

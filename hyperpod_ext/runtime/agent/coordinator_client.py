@@ -1,4 +1,5 @@
-"""An agent's connection to the coordinator, and the search for another coordinator after a loss."""
+"""An agent's connection to the coordinator. If the coordinator is lost, the agent votes for or becomes the next
+coordinator."""
 
 from __future__ import annotations
 
@@ -23,54 +24,57 @@ from hyperpod_ext.runtime.membership.job_state_changes import chained, changed
 from hyperpod_ext.runtime.membership.quorum import candidates, may_take_over
 
 _SEARCH = 0.9
-"""Share of the lease in which a candidate must find a majority."""
+"""Share of the lease (`restart.lease_s`) within which a candidate must get the votes of a majority. A candidate is an
+agent with a copy of the job state, which can become the coordinator."""
 _HOLD = 0.97
-"""Share of the lease after which a voter stops waiting, longer than `_SEARCH` because the candidate may have begun its
-search later. The rest of the lease is for ending processes."""
+"""Share of the lease for which a voter waits for its candidate. A voter waits longer than `_SEARCH`, because the
+candidate may have begun its search later than the voter. The rest of the lease is needed to end processes."""
 _DIAL = 1 / 6
 """Share of the lease within which a connection to another node must succeed."""
 _NEXT_DIAL = 1 / 60
-"""Share of the lease between the starts of two connection attempts."""
+"""Share of the lease to wait before connecting to the next candidate, if the candidate before has not answered."""
 _DIAL_FORMER = 1 / 24
 """Share of the lease within which a connection to the lost coordinator must succeed."""
 _CONNECT_AGAIN_S = 0.05
-"""Seconds to wait before dialling a coordinator again that closed the connection without a message."""
+"""Number of seconds to wait before connecting again to a coordinator that has closed the connection without a
+message."""
 _TRIES = 3
-"""Number of failed handshakes in a row after which a node gives up. One failure may be damage in transit."""
+"""Number of failed attempts in a row after which a node gives up connecting. A single failure may be caused by a
+damaged transmission."""
 _SAME_JOB = "All nodes of a job need the same secret (HPX_SECRET_FILE), the same network.tls and the same endpoint."
 _UNACKNOWLEDGED = 10_000
-"""Most unacknowledged events that are kept for sending again."""
+"""Maximum number of unacknowledged events that are kept, so that they can be sent again."""
 
 
 class ExcludedError(JobFailedError):
-    """This node must stop, because other nodes may continue without it."""
+    """Raised if this node must stop, because other nodes may continue the job without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """A search for another coordinator."""
+    """One search for the next coordinator, after the coordinator was lost."""
 
     news: c.JobNews
-    """Newest job news from the lost coordinator."""
+    """Newest `JobNews` message from the lost coordinator."""
     deadline: float
     reached: set[int]
-    """Nodes to which this node could connect."""
+    """Nodes to which this node has connected during the search."""
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
+        """Number of seconds until the deadline of the search."""
         return self.deadline - time.monotonic()
 
 
 class CoordinatorClient:
-    """Exchanges messages with the coordinator, which runs on this node or another.
+    """Exchanges messages with the coordinator, which runs on this node or on another node.
 
     Args:
-        election: this node's listener for other agents.
-        handshake: makes the first message to a coordinator, from this agent's id, newest term and job state.
-        take_over: makes this node's agent the coordinator, from its own handshake, its voters' handshakes, and the
-            nodes
-            that are gone for good.
+        election: this node's listener, to which other agents connect to vote.
+        handshake: function that returns the first message to a coordinator, from this agent's id, newest term and job
+            state.
+        take_over: function that starts the coordinator in this agent, from the agent's own handshake, the handshakes of
+            its voters, and the nodes that are gone for good.
     """
 
     def __init__(
@@ -85,13 +89,14 @@ class CoordinatorClient:
         self._lease_s = settings.config.restart.lease_s
         self._id = secrets.token_hex(8)
         self.job_state: wire.Message | None = None
-        """The job state from which this agent could coordinate; None if this node is no candidate."""
+        """This agent's copy of the job state; None if this agent is not a candidate."""
         self._digest = ""
-        """Digest of the job state."""
+        """Digest of `job_state`, with which changes of the job state are checked."""
         self.news: c.JobNews | None = None
-        """Newest job news; None before the job has begun."""
+        """Newest `JobNews` message; None before the job has begun."""
         self._leader = -1
-        """Node of the current or lost coordinator. A new coordinator's node is set before its news arrive."""
+        """Node of the current coordinator, or of the lost coordinator during a search. A new coordinator's node is set
+        here even before its first `JobNews` arrives."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = self._data_at = time.monotonic()
@@ -100,23 +105,27 @@ class CoordinatorClient:
         self._beating: asyncio.Task[None] | None = None
         self._over = False
         self._connect_arguments: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
-        """Arguments of the last call of `connect`, used to connect again."""
+        """Arguments of the last call of `connect`, with which to connect again."""
         self._unanswered_since: float | None = None
-        """Since when coordinators have closed the connection without a message; None if they answer."""
+        """Time since which every connection was closed by the coordinator without a message; None if the coordinator
+        answers."""
         self._confirmed = False
-        """Whether the connected node is known to coordinate. Until then only the handshake is sent."""
+        """Whether the connected node is known to be the coordinator. While this is False, only the handshake is
+        sent."""
         self.waits_for = ""
-        """Why this node waits, as a sentence, while the coordinator is lost and no other is found; else empty."""
+        """Sentence that says that the coordinator is lost and this node looks for another coordinator. Empty if this
+        node has a coordinator."""
         self._lost: frozenset[int] = frozenset()
-        """Nodes that are gone for good according to the operator, including the coordinator's node."""
+        """Nodes that are gone for good according to the HyperPod operator, if the coordinator's node is among them or
+        is lost."""
         self._may_return = True
-        """Whether this node may return to the lost coordinator. The node may not return while another node may still
-        count its vote, because then the job could have two coordinators."""
+        """Whether this node may connect to the lost coordinator again. False while another node may still count this
+        node's vote for a new coordinator, because otherwise the job could have two coordinators."""
         self.given_up = False
-        """Whether this node closed the connection because its coordinator was silent or gone."""
+        """Whether this node has closed its connection because the coordinator sent no messages or was gone."""
         self._counting: asyncio.Future[None] | None = None
         self._unsent: list[c.FromAgent] = []
-        """Reports since the handshake; they are sent once the connected node coordinates."""
+        """Reports since the handshake, which are sent once the connected node is known to be the coordinator."""
 
     @property
     def connected(self) -> bool:
@@ -124,21 +133,23 @@ class CoordinatorClient:
 
     @property
     def has_coordinator(self) -> bool:
-        """Whether the connected node coordinates."""
+        """Whether this agent is connected to a node that is known to be the coordinator."""
         return self._writer is not None and self._confirmed
 
     def heard_since(self, moment: float) -> bool:
-        """Return whether the coordinator has sent anything since `moment`, a reading of `time.monotonic()`."""
+        """Return whether data from the coordinator have arrived since `moment`, which is a value of
+        `time.monotonic()`."""
         return self._data_at > moment
 
     async def connect(
         self, endpoint: Callable[[], tuple[str, int]], give_up: Callable[[], str], limit_s: float | None = None
     ) -> None:
-        """Connect to the first coordinator, which may start later than this node.
+        """Connect to the first coordinator of the job, which may start later than this node.
 
         Args:
-            give_up: returns a reason to stop waiting; empty to keep waiting.
-            limit_s: time limit, in seconds; None for the time limit for a node to join.
+            endpoint: function that is called for each attempt, and returns the host and port to connect to.
+            give_up: function that returns a reason to stop the attempts, or an empty string to continue.
+            limit_s: time limit in seconds; None for the job's time limit within which a node must join.
 
         Raises:
             JobFailedError: the coordinator did not start in time, or `give_up` returned a reason.
@@ -164,12 +175,12 @@ class CoordinatorClient:
 
     @property
     def own_address(self) -> str:
-        """This node's address in its connection to the coordinator."""
+        """This node's IP address in its connection to the coordinator."""
         assert self._writer is not None
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send_handshake(self) -> None:
-        """Send the handshake and all unacknowledged events, and send heartbeats from now on."""
+        """Send the handshake and all unacknowledged events, and start to send heartbeats."""
         assert self._writer is not None
         self._send_own_handshake(self._writer)
         self._confirm()
@@ -188,10 +199,9 @@ class CoordinatorClient:
     def send(self, report: c.FromAgent) -> None:
         """Send a report to the coordinator.
 
-        While disconnected, events are buffered and other messages dropped, because the next handshake has the full
-        state.
-        Messages between a handshake and its answer are sent after the answer: a vote may wait for seconds, and a worker
-        may die meanwhile.
+        While this agent is disconnected, events are kept until a coordinator has acknowledged them, and other reports
+        are dropped, because the next handshake contains the full state. Reports between a handshake and its answer are
+        kept and sent after the answer. The answer to a vote may take seconds, in which a worker may die.
         """
         if isinstance(report, c.Event):
             self._unacknowledged.append(report)
@@ -201,10 +211,11 @@ class CoordinatorClient:
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:
-        """Return the next order. None if the job has ended, or if the coordinator is lost before the job began.
+        """Return the next order of the coordinator. Returns None if the job has ended, or if the coordinator was lost
+        before the job began.
 
         Raises:
-            ExcludedError: this node must stop.
+            ExcludedError: the coordinator has ordered this node to stop, or the node has found no coordinator.
         """
         while True:
             message = await self._read()
@@ -241,7 +252,8 @@ class CoordinatorClient:
             return message
 
     async def _connect_again(self) -> bool:
-        """Connect again, within one lease, after a coordinator closed the connection without a message."""
+        """Connect to the first coordinator again, after it has closed the connection without a message. Returns False
+        if all attempts fail for one lease."""
         now = time.monotonic()
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -261,8 +273,8 @@ class CoordinatorClient:
         self.send(c.Acknowledged(number=int(job_state["number"])))
 
     def _change(self, change: c.JobStateChange) -> None:
-        """Apply a change of the job state. If the change is based on another state than this node's, request the full
-        state."""
+        """Apply a change of the job state. If the change does not fit this agent's copy of the job state, request the
+        full job state."""
         if self.job_state is None or (self._digest, chained(change.before, change.changes)) != (
             change.before,
             change.digest,
@@ -294,7 +306,8 @@ class CoordinatorClient:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
-        """Return the next message, skipping malformed messages; None if the connection has ended."""
+        """Return the next message of the coordinator, and skip invalid messages. Returns None if the connection has
+        ended."""
         while self._reader is not None:
             try:
                 if (message := await wire.read(self._reader)) is None:
@@ -308,24 +321,24 @@ class CoordinatorClient:
         return None
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
-        """Record that the nodes at these hosts are gone for good, according to the operator. If the coordinator's node
-        is among them, these nodes do not count for a majority. May be called again.
+        """Record that the nodes at these hosts are gone for good, according to the HyperPod operator. If the
+        coordinator's node is gone for good, the nodes that are gone are not counted in the majority for the next
+        coordinator.
 
         Args:
-            replaced: whether other nodes have replaced these nodes, so that they are lost. Otherwise they may still be
-                about
-                to leave.
+            replaced: whether other nodes have already replaced the nodes at these hosts. If False, the nodes at these
+                hosts may still run for a moment.
         """
         if self.news is None:
             return
         members = self.job_state["members"] if self.job_state is not None else {}
         leads = members.get(str(self._leader), {"address": self.news.candidates.get(self._leader, ("", 0))})
         if leads["address"][0] not in hosts and not self.waits_for:
-            # return before the loop over all members, because each pod that requests a number leads to this call
+            # return before the loop over all members, because this method is called for each pod that requests a number
             return
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        # drop the connection only once: a later connection may be to the node that this node votes for
+        # abort the connection only once, because a later connection may be to the node for which this node votes
         is_news = self._confirmed or self._leader not in self._lost
         if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
@@ -335,15 +348,15 @@ class CoordinatorClient:
             self.disconnect()
 
     def disconnect(self) -> None:
-        """Abort the connection, as a network failure would."""
+        """Abort the connection to the coordinator, as a network failure would."""
         if self._writer is not None:
             self._writer.transport.abort()
 
     def _use(self, dialled: wire.Connection) -> None:
-        """Use this connection from now on.
+        """Use the connection `dialled` from now on, and record when data arrive on it.
 
-        A coordinator counts as alive when its data arrive, not when they are read: the order before them may take
-        longer than the coordinator may be silent.
+        The coordinator is treated as alive when its data arrive, not when this agent reads them. Carrying out the
+        previous order may take longer than the time for which the coordinator may be silent.
         """
         reader, self._writer = dialled
         take = reader.feed_data
@@ -352,7 +365,7 @@ class CoordinatorClient:
             self._heard_at = self._data_at = time.monotonic()
             take(data)
 
-        # asyncio has no other way to be called when data arrive
+        # replace the method `feed_data`, because asyncio offers no other callback for arriving data
         reader.feed_data = heard  # type: ignore[method-assign]
         self._reader = reader
 
@@ -363,13 +376,15 @@ class CoordinatorClient:
         self._confirmed = False
 
     async def _beat(self) -> None:
-        """Send heartbeats, and drop the connection to a coordinator that was silent for half a lease."""
+        """Send heartbeats to the coordinator. If the coordinator was silent for half a lease, abort the connection."""
         every = self._lease_s / 6
         while True:
             before = time.monotonic()
             await asyncio.sleep(every)
             now = time.monotonic()
-            if now - before > 2 * every:  # this process was paused, and has not read messages that arrived meanwhile
+            if now - before > 2 * every:
+                # after a pause of this process, the coordinator's messages may still be unread, so do not treat it as
+                # silent
                 self._heard_at = max(self._heard_at, now - self._lease_s / 4)
             if self._writer is None or not self._confirmed:
                 continue
@@ -388,20 +403,21 @@ class CoordinatorClient:
     # --- the coordinator is lost ----------------------------------------------------------------
 
     async def _look_for_another(self, news: c.JobNews) -> c.ToAgent:
-        """Return the first message of the next coordinator, which may be this node.
+        """Find the next coordinator, which may be this node, and return its first message.
 
-        Each node votes for the lowest candidate that it can reach. A candidate with a majority of votes coordinates. A
-        node that finds no coordinator within its lease stops.
+        Each agent votes for the candidate with the lowest node number that it can reach. A candidate with the votes of
+        a majority becomes the coordinator. An agent that finds no coordinator within its lease stops.
         """
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
-        # the operator reports lost nodes, so two halves of a split network cannot both continue
+        # search longer under an operator: it reports nodes that are gone, so two parts of a split network cannot both
+        # continue
         if self._settings.listen is not None:
             search_s = max(search_s, self._settings.config.restart.node_wait_s)
         search = _Search(news, time.monotonic() + search_s, {me})
-        self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another"
+        self.waits_for = f"the coordinator, node {news.coordinator}, is lost; this node looks for another coordinator"
         try_former = self._settings.listen is not None
         self._may_return = True
         before, offers = self._before_me(news, job_state is not None)
@@ -420,15 +436,15 @@ class CoordinatorClient:
         listed, reached = f" ({_listed(members)})" if members else "", _listed(search.reached | {*self._election.votes})
         raise ExcludedError(
             f"node {me} stops: the coordinator, node {news.coordinator}, is lost, and of the {news.members} nodes"
-            f"{listed} it reaches {reached} only: no majority, so the others may continue without it",
-            hint="Three nodes or more, spares among them, survive the loss of any one of them."
+            f"{listed} this node reaches only {reached}: no majority, so the other nodes may continue without it",
+            hint="A job survives the loss of any one node only if it has at least three nodes, spares included."
             if members and not may_take_over(members, members - {news.coordinator})
-            else "Look at the network between the nodes.",
+            else "Check the network between the nodes.",
         )
 
     async def _reconnect(self, search: _Search) -> c.ToAgent | None:
-        """Return the former coordinator's first message over a new connection, in case only the old connection
-        broke."""
+        """Try to connect to the lost coordinator again, because perhaps only the connection broke. Returns the
+        coordinator's first message, or None if the attempt fails."""
         former, me = search.news.coordinator, self._settings.node
         if (address := search.news.candidates.get(former)) is None:
             return None
@@ -448,8 +464,9 @@ class CoordinatorClient:
         return None
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
-        """Return the candidates that this node may vote for, and whether this node is a candidate itself. A candidate
-        votes only for lower candidates, because the lowest live candidate coordinates."""
+        """Return the candidates for which this node may vote, and whether this node is a candidate itself. A candidate
+        votes only for candidates with lower node numbers, because the lowest reachable candidate becomes the
+        coordinator."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
@@ -457,13 +474,14 @@ class CoordinatorClient:
         return (others[: others.index(me)], True) if has_state else ([node for node in others if node != me], False)
 
     async def _try_former(self, search: _Search) -> c.ToAgent | None:
-        """Return the first message of the lost coordinator if it is back, else None.
+        """Try to connect to the lost coordinator. Returns the coordinator's first message, or None if the coordinator
+        is not back.
 
-        A coordinator may be paused or cut off for too short a time for the other nodes to elect a new one. Without an
-        operator, only the node that collects votes tries to reach the lost coordinator, and sends the answer to the
-        voters.
-        Under an operator, every node tries this first: otherwise nothing ends its search, and a coordinator that has
-        released the node answers with `StopNode`.
+        A coordinator that was paused or cut off only for a short time may be back before another coordinator is
+        elected. Without the HyperPod operator, only the node that collects votes tries to reach the lost coordinator,
+        and passes the answer on to its voters. Under the operator, every node tries to reach the lost coordinator
+        first. A coordinator that has released the node answers with `StopNode`, without which the node's search might
+        not end.
         """
         former, under_operator = search.news.coordinator, self._settings.listen is not None
         address = search.news.candidates.get(former)
@@ -473,18 +491,19 @@ class CoordinatorClient:
         return self._unless_refused(await self._resolve(search, former, first))
 
     def _unless_refused(self, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the former coordinator's message. If that message refuses this node, return None, because another
-        coordinator may accept the node; under an operator, return the refusal."""
+        """Return the former coordinator's message `first`. But without the HyperPod operator, return None if the
+        message is a `StopNode`, because another coordinator may accept this node."""
         if not isinstance(first, c.StopNode) or self._settings.listen is not None:
             return first
         self._close_connection()
         return None
 
     async def _try(self, search: _Search, address: Address, node: int, share: float) -> c.ToAgent | None:
-        """Return the first message of `node`, which may be the coordinator already; None if no message arrives in time.
+        """Connect to `node`, which may be the coordinator already. Returns the first message of `node`, or None if no
+        message arrives in time.
 
         Args:
-            share: share of the lease for making the connection.
+            share: share of the lease within which the connection must be made.
         """
         ends = time.monotonic() + min(search.left_s, self._lease_s * _DIAL)
         try:
@@ -494,8 +513,8 @@ class CoordinatorClient:
         return await self._first_message(search, node, dialled, ends - time.monotonic())
 
     async def _offer_myself(self, search: _Search, members: set[int]) -> c.ToAgent | None:
-        """Wait for the votes of a majority, then coordinate the job. Returns the new coordinator's first message; None
-        without a majority."""
+        """Wait for the votes of a majority, then start the coordinator on this node. Returns the first message of this
+        new coordinator; None if there is no majority."""
         me, wait_s = self._settings.node, min(search.left_s, self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
@@ -503,7 +522,8 @@ class CoordinatorClient:
         while search.left_s > 0:
             try:
                 self._use(await self._dial(*self._election.address, self._lease_s))
-            except OSError:  # only this connection broke; the node coordinates in any case
+            except OSError:
+                # try again: only this connection broke, and the new coordinator already runs
                 await asyncio.sleep(0.02)
                 continue
             self._leader = me
@@ -514,10 +534,12 @@ class CoordinatorClient:
         return None
 
     async def _vote_for_lowest(self, search: _Search, nodes: list[int]) -> c.ToAgent | None:
-        """Vote for the first of `nodes` that can be reached. Returns that node's first message as coordinator. Returns
-        None if no node is reached, or if the node does not become coordinator.
+        """Vote for the first of `nodes` that can be reached. Returns the first message of the node for which this node
+        votes, once that node is the coordinator. Returns None if no node can be reached, or if that node does not
+        become the coordinator.
 
-        Nodes are dialled in parallel, shortly after one another, because a whole rack may be gone.
+        The connection attempts start shortly after one another and run in parallel, because the nodes of a whole rack
+        may be lost.
         """
         limit_s = min(self._lease_s * _DIAL, max(0.05, search.left_s))
         dials: list[asyncio.Task[wire.Connection]] = []
@@ -534,8 +556,8 @@ class CoordinatorClient:
                 except ConnectionError as error:
                     if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
                         raise
-                # only this connection broke. Do not dial the next candidate yet, because a vote cannot be withdrawn
-                # during a search
+                # the node listens, so only this connection broke: try this node again before the next candidate,
+                # because a vote cannot be withdrawn during a search
                 await asyncio.sleep(0.02)
             raise AssertionError
 
@@ -555,18 +577,21 @@ class CoordinatorClient:
         return None
 
     async def _vote_for(self, search: _Search, node: int, dialled: wire.Connection) -> c.ToAgent | None:
-        """Vote for `node`. Returns its first message as coordinator. If `node` names another coordinator, returns that
-        coordinator's first message. Returns None without either."""
+        """Vote for `node`. Returns the first message of `node` as coordinator. If `node` names another coordinator,
+        returns the first message of that coordinator. Returns None if neither `node` nor the other coordinator sends a
+        message."""
         hold_s = search.left_s + (_HOLD - _SEARCH) * self._lease_s
-        if self._settings.listen is not None:  # a long search must regularly dial the other candidates again
+        if self._settings.listen is not None:
+            # wait only one lease, so that other candidates are tried regularly in a long search
             hold_s = min(search.left_s, self._lease_s)
         first = await self._first_message(search, node, dialled, hold_s)
-        self._may_return &= first is not None  # if no answer came, `node` may still count this vote
+        # if `node` has not answered, it may still count this vote, so this node must not return to the lost coordinator
+        self._may_return &= first is not None
         return await self._resolve(search, node, first)
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return `first`, the first message of `node`. If `first` names another coordinator, return that coordinator's
-        first message instead."""
+        """Return the first message of the coordinator. `first`: first message of `node`. If `first` names another node
+        as coordinator, connect to that coordinator, and return the coordinator's first message."""
         if not _names_another(first, node):
             return first
         self._close_connection()
@@ -578,13 +603,15 @@ class CoordinatorClient:
             self._close_connection()
             return None
         if is_former and (answer is None or isinstance(answer, c.StopNode)):
-            await asyncio.sleep(self._lease_s * _DIAL_FORMER)  # slow down: the next vote may get the same answer
+            # wait a moment before the next vote, which may get the same answer
+            await asyncio.sleep(self._lease_s * _DIAL_FORMER)
         return self._unless_refused(answer) if is_former else answer
 
     async def _first_message(
         self, search: _Search, node: int, dialled: wire.Connection, limit_s: float
     ) -> c.ToAgent | None:
-        """Send the handshake on `dialled`. Returns the first message of `node`; None if none arrives in time."""
+        """Send the handshake to `node` over the connection `dialled`. Returns the first message of `node`, or None if
+        no message arrives in time."""
         self._use(dialled)
         search.reached.add(node)
         self._send_own_handshake(dialled[1])
@@ -600,12 +627,12 @@ class CoordinatorClient:
 
 
 def _names_another(first: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
-    """Return whether `first` is the news of `node` that another node coordinates."""
+    """Return whether `first` is a `JobNews` message from `node` that names another node as the coordinator."""
     return isinstance(first, c.JobNews) and first.coordinator != node
 
 
 def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:
-    """Cancel all connection attempts, and close the connections that were made."""
+    """Cancel all pending connection attempts, and close connections that were made."""
     for dialling in dials:
         dialling.add_done_callback(_close)
         dialling.cancel()

@@ -1,4 +1,4 @@
-"""Events about copies of snapshots to other tiers, and the upload of the newest step when a job ends."""
+"""Reports the progress of copying snapshots to other tiers, and uploads the newest step when a job ends."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _WATCH_S = 1.0
-"""Seconds between two checks for a new checkpoint in a durable tier."""
+"""Number of seconds between two checks whether a durable tier has a new checkpoint."""
 _WATCH_ALL = 5
-"""Every fifth check reports all changes; other checks report only durable steps and failures."""
+"""Every fifth check reports all changes of copies. The four checks between report only new steps and failures of
+durable tiers."""
 _PROGRESS_S = 2.0
-"""Seconds between two progress reports of the last upload."""
+"""Number of seconds between two progress reports while the last step is uploaded."""
 
 
 class Break(Protocol):
-    """A function that reports that this node cannot continue."""
+    """Type of a function that reports to the coordinator that this node cannot continue."""
 
     def __call__(self, why: str, *, code: str = ...) -> None: ...
 
 
 class CopyMonitor:
-    """Reports copies of snapshots to other tiers as events."""
+    """Writes events about the copying of snapshots to other tiers."""
 
     def __init__(self, ask: Ask, event: Callable[..., None], break_node: Break) -> None:
         self._ask, self._event, self._break = ask, event, break_node
         self._known: dict[str, dict[str, Any]] = {}
 
     async def watch(self) -> None:
-        """Report changes of copies until the memory server is gone for good."""
+        """Report changes of copies (see `tell`) periodically, until the memory server has ended for good."""
         with contextlib.suppress(OSError, JobFailedError):
             for look in itertools.count(1):
                 await asyncio.sleep(_WATCH_S)
                 await self.tell(all_changes=look % _WATCH_ALL == 0)
 
     async def tell(self, *, all_changes: bool = True) -> None:
-        """Report changes of copies since the last call, and write failures to this node's log.
+        """Write events about copies that have changed since the last call, and write failures to this node's log.
 
         Args:
-            all_changes: whether to report all changes. If false, report only new steps and failures of durable tiers:
-                the event log needs those soon, since a job may end at any moment. Copies on peers change with each
-                step.
+            all_changes: whether to report all changes, or only new steps and failures of durable tiers, which the event
+                log needs soon. Copies to peers change with each step, and so are reported less often.
         """
         for status in (await self._ask(r.Status())).copying:
             fields = _event_fields(status)
@@ -69,7 +69,7 @@ class CopyMonitor:
 
 
 def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
-    """Return the newest step in a durable tier, and the number of failed copies. The job's report needs both."""
+    """Return the newest step in a durable tier, and the number of failed copies, which the job's report contains."""
     return fields.get("newest_step"), fields.get("failed", 0)
 
 
@@ -80,11 +80,12 @@ def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
 
 
 class LastStep:
-    """This node's part of the upload of the newest step. All nodes first report their snapshots to the coordinator,
-    which then names the save to upload.
+    """Uploads this node's part of the newest step when the job ends. All nodes first report their snapshots to the
+    coordinator, which then sends the id of the save to upload.
 
     Args:
-        tell, event: messages and events for the coordinator.
+        tell: function that sends a report to the coordinator.
+        event: function that sends an event to the coordinator.
     """
 
     def __init__(
@@ -98,28 +99,31 @@ class LastStep:
         self._named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def name(self, save_id: str) -> None:
-        """Set the id of the newest snapshot that every rank has; empty if there is none."""
+        """Record which save to upload. `save_id`: id of the newest save that every rank has; empty if no save exists on
+        every rank."""
         if not self._named.done():
             self._named.set_result(save_id)
 
     async def upload(self, ranks: Collection[int], limit_s: float) -> None:
-        """Upload this node's part for at most `limit_s` seconds, then report whether any of it is left.
+        """Upload this node's part of the newest step for at most `limit_s` seconds, and report to the coordinator
+        whether the upload is complete.
 
         Args:
             ranks: ranks of this node, whose processes have ended.
 
         Raises:
-            OSError, JobFailedError: the memory server is gone.
+            OSError, JobFailedError: the memory server has ended.
         """
         named = self._named = asyncio.get_running_loop().create_future()
         until = time.monotonic() + limit_s
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                # wait for the ranks' last saves, which may not be sealed yet
+                # list the snapshots only after the last saves of the ranks are complete
                 self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
                 save_id = await named
-        except TimeoutError:  # a node has not reported its snapshots: upload only scheduled ones
+        except TimeoutError:
+            # some node has not reported its snapshots, so no save was chosen: upload only the snapshots that are due
             pass
         while True:
             left_s = until - time.monotonic()
@@ -135,6 +139,7 @@ class LastStep:
         self._tell(c.Uploaded())
 
     async def finish_due(self, limit_s: float) -> None:
-        """Wait for running uploads, when the job continues without this node."""
+        """Wait until uploads that are due have ended, for at most `limit_s` seconds. Called when the job continues
+        without this node."""
         await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
         await self.copies.tell()

@@ -1,4 +1,5 @@
-"""The election: a listener for other agents' votes, and the coordinator if this node's agent is elected."""
+"""The listener to which other agents connect to vote for this node, and the coordinator that this node runs if it is
+elected."""
 
 from __future__ import annotations
 
@@ -29,13 +30,14 @@ from hyperpod_ext.runtime.membership.quorum import may_take_over
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _UNPROVEN = 1024
-"""Lowest limit for simultaneous connections that have not yet proved that they know the secret."""
+"""Limit for simultaneous connections whose peers have not yet proved that they have the job's secret. Large jobs have a
+higher limit."""
 _LOOK_S = 0.2
-"""Seconds between two checks for another coordinator."""
+"""Number of seconds between two checks whether another node is the coordinator."""
 _OTHER_FILES = 1024
-"""Number of open files of an agent, not counting connections of other agents."""
+"""Number of open files that an agent needs, not counting the connections of other agents."""
 _WHERE = "coordinator.json"
-"""File in the run directory with the coordinator's address."""
+"""Name of the file in the run directory that contains the coordinator's address."""
 
 
 class Serves(Protocol):
@@ -66,11 +68,11 @@ class KnowsJob(Protocol):
 
 
 def places_for(nodes: int) -> int:
-    """Return the limit for simultaneous connections that have not yet proved that they know the secret. Raises this
-    process's limit of open files for them.
+    """Return the limit for simultaneous connections whose peers have not yet proved that they have the job's secret.
+    Also raises the limit of open files of this process to allow this number of connections.
 
-    All agents of `nodes` nodes, spares included, may connect at once, each of them twice, in addition to foreign
-    clients.
+    The agents of all `nodes` nodes, including spares, may connect at the same time, and each of them twice, in addition
+    to unknown clients.
     """
     places = max(_UNPROVEN, 2 * nodes)
     allow_open_files(unproven.FILES_A_PLACE * places)
@@ -83,13 +85,14 @@ def places_for(nodes: int) -> int:
 
 
 class ElectionListener:
-    """Listens for agents of the job, and passes them to this node's coordinator. Without a coordinator here, each agent
-    counts as a vote for this node.
+    """Accepts connections from agents of the job, and passes them to the coordinator on this node. If no coordinator
+    runs on this node, each connected agent counts as a vote for this node.
 
     Args:
-        places: limit for simultaneous unproven connections (see `places_for`).
-        encrypted: whether agents use TLS.
-        succeeded: whether the job has succeeded. Agents that connect then receive the end of the job.
+        places: limit for simultaneous unauthenticated connections (see `places_for`).
+        encrypted: whether agents connect with TLS.
+        succeeded: whether the job has ended successfully. After a successful end, agents that connect receive the
+            message that the job has ended.
     """
 
     def __init__(
@@ -103,20 +106,21 @@ class ElectionListener:
     ) -> None:
         self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
         self.client: KnowsJob | None = None
-        """This node's connection to the coordinator."""
-        # keep the task, not the connection: asyncio breaks if a connection is closed in the middle of a TLS handshake
+        """Client of the coordinator on this node, from which this listener knows the current coordinator."""
+        # store the task instead of the connection, because asyncio fails if a connection is closed during a TLS
+        # handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._released = asyncio.Event()
-        """Set when voters must stop waiting."""
+        """Event that is set when voters must stop waiting for this node."""
         self.votes: dict[int, c.AgentHandshake] = {}
-        """Handshakes of the nodes that wait for this node to coordinate, by node."""
+        """Maps each node that votes for this node, and waits for it to become the coordinator, to its handshake."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
 
     async def open(self, host: str, port: int) -> None:
-        """Listen for agents. Port 0 selects a free port.
+        """Start to accept connections from agents. Port 0 selects a free port.
 
         Raises:
             OSError: the port is taken.
@@ -124,17 +128,18 @@ class ElectionListener:
         self.address = (host, await self._listener.listen_tcp(host, port))
 
     def lead_to(self, coordinator: Serves) -> None:
-        """Pass agents, including waiting voters, to `coordinator` from now on."""
+        """Pass agents that connect, and voters that are waiting, to `coordinator` from now on."""
         self._coordinator = coordinator
         self.release_voters()
 
     async def wait_for_majority(
         self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
     ) -> bool:
-        """Wait until a majority of `members` votes for node `me`. Returns whether it did within `timeout_s`.
+        """Wait until the nodes that vote for node `me` are a majority of `members`, for at most `timeout_s` seconds.
+        Returns whether there is a majority.
 
         Args:
-            gone: returns the nodes that are gone for good; they do not count as members.
+            gone: function that returns the nodes that are gone for good, and so are not counted as members.
         """
 
         def enough() -> bool:
@@ -148,11 +153,11 @@ class ElectionListener:
         return True
 
     async def look_again(self) -> None:
-        """Count the votes again after more nodes were reported gone for good."""
+        """Count the votes again, because more nodes may be known to be gone for good."""
         await self._change(lambda: None)
 
     def release_voters(self) -> None:
-        """Release waiting voters, because this node or another now coordinates."""
+        """Let voters stop waiting, because this node or another node is the coordinator now."""
         self._released.set()
         self._released = asyncio.Event()
 
@@ -170,7 +175,7 @@ class ElectionListener:
         if (first := await wire.read(reader)) is None:
             return
         try:
-            first = checked_version(first, "this node's agent", "the one that reached it")
+            first = checked_version(first, "this node's agent", "the agent that connected")
             if first.get("type") == name_of(c.AskNumber, "type"):
                 answer = await self._number(read(c.AskNumber, first, "question"))
                 writer.write(wire.encode(encode(answer)))
@@ -182,7 +187,8 @@ class ElectionListener:
             writer.write(wire.encode(encode(c.StopNode(why=str(error), hint=""))))
             await writer.drain()
             return
-        if self._succeeded:  # the agent got its place just before the end of the job, or has missed the end
+        if self._succeeded:
+            # the agent joined the job just before the job ended, or has missed the message about the end
             writer.write(wire.encode(encode(c.EndJob(state="succeeded", grace_s=-1.0))))
             await writer.drain()
             return
@@ -196,7 +202,8 @@ class ElectionListener:
             reading.cancel()
 
     async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
-        if asked.listens is not None and self.client is not None:  # the former agent at this address is gone
+        if asked.listens is not None and self.client is not None:
+            # a new agent at this address shows that the former agent at this address has ended
             self.client.know_gone([asked.listens[0]], replaced=True)
         news, coordinator = self._news, self._coordinator
         node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
@@ -206,7 +213,8 @@ class ElectionListener:
     async def _hold_vote(
         self, handshake: c.AgentHandshake, reading: asyncio.Task[wire.Message | None], writer: asyncio.StreamWriter
     ) -> None:
-        """Count a vote until this node coordinates, the connection closes, or the voter sends another message.
+        """Count a vote for this node until this node becomes the coordinator, the connection closes, or the voter sends
+        another message.
 
         If another node coordinates, answer with this node's `JobNews`, even if the voter has lost that coordinator.
         """
@@ -232,11 +240,12 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether this node knows a coordinator that the voter lacks. Such a coordinator is newer, or is the
-        voter's lost one and has sent this node a message since the vote arrived.
+        """Return whether this node is connected to a coordinator to which the voter should connect. The coordinator may
+        be newer than the coordinator that the voter has lost. The voter should also connect to its lost coordinator
+        again, if that coordinator has sent this node a message since the vote arrived.
 
         Args:
-            arrived: arrival time of the vote, from `time.monotonic()`.
+            arrived: time at which the vote arrived, as value of `time.monotonic()`.
         """
         if self.client is None or not self.client.has_coordinator:
             return False
@@ -255,20 +264,21 @@ class ElectionListener:
 
 
 class Leadership:
-    """Runs the coordinator on this node: on node 0 from the start, on another node when it is elected."""
+    """Runs the coordinator in this node's agent: on node 0 from the start of the job, and on any other node if it is
+    elected."""
 
     def __init__(self, settings: NodeSettings) -> None:
         config = settings.config
         self._settings = settings
         self._others = itertools.cycle(settings.others)
         self.coordinator: Coordinator | None = None
-        """The coordinator; None while another node coordinates."""
+        """The coordinator that runs on this node; None if it runs on another node."""
         self._log_upload: LogUpload | None = None
         places = places_for(config.most_nodes + config.spares)
         self.election = ElectionListener(settings.secret, self._broke, places, encrypted=config.encrypted)
 
     async def begin(self) -> None:
-        """Start the first coordinator of the job.
+        """Start the first coordinator of the job on this node.
 
         Raises:
             ConflictError: the port is taken.
@@ -279,7 +289,7 @@ class Leadership:
         self._lead(Coordinator.first(settings.config, settings.node, settings.run_dir, port))
 
     async def listen(self, host: str, port: int) -> None:
-        """Listen for other agents.
+        """Start to accept connections from other agents.
 
         Raises:
             ConflictError: the port is taken.
@@ -293,24 +303,25 @@ class Leadership:
             ) from error
 
     def take_over(self, own: c.AgentHandshake, votes: list[c.AgentHandshake], gone: frozenset[int]) -> None:
-        """Replace a lost coordinator, after an election.
+        """Start a coordinator on this node, which replaces a lost coordinator after an election.
 
         Args:
             own: handshake of this node's agent.
-            votes: handshakes of the voters.
+            votes: handshakes of the agents that voted for this node.
             gone: nodes that are gone for good.
         """
         settings = self._settings
         self._lead(Coordinator.successor(settings.config, settings.node, settings.run_dir, own, votes, gone))
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the coordinator's address. A node that joins a running job reads the address from the run
-        directory."""
+        """Return the address at which to look for the coordinator. An agent that joins a running job reads the address
+        from the run directory."""
         settings = self._settings
         if settings.others:
             return next(self._others)
         if settings.rejoin:
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # the file is missing or incomplete
+            # if the file is missing or invalid, use the address in the settings
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
                 return str(host), int(port)
         return settings.host, settings.port
@@ -333,8 +344,8 @@ class Leadership:
             self._log_upload = LogUpload(coordinator.events.path, place, self._settings.node)
 
     def _write_address(self) -> None:
-        """Write the coordinator's address for agents that join later. An error is only logged, because running agents
-        do not need the file."""
+        """Write the coordinator's address to a file, for agents that join later. An error is only logged, because
+        running agents do not need this file."""
         path = self._settings.run_dir / _WHERE
         try:
             write_atomically(path, json.dumps({"address": self.election.address}) + "\n")

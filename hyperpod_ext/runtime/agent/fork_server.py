@@ -1,15 +1,17 @@
-"""The fork server: a process that imports all modules once, and forks workers in milliseconds.
+"""The fork server: a process that imports all modules once, and can then fork workers within milliseconds.
 
-Imports take most of the time of a worker's restart. The fork server and its agent communicate over an inherited socket:
-the agent sends a JSON line for each new worker, and receives a JSON line with the process id. Workers are forked twice,
-so that their parent is the agent (a subreaper) and not the fork server. A warm spare, if kept, becomes the worker
-instead.
+Without a fork server, imports would take most of the time of a worker's restart. The fork server and its agent
+communicate over an inherited socket: the agent sends a JSON line for each new worker, and receives a JSON line with the
+process id. Each worker is forked by an intermediate process that ends at once, so that the worker becomes a child of
+the agent (a subreaper) and not of the fork server. If a warm spare (a forked process with a CUDA context) is ready, it
+becomes the worker instead.
 
-A child of a process that has initialized CUDA cannot use a GPU, so a module that initializes CUDA on import is refused
-by name. A child of a process with threads may hang at a lock that a thread held, so a module that starts a thread on
-import is left to the workers: the fork server starts again without the module.
+If a process has initialized CUDA, its forked children cannot use a GPU. So if a module initializes CUDA on import, the
+fork server fails with an error that names the module. If a process has several threads, its forked children may hang at
+a lock that another thread held. So if a module starts a thread on import, the fork server restarts without this module,
+and each worker imports the module itself.
 
-Arguments: the agent's process id, the socket's descriptor, and the modules to import.
+Command-line arguments: the agent's process id, the file descriptor of the socket, and the modules to import.
 """
 
 from __future__ import annotations
@@ -40,32 +42,35 @@ from hyperpod_ext.runtime.ipc.declared import build_all
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _OURS = (
-    "hyperpod_ext.runtime.training.loop",  # imports all modules that a worker needs
+    "hyperpod_ext.runtime.training.loop",  # this module imports all other modules that a worker needs
     "awscrt.checksums",
 )
 _DRIVER = "libcuda.so.1"
 _LEFT_OUT = "HPX_NOT_PRELOADED"
-"""Environment variable with the reasons why modules are not preloaded, one per line. The fork server sets the variable
-before it executes itself again."""
+"""Environment variable that contains, one per line, the reasons why modules are not imported in advance. The fork
+server sets this variable before it restarts itself without these modules."""
 _BEGINS_S = 0.05
-"""Seconds within which a new Python thread runs its first instruction."""
+"""Number of seconds within which a new Python thread surely runs its first instruction."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Variable that makes `torch.cuda.is_available()` use NVML instead of CUDA. Some modules call it on import."""
+"""Environment variable that makes `torch.cuda.is_available()` use NVML instead of CUDA. Some modules call
+`is_available` on import, and imports in the fork server must not initialize CUDA."""
 
 _READY = b"r"
 _ROOM = 1 / 16
-"""Share of a GPU's memory that must stay free for the job after a spare has made its context."""
+"""Share of a GPU's memory that must still be free after a warm spare has created its CUDA context."""
 Fork = Callable[[Callable[[], NoReturn]], int]
-"""Runs a function in a child of the agent, and returns the child's process id."""
+"""Function that runs another function in a new child process of the agent, and returns the child's process id."""
 
 
 def main() -> None:
     lose_unwritable_output()
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C signals the whole process group, Slurm the whole step
-        signal.signal(signum, signal.SIG_IGN)  # the agent handles these signals, and stops this process
-    os.environ.setdefault(_NVML_CHECK, "1")  # workers inherit the variable, which is correct for them too
+    # ignore the signals that Ctrl-C and Slurm send to all processes: the agent handles them, and stops the fork server
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+    # workers inherit this variable, which is also right for them
+    os.environ.setdefault(_NVML_CHECK, "1")
     notes = os.environ.pop(_LEFT_OUT, "").splitlines()
     preloaded = preload(sys.argv[3:])
     if module := preloaded.get("threaded"):
@@ -81,7 +86,8 @@ def main() -> None:
 
 
 def _begin_again(line: int, modules: Sequence[str]) -> NoReturn:
-    """Execute this program again in this process, which ends its threads, and preload only `modules`."""
+    """Restart this program in the same process with exec, which ends all threads. The new program imports only
+    `modules` in advance."""
     os.set_inheritable(line, True)
     arguments = [sys.argv[1], str(line), *modules]
     os.execv(sys.executable, [sys.executable, "-m", "hyperpod_ext.runtime.agent.fork_server", *arguments])
@@ -103,10 +109,12 @@ def _answer(order: dict[str, Any], spares: WarmSpares, agent_pid: int) -> dict[s
 
 
 def preload(modules: Iterable[str]) -> dict[str, Any]:
-    """Import `modules`, and the modules that every worker needs.
+    """Import `modules`, then the modules that every worker needs.
 
-    Returns the seconds under `ready`, with `notes` on modules that loaded only a small part. On failure returns a
-    message under `error`. If a module started a thread on import, its name is under `threaded`.
+    On success, the returned dict has the keys `ready` (number of seconds that the imports took) and perhaps `notes`
+    (sentences on packages that loaded only a small part). On failure, the returned dict has the key `error` (the error
+    message). If a module started a thread on import, the returned dict also has the key `threaded` (the name of that
+    module).
     """
     began = time.monotonic()
     notes, threads, tasks = [], set(sys._current_frames()), _tasks()
@@ -124,20 +132,23 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
             return {"error": _started_thread(module, started.pop()), "threaded": module}
         if note := loads_later(module, loaded):
             notes.append(note)
-    importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()  # the module needs torch
+    # import these modules by name, because they import torch
+    importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()
     importlib.import_module("hyperpod_ext.runtime.torch_requirements.private_names").look_up_loaded()
     build_all()
-    # keep inherited memory pages shared: the garbage collector must not write to them
+    # freeze all objects, so that the garbage collector of a worker does not write to memory pages shared with the fork
+    # server
     gc.collect()
     gc.freeze()
     return {"ready": time.monotonic() - began} | ({"notes": notes} if notes else {})
 
 
 def load(name: str) -> Any:
-    """Import a module or an attribute of a module. For example, `trl.GRPOTrainer` loads that part of a lazy package.
+    """Import a module, or load an attribute of a module. For example, loading `trl.GRPOTrainer` imports the modules
+    that this attribute of a lazy package needs.
 
     Raises:
-        ImportError: `name` is neither a module nor an attribute.
+        ImportError: `name` is neither a module nor an attribute of a module.
     """
     try:
         return importlib.import_module(name)
@@ -152,12 +163,13 @@ def load(name: str) -> Any:
 
 
 def _tasks() -> int:
-    """Return the number of threads of this process, including those not started by Python."""
+    """Return the number of threads of this process, including threads that were not started by Python."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def loads_later(name: str, loaded: Any) -> str:
-    """Return a sentence about a package that loads most of its parts on first use; empty for any other module."""
+    """Return a warning if the package `loaded` loads most of its attributes only on first use; empty for any other
+    module."""
     if not isinstance(loaded, ModuleType):
         return ""
     public = [each for each in dir(loaded) if not each.startswith("_")]
@@ -174,32 +186,33 @@ def _started_thread(module: str, ident: int) -> str:
     names = {each.ident: each.name for each in threading.enumerate()}
     return (
         f"the import of {module!r}, which restart.preload names, started the thread {names.get(ident, ident)!r}. A "
-        "worker that is forked while it runs may hang at a lock that the thread held."
+        "worker that is forked while this thread runs may hang at a lock that the thread held."
     )
 
 
 def _initialized_by(module: str) -> str:
     return (
         f"the import of {module!r}, which restart.preload asks for, initialized CUDA. A worker that is forked after "
-        "that cannot use its GPU. Remove the module from restart.preload, or have it use CUDA no earlier than in the "
+        "that cannot use its GPU. Remove the module from restart.preload, or let it use CUDA only in the "
         "training function."
     )
 
 
 def cuda_is_initialized() -> bool:
-    """Return whether this process has initialized CUDA. Open device files do not prove it: NVML opens the same devices,
-    and a process that has used only NVML can still be forked."""
+    """Return whether this process has initialized CUDA. Open device files do not show that CUDA was initialized,
+    because NVML opens the same files, and a process that has used only NVML can still fork workers."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-    except OSError:  # the driver is not loaded
+    except OSError:  # the CUDA driver library is not loaded
         return False
     count = ctypes.c_int(0)
-    return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0  # fails with CUDA_ERROR_NOT_INITIALIZED before cuInit
+    # before cuInit, cuDeviceGetCount fails with CUDA_ERROR_NOT_INITIALIZED
+    return int(driver.cuDeviceGetCount(ctypes.byref(count))) == 0
 
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:
-    """Call `run` in a grandchild process. The agent adopts it, because its parent ends at once. Returns the process
-    id."""
+    """Call `run` in a grandchild process, and return the grandchild's process id. The intermediate process ends at
+    once, so the grandchild becomes a child of the agent."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -229,10 +242,11 @@ class _Spare:
 
 
 class WarmSpares:
-    """Processes with a CUDA context, each ready to become the next worker of its local rank.
+    """The warm spares: processes that have a CUDA context, each of which can become the next worker of its local rank.
 
-    A context takes 0.15 s and 684 MiB on an H200. A spare is forked while the job trains, and ends if its GPU has too
-    little free memory. Measurements on a GPU: docs/gpu.md, "Warm spares".
+    On an H200, creating a CUDA context takes 0.15 s and 684 MiB of GPU memory. A warm spare is forked while the job
+    trains, and ends if its GPU has too little free memory. docs/gpu.md has measurements on a GPU, in the section "Warm
+    spares".
     """
 
     def __init__(self, fork: Fork, agent_pid: int) -> None:
@@ -240,7 +254,8 @@ class WarmSpares:
         self._spares: dict[int, _Spare] = {}
 
     def keep(self, local_ranks: list[int]) -> list[int]:
-        """Start a spare for each local rank without one, if this node has a GPU. Returns the new process ids."""
+        """Start a warm spare for each local rank that has no warm spare, if this node has a GPU. Returns the process
+        ids of the new warm spares."""
         if not self._gpus:
             return []
         for local_rank in [*self._spares]:
@@ -254,22 +269,22 @@ class WarmSpares:
         return _count_gpus()
 
     def take(self, order: dict[str, Any]) -> int | None:
-        """Send the order to the spare of its local rank, which becomes the worker. Returns the spare's process id; None
-        if no
-        spare is ready."""
+        """Send an order for a worker to the warm spare of the same local rank, which becomes the worker. Returns the
+        process id of the warm spare; None if no warm spare is ready."""
         local_rank = int(order["env"]["LOCAL_RANK"])
         spare = self._spares.get(local_rank)
         if spare is None or _peeked(spare) != _READY:
             return None
         del self._spares[local_rank]
-        with spare.line, contextlib.suppress(OSError):  # an error means that the spare has ended
+        with spare.line, contextlib.suppress(OSError):  # an OSError means that the warm spare has ended
             spare.line.recv(len(_READY))
             spare.line.sendall(json.dumps(order).encode() + b"\n")
             return spare.pid
         return None
 
     def forget(self) -> None:
-        """Close the sockets of all spares in a forked child, because the spares belong to the fork server."""
+        """Close this process's copies of the sockets to all warm spares. Called in a forked child, because only the
+        fork server itself uses these sockets."""
         for spare in self._spares.values():
             spare.line.close()
         self._spares.clear()
@@ -289,22 +304,22 @@ class WarmSpares:
 
 
 def _count_gpus() -> int:
-    """Count GPUs, up to 255, in a child process. torch uses NVML, which leaves a thread and open devices behind, and a
-    process that forks should have neither."""
+    """Return the number of GPUs, at most 255. A child process counts the GPUs, because torch uses NVML, which leaves a
+    thread and open device files behind, and the fork server should have neither."""
     pid = os.fork()
     if pid == 0:
         try:
             import torch
 
             os._exit(min(torch.cuda.device_count(), 255))
-        except BaseException:  # the child must not continue as the fork server
+        except BaseException:  # the child must never run the fork server's code
             traceback.print_exc()
             os._exit(0)
     return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
 def _peeked(spare: _Spare) -> bytes | None:
-    """Return `_READY`, or b"" if the spare has ended, or None if the spare is not ready yet."""
+    """Return `_READY` if the warm spare is ready, b"" if it has ended, and None if it is not ready yet."""
     try:
         return spare.line.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -314,7 +329,8 @@ def _peeked(spare: _Spare) -> bytes | None:
 
 
 def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
-    """Make a CUDA context, wait for an order, and become the ordered worker. Exits when the fork server ends."""
+    """Run a warm spare in this process: create a CUDA context, wait for an order, and become the worker of that order.
+    The process exits if the fork server ends."""
     worker.close_inherited(kept=line.fileno())
     worker.wait_adopted(agent_pid)
     die_with_parent(agent_pid)
@@ -324,7 +340,8 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
             line.sendall(_READY)
             with line.makefile("rb") as orders:
                 order = orders.readline()
-    except Exception as error:  # the worker is then forked without a spare, and reports the error if it persists
+    except Exception as error:
+        # a worker that is forked later reports this error if it persists
         sys.stderr.write(f"the warm spare of local rank {local_rank} ended: {error}\n")
     if not order.endswith(b"\n"):
         os._exit(0)
@@ -333,10 +350,12 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
 
 
 def _make_context(local_rank: int) -> bool:
-    """Make a CUDA context. Returns whether the GPU then has enough free memory for the job."""
+    """Create a CUDA context on the GPU of `local_rank`. Returns whether the GPU still has enough free memory for the
+    job."""
     import torch
 
-    torch.cuda.set_device(local_rank % torch.cuda.device_count())  # the same device as for the worker
+    # use the same device as the worker will use
+    torch.cuda.set_device(local_rank % torch.cuda.device_count())
     torch.cuda.current_blas_handle()
     free, total = torch.cuda.mem_get_info()
     if free < _ROOM * total:

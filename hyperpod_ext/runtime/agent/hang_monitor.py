@@ -1,5 +1,5 @@
-"""The hang monitor of a node reads the workers' heartbeats and times steps. The monitor kills a hung worker after the
-worker has written its stacks."""
+"""The hang monitor of a node: reads the heartbeats of the node's workers, compares them with the usual duration of
+steps, and reports stalls. A hung worker is made to write its stack traces, and is then killed."""
 
 from __future__ import annotations
 
@@ -26,44 +26,45 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
 _AFTER_S = 0.01
-"""Seconds after a rank's time limit at which its heartbeat is read."""
+"""Number of seconds after a rank's time limit at which the rank's heartbeat is read again."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
-"""Signals for ordered faults that are injected at once, from outside the process."""
+"""Maps each kind of fault that the agent can inject from outside the worker to the signal that it sends."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MonitoredWorker:
-    """The monitor's record of one worker process."""
+    """What the hang monitor knows about one worker process."""
 
     pid: int
     log: Path
     heartbeat: HeartbeatPage
     step: int = 0
-    """Newest step that the worker has begun, according to its reports."""
+    """Newest training step that the worker has begun, according to its reports."""
     collectives: int = 0
-    """Number of collectives in the newest heartbeat."""
+    """Number of collectives that the worker has begun, according to its newest heartbeat."""
     collectives_at: float = 0.0
-    """When the number of collectives last changed."""
+    """Time at which `collectives` last changed, on the monotonic clock."""
     steps: int = 0
-    """Number of steps that the worker has made in its generation."""
+    """Number of steps that the worker has made in the current generation."""
     kill_reason: str = ""
-    """Why this agent kills the worker; empty if it does not."""
+    """Reason why this agent is killing the worker; empty if it is not."""
     kind: FaultKind | None = None
-    """Kind of the fault, if the exit status and `kill_reason` do not determine it."""
+    """Kind of fault to report when the worker ends; None to derive it from the exit status and `kill_reason`."""
     place: tuple[int, str] | None = None
-    """Step and phase of the worker when its kill was decided. The worker may run on for a moment."""
+    """Step and phase of the worker at the moment when this agent decided to kill it. The worker may continue for a
+    moment after the decision."""
     ending: asyncio.Task[None] | None = None
 
     @property
     def phase(self) -> str:
-        """Newest phase of the worker; empty before its first phase."""
+        """Name of the worker's current phase; empty before its first phase."""
         reading = self.heartbeat.read()
         return reading.phase.word if reading.marks else ""
 
 
 def _policy_of(config: RuntimeConfig) -> HangPolicy:
-    """Return the job's hang policy. In mode `run`, a script shows no progress during an evaluation, so its limit is at
-    least that of the first step."""
+    """Return the job's hang policy. In mode `run`, the time limit for every step is at least the limit for the first
+    step, because a script may evaluate without showing progress."""
     policy = config.restart.hang
     if not config.restarts_script:
         return policy
@@ -71,11 +72,12 @@ def _policy_of(config: RuntimeConfig) -> HangPolicy:
 
 
 class HangMonitor:
-    """Watches the workers of one node.
+    """Watches the heartbeats of the workers of one node.
 
     Args:
-        workers: returns the node's workers, by rank.
-        tell, event: messages and events for the coordinator.
+        workers: function that returns a map from rank to worker, for the workers of this node.
+        tell: function that sends a report to the coordinator.
+        event: function that sends an event to the coordinator.
     """
 
     def __init__(
@@ -90,19 +92,21 @@ class HangMonitor:
         self._times = StepTimes(self._policy)
         self._pages = 0
         self._living_pages = weakref.WeakSet[HeartbeatPage]()
-        """Heartbeat pages of all workers whose end is not reported yet, and possibly of some ended workers."""
+        """Heartbeat pages of all workers whose end has not been reported yet. Pages of some ended workers may also
+        remain."""
         self._saw_unprotected = False
         self._oom_kills = OomKills()
         self._ordered: set[str] = set()
-        """Names of logged fault orders for ranks of this node."""
+        """Names of the fault orders for ranks of this node that are already in the event log."""
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
-        """Injects an ordered fault of the node."""
+        """Function that injects an ordered fault into this node."""
 
     # --- start, reports and end of workers ------------------------------------------------------
 
     def new_page(self) -> HeartbeatPage:
-        """Return a page for the heartbeat of a new worker."""
-        self._pages += 1  # use a new file, because an earlier page of the rank may still be in use
+        """Create a heartbeat page (a file of shared memory) for a new worker."""
+        # each page gets a new file name, because an earlier page of the rank may still be in use
+        self._pages += 1
         page = HeartbeatPage.create(self._settings.socket_dir / f"node{self._settings.node}.{self._pages}.heartbeat")
         if read_orders(self._settings.run_dir):
             page.order()
@@ -110,7 +114,8 @@ class HangMonitor:
         return page
 
     def heard(self, worker: MonitoredWorker, report: c.Event) -> None:
-        """Record a reported step, or that a worker begins the steps of a generation."""
+        """Record that a worker has made a step (event `step`), or has begun its training loop in a generation (event
+        `begun`)."""
         began = report.fields.get("began")
         if report.event == "begun":
             worker.steps = 0
@@ -119,18 +124,19 @@ class HangMonitor:
             worker.steps += 1
 
     def see_report(self, report: c.ToAgent | c.FromAgent) -> None:
-        """Log an unprotected step before the end of its process is reported, because the job may end with that
+        """Write the event of an unprotected step before a worker's end is reported, because the job may end with that
         report."""
         if isinstance(report, c.Exited | c.Died):
             self._log_unprotected()
 
     def exit_cause(self, worker: MonitoredWorker, status: int, last_log_line: str) -> dict[str, Any]:
-        """Return the cause and place of the end of a worker process, as fields of `Died`."""
+        """Return why and where a worker process has ended, as fields of a `Died` report. `status`: wait status of the
+        process."""
         oom = self._oom_kills.since_last()
         exit_cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line, oom=oom)
         kind = worker.kind or exit_cause.kind
         step, phase = worker.place or (worker.step, worker.phase)
-        # do not use the last log line of a process that exits: it differs each time
+        # for a process that exits, the place does not contain its last log line, which may differ each time
         place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
@@ -146,7 +152,8 @@ class HangMonitor:
                 pause_s = self._look()
 
     def _log_unprotected(self) -> None:
-        """Log, once, the first optimizer step on this node that no checkpoint covers."""
+        """Write an event about the first optimizer step on this node whose changes no checkpoint contains. Only one
+        such event is written."""
         if self._saw_unprotected:
             return
         found = [step for page in self._living_pages if (step := page.unprotected) is not None]
@@ -156,7 +163,7 @@ class HangMonitor:
             self._event("unprotected_step", rank=rank, t=when)
 
     def _heartbeats(self) -> Iterator[tuple[MonitoredWorker, Heartbeat]]:
-        """Yield the workers that have reached the training function, each with its heartbeat."""
+        """Yield each worker that has reached the training function, with its heartbeat."""
         now = time.monotonic()
         for rank, worker in self._workers().items():
             if not (reading := worker.heartbeat.read()).marks:
@@ -167,8 +174,8 @@ class HangMonitor:
             yield worker, Heartbeat.of(rank, reading, quiet_since=since, stopped=stopped, now=now)
 
     def _look(self) -> float:
-        """Check all workers once. Returns the seconds until the next check, which comes earlier than usual if a rank
-        reaches its time limit before."""
+        """Check the heartbeats of all workers once. Returns the number of seconds until the next check, which is
+        shorter than usual if a rank will reach its time limit sooner."""
         pauses = [_LOOK_S]
         for worker, heartbeat in self._heartbeats():
             if worker.kill_reason:
@@ -179,7 +186,8 @@ class HangMonitor:
                 limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
                 if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
-                    return _LOOK_S  # one report is enough, because the coordinator then asks all nodes
+                    # one report is enough, because the coordinator then queries all nodes
+                    return _LOOK_S
                 pauses.append(limit_s - heartbeat.quiet_s + _AFTER_S)
         return min(pauses)
 
@@ -189,8 +197,8 @@ class HangMonitor:
         self._tell(c.Heartbeats(heartbeats=known))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        """Make a hung worker write its stacks, then kill it. The worker's death is reported like any other, with cause
-        `cause`."""
+        """Make a hung worker write its stack traces to its log, then kill it. The death is reported in the usual way,
+        with the cause `cause`."""
         worker = self._workers().get(rank)
         if worker is None or worker.kill_reason:
             return
@@ -223,7 +231,7 @@ class HangMonitor:
                 continue
             at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
             if not at_once:
-                worker.heartbeat.order()  # the worker itself reads the order at its next change of phase
+                worker.heartbeat.order()  # the worker reads the order at its next change of phase
                 if name not in self._ordered:
                     self._ordered.add(name)
                     self._event("fault_ordered", rank=fault.rank, kind=fault.kind, step=fault.step)

@@ -1,4 +1,4 @@
-"""The agent's client of its node's memory server."""
+"""The agent's client for the memory server on the same node."""
 
 from __future__ import annotations
 
@@ -21,53 +21,55 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read
 
 _START_S = 30.0
 _AGAIN_S = 0.2
-"""Seconds after which a request is sent again if its connection broke."""
+"""Number of seconds after which a request is sent again if its connection broke."""
 _PING_S = 3.0
-"""Interval of checks that the server answers."""
+"""Number of seconds between two checks that the server still answers."""
 _MOST_LIMITS = 10
-"""Factor for the time limit of a request that waits for earlier requests of a dead rank."""
+"""Factor by which the time limit is longer for a request that waits for earlier requests of a dead rank."""
 
 
 class Ask(Protocol):
-    """Sends a request to the memory server and returns its answer."""
+    """Type of a function that sends a request to the memory server and returns the answer."""
 
     async def __call__(self, request: Request[A], /) -> A: ...
 
 
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
-"""Requests without a time limit, because they wait for other processes or for storage."""
+"""Types of requests that have no time limit, because the server waits for other processes or for storage."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""Requests that change a setting of the server. The client sends them again to the next server."""
+"""Types of requests that change a setting of the server. If the server is replaced, the client sends the newest of
+these requests to the next server."""
 
 
 def _setting(request: Request[Any]) -> tuple[object, ...] | None:
-    """Return a key for the setting that a request changes; a newer request with the same key replaces it. None if the
-    request changes no setting."""
+    """Return a key for the setting that a request changes, or None if the request changes no setting. A newer request
+    with the same key replaces an older request."""
     if not isinstance(request, _SETTINGS):
         return None
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class AsyncMemoryClient:
-    """Sends each request on its own connection. If the server ends before it answers, sends the request to the next
-    one.
+    """Sends requests to the memory server, each on its own connection. If the server ends before it answers, the client
+    sends the request to the next server.
 
     Args:
-        limit_s: time limit for an answer, in seconds, for requests that do not wait for another process.
+        limit_s: time limit in seconds for the answer to a request that does not wait for another process.
     """
 
     def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
         self._path, self._limit_s = path, limit_s
         self.on_silent: Callable[[str], object] = lambda why: None
-        """Called with a sentence if no answer comes within `limit_s`. The callback must kill the server."""
+        """Function that is called with an explaining sentence if no answer arrives in time, and that must kill the
+        server."""
         self.ended = ""
-        """Why the last server ended; empty while a server runs or another will follow."""
+        """Why the last server has ended; empty while a server runs or another server will follow."""
         self._number = 0
         """Number of the current server, from 0."""
         self._change = asyncio.Event()
-        """Set when the current server has ended."""
+        """Event that is set when the current server has ended. Each server has a new `asyncio.Event` here."""
         self._settings: dict[tuple[object, ...], Request[Any]] = {}
-        """Newest request for each setting, in the order in which the requests were sent."""
+        """Newest request for each setting, in the order in which these requests were sent."""
 
     async def ask(self, request: Request[A]) -> A:
         """Send `request` to the server, and return the answer.
@@ -92,29 +94,31 @@ class AsyncMemoryClient:
                     raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
-            self._settings.pop(setting, None)  # keep the newest request last
+            # remove the former request, so that the newest request is the last one in the dict
+            self._settings.pop(setting, None)
             self._settings[setting] = request
         return answered
 
     async def watch(self) -> None:
-        """Check regularly that the server answers, in order to notice a stopped server."""
+        """Send a request to the server periodically, so that a server that has stopped answering is detected."""
         with contextlib.suppress(JobFailedError):
             while True:
                 await asyncio.sleep(min(_PING_S, self._limit_s / 4))
                 await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
-        """Record that the server has ended. `for_good`: the reason why no other server will follow; else empty."""
+        """Record that the server has ended. `for_good`: if no other server will follow, the reason why the server
+        ended; otherwise empty."""
         self.ended = for_good
         self._number += 1
         self._change.set()
         self._change = asyncio.Event()
 
     async def succeed(self, path: Path) -> list[Declared]:
-        """Send all settings to the new server at `path`, and use that server from now on.
+        """Send all settings to the new server at socket `path`, and use that server from now on.
 
         Returns:
-            The new server's answers; empty if it has ended, too.
+            The new server's answers; empty if the new server has ended, too.
         """
         number, answers = self._number, list[Declared]()
         for request in [*self._settings.values(), r.Held()]:
@@ -126,8 +130,8 @@ class AsyncMemoryClient:
         return answers
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
-        """Return the answer to `request`; None if the server has ended. `number`: number of the server that must
-        answer; None for any."""
+        """Send `request` to the server at `path`, and return the answer; None if the server has ended. `number`: number
+        of the server that must answer; None if any server may answer."""
         line = await self._open(path, number)
         if line is None:
             return None
@@ -137,7 +141,7 @@ class AsyncMemoryClient:
         limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
         slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            # wait in slices, so that a pause of this process does not count as silence of the server
+            # wait in short intervals, so that a pause of this process is not mistaken for a server that does not answer
             while not reading.done() and self._number == asked and slices > 0:
                 await asyncio.wait({reading}, timeout=self._limit_s / 10)
                 slices -= 1
@@ -157,7 +161,8 @@ class AsyncMemoryClient:
         while True:
             try:
                 return await open_unix(path)
-            except (FileNotFoundError, ConnectionRefusedError):  # the server is still starting
+            except (FileNotFoundError, ConnectionRefusedError):
+                # the server is still starting, or has ended
                 if self.ended:
                     raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None
                 if number not in (None, self._number):
@@ -178,7 +183,7 @@ def _read(request: Request[A], answer: wire.Message) -> A:
 
 
 Held = tuple[tuple[c.HeldSnapshot, ...], tuple[c.HeldPiece, ...]]
-"""Snapshots and parity in one node's memory."""
+"""The snapshots and the parity pieces in the memory of one node."""
 
 
 def held_in(answer: r.Snapshots) -> Held:
@@ -187,8 +192,8 @@ def held_in(answer: r.Snapshots) -> Held:
 
 
 async def held_at_last(memory: AsyncMemoryClient, ranks: Collection[int]) -> Held:
-    """Return the snapshots and parity in this node's memory after all requests of `ranks` were processed. The processes
-    of `ranks` must have ended."""
+    """Return the snapshots and parity pieces in this node's memory, after the server has processed all requests of
+    `ranks`. The processes of `ranks` must have ended."""
     if memory.ended:
         return (), ()
     for rank in ranks:

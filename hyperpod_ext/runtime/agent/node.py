@@ -1,4 +1,4 @@
-"""A node of a job: its helper processes, workers, and connection to the coordinator."""
+"""Runs one node of a job: its helper processes, its workers, and its connection to the coordinator."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from hyperpod_ext.runtime.log_rules.rules import LogRule, LogRules, of_spec
 from hyperpod_ext.runtime.log_rules.watch import LogWatch
 
 _MEMORY_SILENT_S = 15.0
-"""Seconds within which a memory server must answer a request that does not wait for another process."""
+"""Number of seconds within which the memory server must answer a request that does not wait for another process."""
 _SOCKET_S = 1.0
-"""Seconds between two checks that the agent's socket exists."""
+"""Number of seconds between two checks that the agent's socket file still exists."""
 _GRACE_S = 5.0
-"""Seconds that other nodes have, after the grace period of the last upload, to report their uploads."""
+"""Number of seconds that other nodes get, after the grace period of the last upload, to report their uploads."""
 
 
 class Node:
@@ -59,7 +59,7 @@ class Node:
             settings, self._leadership.election, self._handshake, self._leadership.take_over
         )
         self._reports = reports = NodeReports(settings.node, self._client, lambda: self._workers.generation)
-        # must be shorter than the hang limit of its ranks
+        # the memory server must answer within less than the hang limit, so that its silence is not taken for hung ranks
         limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)
         memory = AsyncMemoryClient(settings.memory_socket, limit_s)
         self._workers = Workers(settings, memory, tell=reports.tell, event=reports.event, spawn=reports.spawn)
@@ -87,15 +87,14 @@ class Node:
         self.asked_to_leave = False
 
     why_failed = "", ""
-    """Cause and hint of a failed job, from the coordinator's last message."""
+    """Cause and hint of a failed job, from the coordinator's last message; two empty strings unless the job failed."""
 
     async def run(self) -> str:
-        """Run the node. Returns the job's final state: succeeded, failed or cancelled. Returns "left" if the job
-        continues
-        without this node.
+        """Run the node until the job ends. Returns the final state of the job, which is "succeeded", "failed" or
+        "cancelled". Returns "left" if the job continues without this node.
 
         Raises:
-            JobFailedError: this node cannot continue; the job's report has the same message.
+            JobFailedError: this node cannot continue. The job's report contains the same message.
         """
         become_subreaper()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.ask_to_end)
@@ -103,7 +102,7 @@ class Node:
         try:
             return await self._run()
         finally:
-            # no process of this node may outlive the agent, including the memory server
+            # end all processes of this node, including the memory server, because none may outlive the agent
             kill_descendants(os.getpid())
             for path in (self._settings.agent_socket, self._settings.memory_socket, self._settings.next_memory_socket):
                 path.unlink(missing_ok=True)
@@ -111,7 +110,8 @@ class Node:
     async def _run(self) -> str:
         settings, leadership = self._settings, self._leadership
         if interface := settings.config.interface:
-            address_of(interface)  # raise an error before any process is started
+            # check before any process is started that the network interface exists
+            address_of(interface)
         if settings.node == 0 and not settings.rejoin:
             await leadership.begin()
         await self._forks.start(self._prepared and self._prepared.fork_server)
@@ -177,7 +177,7 @@ class Node:
         raise JobFailedError(f"node {self._settings.node}: the coordinator is gone")
 
     async def _next_order(self) -> c.ToAgent | None:
-        """Return the coordinator's next message; None if no coordinator is left.
+        """Return the coordinator's next message; None if the job has no coordinator any more.
 
         Raises:
             JobFailedError: this node cannot continue.
@@ -191,26 +191,28 @@ class Node:
         return reading.result()
 
     async def _save_newest(self, grace_s: float) -> None:
-        """Upload the newest snapshot within the grace period, because the job ended early."""
+        """Upload the newest snapshot within `grace_s` seconds, because the job has failed or was cancelled."""
         if not self._settings.config.checkpoint.durable():
             return
         reading = asyncio.ensure_future(self._read_to_the_end())
-        with contextlib.suppress(OSError, TimeoutError, JobFailedError):  # after an error, older checkpoints remain
+        # an error is ignored here, because the job is ending and its older checkpoints remain
+        with contextlib.suppress(OSError, TimeoutError, JobFailedError):
             async with asyncio.timeout(grace_s + _GRACE_S):
                 await self._orders.save_last(grace_s)
-                # other nodes report their uploads to this coordinator
+                # keep the coordinator running until other nodes have reported their uploads
                 if (coordinator := self._leadership.coordinator) is not None:
                     await coordinator.all_uploaded.wait()
         reading.cancel()
 
     async def _read_to_the_end(self) -> None:
-        """Read the coordinator's messages after the job's end, because the coordinator closes connections that are not
-        read."""
+        """Read the coordinator's messages after the end of the job, because the coordinator closes a connection whose
+        messages are not read."""
         with contextlib.suppress(JobFailedError):
             while (order := await self._client.next()) is not None:
                 if isinstance(order, c.UploadSnapshot):
                     self._last_step.name(order.save_id)
-        self._last_step.name("")  # no coordinator is left that could name a snapshot
+        # stop waiting for a save id, because no coordinator is left that could send one
+        self._last_step.name("")
 
     # --- the socket for workers -----------------------------------------------------------------
 
@@ -220,19 +222,20 @@ class Node:
             await self._mend_socket()
 
     async def _mend_socket(self) -> None:
-        """Create the agent's socket again if it was removed, for example by a cleaner of the temporary directory. After
-        the job's end, the agent removes the socket itself. The memory server checks its own socket in the same way."""
+        """Create the agent's socket file again if it was removed, for example by a program that cleans the temporary
+        directory. After the end of the job, the agent removes the socket file itself. The memory server checks its own
+        socket file in the same way."""
         path = self._settings.agent_socket
         if not self._reports.over and not path.exists():
-            sys.stderr.write(f"hyperpod_ext: {path} was removed, and is made again\n")
+            sys.stderr.write(f"hyperpod_ext: {path} was removed, and is created again\n")
             make_private_folder(path.parent)
             await self._socket.listen_unix(path)
 
     # --- leaving --------------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
-        """Leave the job if other nodes can continue, because SIGTERM may be for this node alone. If other nodes cannot
-        continue, cancel the job."""
+        """Handle SIGTERM, which may have been sent to this node alone. If the job can continue with fewer nodes,
+        request to leave the job, otherwise cancel the job."""
         config = self._settings.config
         leaves = config.elastic is not None or config.restart.policy == "continue"
         if not leaves or self.asked_to_leave or not self._client.connected:
@@ -242,7 +245,8 @@ class Node:
         self._reports.tell(c.Leave())
 
     def _take_notice(self, notice: notices.PreemptionNotice) -> bool:
-        """Leave the job before this node is reclaimed. Returns False if no coordinator is connected."""
+        """Handle a notice that this node will be reclaimed soon: request to leave the job. Returns False if no
+        coordinator is connected, so that the notice must be handled later."""
         if not self._client.connected:
             return False
         if not self.asked_to_leave:

@@ -1,4 +1,4 @@
-"""How a node carries out the orders of the coordinator and of the operator."""
+"""Carries out the orders of the coordinator and of the HyperPod operator on a node."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 
 class Orders:
-    """Carries out the coordinator's orders, and passes orders for workers on to them."""
+    """Carries out the orders of the coordinator, and passes orders for workers on to the workers."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class Orders:
         self._news: c.JobNews | None = None
         self._own_ranks: Collection[int] = ()
         self._peers = r.Peers(peers={}, domains={})
-        """Addresses of other nodes' memory servers."""
+        """Addresses of the memory servers with which this node exchanges copies, as last received."""
         self._restored_from: dict[str, Any] = {}
-        """The job's run id, and the durable tiers that have the step of the current generation."""
+        """Name of the job's run, and URLs of the durable tiers that have the step from which the current generation
+        continues."""
 
     @property
     def ranks(self) -> set[int]:
@@ -74,12 +75,13 @@ class Orders:
             case c.ScheduleSave(kind=kind, step=step):
                 await self._ask(r.ScheduleCopy(kind=kind, step=step))
             case c.AskDurableTiers(exclude=exclude):
-                # run in the background: storage may be slow, and an abort must not wait for it
+                # in the background, because storage may be slow, and a later abort must not wait for it
                 self._reports.spawn(self._report_durable(exclude))
             case c.AskHeartbeats():
                 self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
-                if self._workers.all_live():  # if a worker is dead, the report of its death follows, with more details
+                # if a worker has died, send no answer, because a `Died` report follows
+                if self._workers.all_live():
                     self._reports.tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
                 self._workers.monitor.end(rank, cause)
@@ -88,19 +90,20 @@ class Orders:
             case c.UploadSnapshot(save_id=save_id):
                 self._last_step.name(save_id)
             case c.Heard() | c.JobState() | c.JobStateChange() | c.StopNode() | c.EndJob() | c.Released():
-                pass  # `CoordinatorClient` and `Node` have handled these messages
+                pass  # `CoordinatorClient` or `Node` has already handled these orders
             case _:
                 await self._lead_workers(order)
 
     async def save_last(self, limit_s: float) -> None:
-        """Kill all workers, and upload the newest step to the durable tiers."""
+        """Kill all workers, then upload the newest step to the durable tiers for at most `limit_s` seconds."""
         ranks = self.ranks
-        self._workers.kill_all()  # afterwards no process writes to the slots
+        self._workers.kill_all()  # so that no process writes snapshots any more
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
-        """Pass `order` on to the workers. An abort is passed on at once, because ranks wait in collectives. Any other
-        order is passed on after the memory server has processed its part."""
+        """Pass `order` on to the workers. An abort is passed on at once, because ranks are waiting in collectives. An
+        order other than an abort is passed on after the memory server has processed the requests that belong to the
+        order."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
@@ -110,7 +113,8 @@ class Orders:
             case c.BeginGeneration() | c.TryNext():
                 await self._begin(order)
             case c.GoOn(step=step):
-                # send the fence only now: until all ranks have this step, a newer one might have been needed
+                # only now may the memory server drop later snapshots: until all ranks had restored this step, they
+                # might have been needed
                 generation = self._workers.generation
                 await self._ask(r.Fence(generation=generation, step=step, **self._restored_from))
                 if self._config.restart.warm_spares:
@@ -120,16 +124,18 @@ class Orders:
         self._workers.send(order)
 
     def _start_all_again(self) -> None:
-        """Replace the workers of all own ranks. A script that resumes by itself keeps no state in a process."""
+        """Replace the worker processes of all ranks of this node. Called only for jobs whose script restores its own
+        state when it starts."""
         for rank in self._own_ranks:
             self._reports.spawn(self._start(self._workers.expect(rank)))
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        self._workers.generation = order.generation  # the first generation is above all generations of earlier runs
+        # the number of the first generation is higher than the numbers of all earlier runs
+        self._workers.generation = order.generation
         self._restored_from = {"run": order.run, "stored": order.decision.stored}
-        # do this now and not at the abort, when saves of departed or dead ranks were still under way
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
+        # send the fence only now: at the time of the abort, saves of departed or dead ranks were still being written
         await self._ask(r.Fence(generation=self._workers.generation, run=order.run))
         if isinstance(order, c.BeginGeneration):
             await self._ask(r.PeerSchedule(step=order.peer_step))
@@ -151,14 +157,15 @@ class Orders:
         await self._set_peers(self._peers)
 
     async def _set_peers(self, now: c.NodeAssignment | r.Peers) -> None:
-        """Send the peers to the memory server if they have changed. A node without ranks keeps its former peers."""
+        """Send the addresses of peer memory servers to this node's memory server if they have changed. A node without
+        ranks keeps its former peers."""
         before, lost = self._peers, self._news.servers_lost if self._news is not None else 0
         self._peers = r.Peers(peers=now.peers, domains=now.domains, servers_lost=lost, group=now.group)
         if now.peers and self._peers != before:
             await self._ask(self._peers)
 
     async def _prepare(self) -> None:
-        """Prepare this node for its first worker."""
+        """Prepare this node before its first worker starts."""
         checking = asyncio.to_thread(check_tiers, self._config) if self._settings.node == 0 else asyncio.sleep(0)
         await asyncio.gather(self._forks.wait_imported(), checking)
         monitor = self._workers.monitor
@@ -168,19 +175,19 @@ class Orders:
             self._reports.spawn(self._last_step.copies.watch())
 
     async def _start(self, start: Start) -> None:
-        """Start a worker, if this node passes the health checks."""
+        """Start a worker if this node passes the health checks, otherwise report that the node has failed."""
         await self._forks.ready()
         begun = self._workers.generation > 1 or start.world_size is not None
         address = self._client.own_address
         health = await examine_until_fit(HealthContext(self._config, self._settings.run_dir, address, begun=begun))
         if health.unhealthy:
             self._reports.event("unhealthy", problems=health.unhealthy, seconds=health.seconds)
-            self._reports.fail(f"it is not fit for a worker: {health.sentence()}", lost=True)
+            self._reports.fail(f"it cannot run a worker: {health.sentence()}", lost=True)
             return
         await self._forks.fork(partial(self._workers.start, start))
 
     async def _decommission(self) -> None:
-        """Kill all workers, because other nodes now have their ranks, and report the snapshots in this node's
+        """Kill all workers, because their ranks are now on other nodes, and report the snapshots in this node's
         memory."""
         ranks = self._workers.ranks
         self._workers.kill_all()
@@ -200,7 +207,8 @@ class Orders:
 
 
 class Operator:
-    """Carries out orders of AWS's operator for this node, and sends the newest order to each new coordinator."""
+    """Carries out the orders of the HyperPod operator for this node, and sends the newest order to each new
+    coordinator."""
 
     def __init__(
         self, client: CoordinatorClient, workers: Workers, memory: MemorySupervisor, reports: NodeReports
@@ -208,18 +216,17 @@ class Operator:
         self._client, self._workers, self._memory, self._reports = client, workers, memory, reports
         self._order: c.HoldTraining | c.ResumeTraining | None = None
         self._resumed_in = -1
-        """Term of the coordinator that has received the order to resume."""
+        """Term of the coordinator that has received the order to resume; -1 if no coordinator has received it."""
         self._limit: asyncio.TimerHandle | None = None
-        """Timer that kills ranks that have not left their step."""
+        """Timer after which ranks that have not left their step are killed; None if no timer is set."""
 
     def hold(self, limit_s: float | None = None) -> None:
-        """Hold training of the whole job until `resume`. Processes and memory stay.
+        """Put training of the whole job on hold until `resume`. Processes and the snapshots in memory are kept.
 
         Args:
-            limit_s: seconds after which ranks of this node that have not left their step are killed. None if a
-                fault is the
-                reason: then `restart.leave_timeout_s` is the limit, and a job that can train without the missing
-                ranks is not held.
+            limit_s: number of seconds after which ranks of this node that have not left their step are killed. The
+                value is None if the hold is requested because of a fault. A hold for a fault has the time limit
+                `restart.leave_timeout_s`, and is ignored by a job that can train without the missing ranks.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)
@@ -228,14 +235,16 @@ class Operator:
             self._limit = asyncio.get_running_loop().call_later(limit_s, self._workers.end_trainers, why)
 
     async def held(self, limit_s: float) -> None:
-        """Wait at most `limit_s` until this node's ranks are held and their state is copied to the other tiers."""
+        """Wait until all ranks of this node have left their step and their snapshots are copied to the other tiers, for
+        at most `limit_s` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 await self._workers.all_wait()
                 await self._memory.client.ask(r.WaitIdle(timeout_s=limit_s))
 
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
-        """Resume training; an elastic job resumes on `nodes` nodes. `gone`: hosts of nodes that have left the job."""
+        """End this node's hold on training. `nodes`: number of nodes with which an elastic job continues. `gone`: hosts
+        of nodes that have left the job."""
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -246,7 +255,7 @@ class Operator:
         self._reports.tell(self._order)
 
     def repeat(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Send the newest order again if `message` is from a coordinator that may lack the order."""
+        """Send the operator's newest order again if `message` is from a coordinator that may not have received it."""
         if not isinstance(message, c.JobNews) or self._order is None:
             return
         if isinstance(self._order, c.ResumeTraining):
@@ -257,9 +266,9 @@ class Operator:
 
     @property
     def waits_for(self) -> str:
-        """Why this node waits, as a sentence; empty if it does not."""
+        """Sentence that explains why this node waits; empty if it does not wait."""
         return self._client.waits_for
 
     def log_call(self, **fields: Any) -> None:
-        """Write a request of the operator to the job's event log."""
+        """Write an event about a request of the operator. `fields`: fields of the event."""
         self._reports.event("operator_asked", **fields)

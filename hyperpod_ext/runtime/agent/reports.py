@@ -1,4 +1,4 @@
-"""Reports of a node to the coordinator."""
+"""Sends the reports of a node to the coordinator."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.gathered import node_join
 
 _WAIT_S = 0.01
-"""Seconds that the first of several reports waits for the others."""
+"""Number of seconds that the first report of a rank waits for the same report of the node's other ranks."""
 _LAST_WORD_S = 5.0
-"""Seconds that a node that cannot continue waits for the coordinator to end the job."""
+"""Number of seconds that a node that cannot continue waits for the coordinator's order to stop."""
 _FAILED = JobFailedError.__name__
 
 
 class NodeReports:
-    """Sends reports of a node, and runs background tasks. If a background task fails, reports that the node has failed.
+    """Sends the reports of a node, and runs the node's background tasks. If a background task fails, the coordinator
+    receives the report that the node has failed.
 
     Args:
-        generation: returns the generation of the node's workers.
+        generation: function that returns the current generation of the node's workers.
     """
 
     def __init__(self, node: int, client: CoordinatorClient, generation: Callable[[], int]) -> None:
         self._node, self._client, self._generation = node, client, generation
         self.listeners: list[Callable[[c.ToAgent | c.FromAgent], None]] = []
-        """Callbacks for each report and each order of the coordinator."""
+        """Functions that are called with each report of this node and each order of the coordinator."""
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why this node ends without an order; pending while it runs."""
+        """Future with the reason why this node stops without an order of the coordinator; pending while the node
+        runs."""
         self.over = False
         """Whether the job has ended or continues without this node."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report`. A report without a generation, from a worker before its first join, gets the node's
-        generation."""
+        """Send `report` to the coordinator. If a worker has sent the report before its first join, so that the report
+        has no generation, the report gets the generation of the node."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._generation()})
         self.pass_on(report)
@@ -51,17 +53,17 @@ class NodeReports:
         self.tell(c.Event(event=event, t=t, fields={**fields, "node": self._node}))
 
     def pass_on(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Call all listeners with `message`."""
+        """Call all `listeners` with `message`."""
         for listener in self.listeners:
             listener(message)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` as a background task."""
+        """Run `work` as a background task. If the task fails, report that the node has failed."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            # the fork server's exit status is reported elsewhere
+            # the end of the fork server is handled by `ForkSupervisor`
             if error is not None and not isinstance(error, ForkServerEndedError):
                 self.fail(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
@@ -70,11 +72,13 @@ class NodeReports:
         task.add_done_callback(done)
 
     def fail(self, why: str, *, code: str = _FAILED, lost: bool = False) -> None:
-        """Report that this node cannot continue. `lost`: whether a spare node can replace it."""
+        """Report that this node cannot continue. `lost`: whether the job may recover by replacing this node with a
+        spare."""
         self.report_last(c.NodeBroken(cause=why, code=code, lost=lost), why)
 
     def report_last(self, report: c.NodeBroken | c.CancelJob, why: str) -> None:
-        """Send `report`, and end this node if the coordinator does not end the job within a few seconds."""
+        """Send `report`. If the coordinator does not order this node to stop within a few seconds, set `broken` to
+        `why`, so that the node stops by itself."""
 
         def give_up() -> None:
             if not self.broken.done():
@@ -91,12 +95,12 @@ class NodeReports:
 
 
 class Gathering:
-    """Combines the joins of a node's ranks in one message, and likewise their restores. The message is sent once all
-    ranks have reported, or shortly after the first report.
+    """Combines the `Join` reports of a node's ranks into one message, and in the same way their `Restored` reports. The
+    message is sent once all ranks have reported, or shortly after the first report.
 
     Args:
-        send: sends a message to the coordinator.
-        ranks: returns the ranks of this node.
+        send: function that sends a message to the coordinator.
+        ranks: function that returns the ranks of this node.
     """
 
     def __init__(self, send: Callable[[c.FromAgent], None], ranks: Callable[[], Collection[int]]) -> None:
@@ -107,9 +111,9 @@ class Gathering:
         self._disk = c.DiskState()
         self._restored: dict[int, c.Restored] = {}
         self._have_joined: set[int] = set()
-        """Ranks whose join was sent or is about to be sent."""
+        """Ranks whose `Join` report was sent or will be sent soon."""
         self._have_restored: set[tuple[int, int]] = set()
-        """Attempt and rank of each reported restore."""
+        """Attempt and rank of each `Restored` report that was sent or will be sent soon."""
         self._timer: asyncio.TimerHandle | None = None
 
     def join(
@@ -123,14 +127,16 @@ class Gathering:
         """Report that `rank` waits for a generation.
 
         Args:
-            held, pieces, disk: snapshots in the node's memory, parity in the node's memory, and the state of its disks.
+            held: snapshots in the node's memory.
+            pieces: parity pieces in the node's memory.
+            disk: snapshots and problems that were found on the node's disks.
         """
         self._joins[rank], self._held, self._pieces, self._disk = join, held, pieces, disk
         self._have_joined.add(rank)
         self._wait_for_others(self._have_joined)
 
     def restored(self, rank: int, report: c.Restored) -> None:
-        """Report that `rank` has restored its state."""
+        """Report that `rank` has restored its state, together with other ranks if possible."""
         if any(other.attempt != report.attempt for other in self._restored.values()):
             self.flush()
         self._restored[rank] = report
@@ -138,24 +144,24 @@ class Gathering:
         self._wait_for_others({rank for attempt, rank in self._have_restored if attempt == report.attempt})
 
     def take_back(self, rank: int) -> None:
-        """Drop the unsent reports of `rank`, because another process replaces it."""
+        """Discard the unsent reports of `rank`, because a new process replaces its process."""
         self._joins.pop(rank, None)
         self._restored.pop(rank, None)
         self._have_joined.discard(rank)
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report` after all earlier reports."""
+        """Send `report` now, after all reports that are still waiting."""
         self.flush()
         self._send(report)
 
     def drop(self) -> None:
-        """Drop all unsent reports, because the generation has ended and waiting ranks will join again."""
+        """Discard all unsent reports, because the generation has ended, and ranks that wait will join again."""
         self._joins, self._restored = {}, {}
         self._have_joined, self._have_restored = set(), set()
         self._stop()
 
     def flush(self) -> None:
-        """Send all unsent reports now."""
+        """Send all reports that are waiting for reports of other ranks."""
         self._stop()
         joins, self._joins = self._joins, {}
         restored, self._restored = self._restored, {}

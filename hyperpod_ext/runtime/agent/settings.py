@@ -1,4 +1,5 @@
-"""Settings of an agent, from torchrun's flags and from the job's settings in the environment."""
+"""Reads the settings of an agent from its command line (the flags of torchrun) and from the environment (the job's
+settings)."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ from hyperpod_ext.runtime.ipc.environment import (
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """All settings of one agent."""
+    """All settings of the agent of one node."""
 
     config: RuntimeConfig
     node: int
     host: str
     port: int
     argv: list[str]
-    """The script and its arguments."""
+    """The training script and its arguments."""
     run_dir: Path
     socket_dir: Path
     secret_file: Path
@@ -43,14 +44,15 @@ class NodeSettings:
     chaos: bool = True
     join_timeout_s: float = 600.0
     rejoin: bool = False
-    """Whether the job already runs and this agent replaces a lost agent."""
+    """Whether the job is already running, and this agent replaces a lost agent."""
     listen: tuple[str, int] | None = None
-    """Address at which this agent listens under an operator. The operator sends it to all nodes, and also reports nodes
-    that are gone."""
+    """If the HyperPod operator runs the job, the address at which this agent listens for other agents; otherwise None.
+    The operator sends this address to all nodes, and also reports nodes that are gone."""
     others: tuple[tuple[str, int], ...] = ()
-    """Addresses of agents of a running job; one of these agents coordinates. If empty, node 0's address is used."""
+    """Addresses of agents of a running job, among which is the coordinator. If there are no such addresses, the address
+    of node 0 is used."""
     keep_events: bool = False
-    """Whether to upload the job's events to the first durable tier, because the run directory is lost with the
+    """Whether to upload the job's event log to the first durable tier, because the run directory is lost with the
     machine."""
 
     @property
@@ -67,7 +69,8 @@ class NodeSettings:
         return self.socket_dir / f"node{self.node}.next"
 
     def worker_environ(self) -> dict[str, str]:
-        """Return the environment of the fork server and so of every worker. Libraries read some variables on import."""
+        """Return the environment variables of the fork server, which every worker inherits. The fork server needs the
+        variables of a worker, because libraries read some variables on import."""
         environ = {
             **os.environ,
             ENV_RUNTIME: self.config.model_dump_json(),
@@ -75,7 +78,8 @@ class NodeSettings:
             ENV_AGENT_SOCKET: str(self.agent_socket),
             ENV_MEMORY_SOCKET: str(self.memory_socket),
         }
-        environ.setdefault("OMP_NUM_THREADS", "1")  # like torchrun, because many workers share the cores
+        # set the same default as torchrun, because the workers of a node share its cores
+        environ.setdefault("OMP_NUM_THREADS", "1")
         if interface := self.config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 environ.setdefault(variable, interface)
@@ -88,11 +92,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     description = "`python -m hyperpod_ext.runtime.agent [flags] -- script.py [args]`: run one node of a job."
     parser = argparse.ArgumentParser(prog="python -m hyperpod_ext.runtime.agent", description=description)
     parser.add_argument(
-        "--nnodes", type=int, default=1, help="number of nodes, without spares; for an elastic job, the existing ones"
+        "--nnodes",
+        type=int,
+        default=1,
+        help="number of nodes, without spares; for an elastic job, the number of nodes at the start",
     )
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
     parser.add_argument(
-        "--node-rank", "--node_rank", type=int, default=0, help="number of this node, from 0; nnodes and above: a spare"
+        "--node-rank",
+        "--node_rank",
+        type=int,
+        default=0,
+        help="number of this node, from 0; a node whose number is nnodes or higher is a spare",
     )
     parser.add_argument(
         "--rdzv-endpoint",
@@ -103,7 +114,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="address of node 0; with one node, port 0 selects a free port",
     )
     parser.add_argument(
-        "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="how long to look for node 0"
+        "--rdzv-timeout", type=float, default=600.0, metavar="SECONDS", help="maximum time to wait for node 0"
     )
     parser.add_argument(
         "--rejoin",
@@ -116,7 +127,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="also upload the job's events to its first durable tier: the run directory is lost with this machine",
     )
     parser.add_argument("script", help="training script")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
+    parser.add_argument("script_args", nargs=argparse.REMAINDER, help="arguments of the script")
     return parser.parse_args(argv)
 
 
@@ -131,7 +142,7 @@ def read_settings(arguments: argparse.Namespace, run_dir: Path, private: Path) -
     """Return the settings of this agent.
 
     Raises:
-        JobFailedError: flags contradict the job's settings, or this node fails a check.
+        JobFailedError: the flags contradict the job's settings, or this node fails a check.
     """
     config = _config(arguments)
     check_node(config, Path(arguments.script))
@@ -168,7 +179,8 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     host = host.strip("[]")  # remove the brackets of an IPv6 address
     if int(port):
         return host, int(port)
-    if arguments.nnodes == 1 and not arguments.rejoin:  # like torchrun
+    if arguments.nnodes == 1 and not arguments.rejoin:
+        # a single node needs no agreed port, so select a free port, as torchrun does
         return host, free_port(host)
     raise JobFailedError(
         f"--rdzv-endpoint {arguments.rdzv_endpoint}: nodes cannot find each other without a port",
@@ -177,27 +189,30 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> RuntimeConfig:
-    """Return the settings of an elastic job that starts again on `existing` nodes. Nodes beyond the job's size are
-    spares."""
+    """Return the settings of an elastic job that is started on `existing` nodes. Nodes beyond the chosen job size
+    become spares."""
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
     most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
-        message = f"{config.name} cannot begin on {existing} nodes (--nnodes); it can on {', '.join(map(str, sizes))}"
+        message = (
+            f"{config.name} cannot begin on {existing} nodes (--nnodes); it can begin on {', '.join(map(str, sizes))}"
+        )
         raise JobFailedError(message, hint="start it where there are more nodes, or lower elastic.min_nodes")
     return config.model_copy(update={"nodes": max(fit)})
 
 
 def _config(arguments: argparse.Namespace) -> RuntimeConfig:
-    """Return the job's settings, or defaults for a script started by hand.
+    """Return the job's settings from the environment, or default settings if the agent was started by hand.
 
     Raises:
-        JobFailedError: flags contradict the settings.
+        JobFailedError: the flags contradict the job's settings.
     """
     shape = {"nodes": arguments.nnodes, "workers_per_node": arguments.nproc_per_node}
     if ENV_RUNTIME not in os.environ:
         return RuntimeConfig(name="job", **shape)
     config = by_clock(RuntimeConfig.from_json(os.environ[ENV_RUNTIME]))
-    if os.environ.get(ENV_CHAOS) == "off":  # a reference run: it neither restores nor writes durable checkpoints
+    if os.environ.get(ENV_CHAOS) == "off":
+        # remove the durable tiers of a reference run, which must not read or write durable checkpoints
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
     if config.elastic is not None and arguments.nnodes != config.nodes:

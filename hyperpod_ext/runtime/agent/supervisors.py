@@ -1,4 +1,5 @@
-"""Supervisors of a node's helper processes. A supervisor starts a new process when one ends."""
+"""Supervisors of a node's helper processes (fork server and memory server). When a helper process ends, its supervisor
+starts a new one."""
 
 from __future__ import annotations
 
@@ -30,20 +31,21 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _DIES_S = 2.0
-"""Seconds that a killed process may take to end. A process cannot end while it waits for a disk."""
+"""Number of seconds to wait for a killed process to end. A process that waits for a disk does not end until the wait is
+over."""
 
 
 class RestartLimit:
-    """Counts the ends of a helper process, and compares with `restart.max_on_node` and `restart.max_restarts`."""
+    """Limits how often a helper process is restarted, with `restart.max_on_node` and `restart.max_restarts`."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self._steps: list[int] = []
-        """Newest training step at each earlier end of the process."""
+        """For each time that the helper process has ended, the newest training step at that time."""
 
     def count(self, step: int) -> str:
-        """Count an end of the process in `step`. Returns why the process may not start again, as the end of a sentence;
-        empty if it may."""
+        """Count that the helper process has ended at training step `step`. Returns why the process may not be
+        restarted, as the end of a sentence; empty if the process may be restarted."""
         policy, in_a_row = self._policy, 1
         for at, after in itertools.pairwise([step, *reversed(self._steps)]):
             if at - after >= policy.calm_steps:
@@ -51,17 +53,18 @@ class RestartLimit:
             in_a_row += 1
         self._steps.append(step)
         if in_a_row > policy.max_on_node:
-            return f"; {in_a_row} times in a row, the job goes on after {policy.max_on_node} (restart.max_on_node)"
+            return f"; {in_a_row} times in a row, and the limit is {policy.max_on_node} (restart.max_on_node)"
         if (ends := len(self._steps)) > policy.max_restarts:
-            return f"; {ends} times, the job goes on after {policy.max_restarts} (restart.max_restarts)"
+            return f"; {ends} times, and the limit is {policy.max_restarts} (restart.max_restarts)"
         return ""
 
 
 class ForkSupervisor:
-    """Keeps a fork server running. Workers are not children of the fork server, so they continue training when it ends.
+    """Keeps a fork server running. Workers are not children of the fork server, so they continue to train if the fork
+    server ends.
 
     Args:
-        mend: repairs the agent's socket. Called before each fork.
+        mend: function that creates the agent's socket file again if it was removed. `mend` is called before each fork.
     """
 
     def __init__(
@@ -73,31 +76,31 @@ class ForkSupervisor:
         self._replaced = asyncio.Event()
 
     async def start(self, prepared: ForkServer | None = None) -> None:
-        """Connect to the fork server `prepared`, or start a new fork server."""
+        """Connect to the fork server `prepared`, or start a new fork server if `prepared` is None."""
         environ = self._settings.worker_environ()
         server = self._server = prepared or ForkServer(self._settings.config.restart.preload, environ)
         await server.connect({name: value for name, value in environ.items() if os.environ.get(name) != value})
         on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
 
     def fork_after(self, preparation: Coroutine[Any, Any, None]) -> None:
-        """Run `preparation`, which calls `wait_imported`, before the first worker is forked."""
+        """Start `preparation`, which calls `wait_imported`. No worker is forked before `preparation` has ended."""
         self._ready = asyncio.create_task(preparation)
 
     async def wait_imported(self) -> None:
-        """Wait until the fork server has done its imports, and report how long they took."""
+        """Wait until the fork server has imported its modules, and write an event about how long the imports took."""
         seconds = await self._server.ready()
         for note in self._server.notes:
             sys.stderr.write(f"hyperpod_ext: {note}\n")
         self._reports.event("imported", seconds=seconds, notes=self._server.notes)
 
     async def ready(self) -> None:
-        """Wait until workers can be forked."""
+        """Wait until the fork server can fork workers."""
         assert self._ready is not None, "the first news of the job come before the first order"
         await asyncio.shield(self._ready)
 
     async def fork(self, start: Callable[[ForkServer], Awaitable[None]]) -> None:
-        """Call `start` with the fork server. If that fork server ends meanwhile, call `start` again with the next
-        one."""
+        """Call `start` with the fork server. If the fork server ends during this call, call `start` again with the next
+        fork server."""
         while True:
             replaced = self._replaced
             try:
@@ -108,7 +111,7 @@ class ForkSupervisor:
                 await replaced.wait()
 
     def keep_warm(self) -> None:
-        """Keep a warm spare for each worker."""
+        """Keep a warm spare (a process with a CUDA context) for each worker of this node."""
         self._reports.spawn(self._server.keep_warm(range(self._settings.config.workers_per_node)))
 
     async def _ended(self, server: ForkServer, status: int) -> None:
@@ -126,8 +129,8 @@ class ForkSupervisor:
 
 
 class MemorySupervisor:
-    """Keeps a memory server running. When a server ends, its snapshots are lost, and training saves to the next
-    server."""
+    """Keeps a memory server running. If a memory server ends, its snapshots are lost, and later snapshots are saved to
+    the next memory server."""
 
     def __init__(
         self, settings: NodeSettings, client: AsyncMemoryClient, workers: Workers, reports: NodeReports
@@ -140,26 +143,27 @@ class MemorySupervisor:
         self.has_spare = False
         """Whether a spare node can replace this node."""
         self.peer: tuple[str, int] | None = None
-        """Address at which the memory server listens for other nodes."""
+        """Address at which memory servers of other nodes reach this node's memory server; None before it listens."""
 
     def start(self, prepared: MemoryServer | None = None) -> None:
-        """Start the memory server: use `prepared`, or start a new process."""
+        """Start the memory server. `prepared`: a process to use; None to start a new process."""
         self._start(self._settings.memory_socket, prepared)
 
     async def listen(self, host: str) -> None:
-        """Make the memory server listen at `host` for other nodes' memory servers."""
+        """Order the memory server to listen on address `host` for connections from other nodes' memory servers."""
         self.peer = host, (await self.client.ask(r.Listen(host=host))).port
 
     def _start(self, path: Path, prepared: MemoryServer | None = None) -> None:
         make_private_folder(path.parent)
-        path.unlink(missing_ok=True)  # remove the socket that a killed agent left
+        path.unlink(missing_ok=True)  # an agent that was killed may have left this socket file
         settings, environ = self._settings, self._settings.worker_environ()
         server = self._server = prepared or MemoryServer(environ)
         server.begin(path, settings.memory_socket, settings.node, environ)
         on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
 
     def _kill_silent(self, why: str) -> None:
-        """Kill a server that does not answer, because it is stopped or all its threads wait for a disk."""
+        """Kill a memory server that does not answer, for example because it was stopped or because all its threads wait
+        for a disk."""
         if (server := self._server) is None or server.silent:
             return
         server.silent = f"{why} ({process_state(server.pid)}) and was killed"
@@ -167,7 +171,7 @@ class MemorySupervisor:
         self._reports.spawn(self._continue_without(server))
 
     async def _continue_without(self, server: MemoryServer) -> None:
-        """Treat a killed server as ended, even if the process has not ended yet."""
+        """Treat the killed memory server as ended after a short wait, even if its process still exists."""
         await asyncio.sleep(_DIES_S)
         await self._ended(server, signal.SIGKILL)
 
@@ -192,8 +196,9 @@ class MemorySupervisor:
             self._reports.event("memory_back", seconds=round(time.monotonic() - began, 4))
 
     def _why_no_other(self, step: int) -> str | None:
-        """Return why no other server follows after one that ended in `step`, as the end of a sentence; None if one
-        follows. The reason is empty if a spare node takes over or the job is over."""
+        """Return why no new memory server is started after one that ended at training step `step`, as the end of a
+        sentence; None if a new memory server must be started. The reason is empty if a spare node will replace this
+        node or the job is over."""
         if self._reports.over or self.has_spare:
             return ""
         if self._workers.save_no_more and self._settings.config.checkpoint.durable():
@@ -201,7 +206,7 @@ class MemorySupervisor:
         return self._limit.count(step) or None
 
     def _report_peer(self, answers: Sequence[object]) -> None:
-        """Report the new server's port, so that other nodes send their copies again."""
+        """Report the port of the new memory server, so that other nodes send their copies to it again."""
         ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
         if ports and self.peer is not None:
             self.peer = self.peer[0], ports[0]

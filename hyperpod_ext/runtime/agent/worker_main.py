@@ -1,4 +1,4 @@
-"""A forked worker process, before and after it runs the training script."""
+"""Code of a forked worker process: prepares the process, runs the training script, and exits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,12 @@ SCRIPT_RAISED = 1
 
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
-    """Run the script as `__main__` in this process, then exit with its exit code. Call `close_inherited` first.
+    """Run the training script as `__main__` in this process, then exit with the script's exit code. `close_inherited`
+    must be called before.
 
     Args:
-        order: a dict with the keys argv (script first), env, cwd and log.
+        order: dict with the keys `argv` (script and arguments), `env` (environment variables), `cwd` (working
+            directory) and `log` (path of the log file).
     """
     code = SCRIPT_RAISED
     try:
@@ -36,26 +38,28 @@ def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
         code = _run_script(order["argv"])
     except BaseException as error:
         traceback.print_exc()
-        print(one_line(error), file=sys.stderr)  # noqa: T201  (the agent quotes the last line of the log)
+        print(one_line(error), file=sys.stderr)  # noqa: T201  (the agent quotes the log's last line in its report)
     finally:
         try:
             _flush()
         finally:
-            os._exit(code)  # skip the exit handlers that the fork server registered
+            os._exit(code)  # skip exit handlers inherited from the fork server
 
 
 def _flush() -> None:
-    """Flush the script's output streams. The script may have closed or replaced them."""
+    """Flush stdout and stderr, which the script may have closed or replaced."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
-        except Exception as error:  # a full disk, for example, must not fail the job
+        except Exception as error:
+            # an error such as a full disk must not fail the job
             os.write(2, f"the last output of the script was not written: {error}\n".encode())
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
-    """Make this process a worker: its own session, log and environment, with the agent as parent."""
+    """Turn this forked process into a worker: give it its own session, log and environment, and wait until the agent is
+    its parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
@@ -66,7 +70,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
     os.dup2(log, 2)
     os.close(log)
     os.close(null)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a real file since the fork
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # always a real file here
     wait_adopted(agent_pid)
     die_with_parent(agent_pid)
     os.environ.update(order["env"])
@@ -77,8 +81,8 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
 
 
 def _open_log(path: Path) -> int:
-    """Open the rank's log. If the log's disk is full or broken, the rank trains without a log, and its output is
-    lost."""
+    """Open the rank's log, and return the file descriptor. If the log cannot be opened, for example because the disk is
+    full, the rank trains without a log, and its output is lost."""
     try:
         make_private_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -88,41 +92,45 @@ def _open_log(path: Path) -> int:
 
 
 def close_inherited(kept: int = 2) -> None:
-    """Close all files of the fork server except `kept`. Call this right after the fork, before opening any file."""
+    """Close the file descriptors 3 to 63, which were inherited from the fork server, except `kept`. Must be called
+    right after the fork, before this process opens any file."""
     os.closerange(3, min(kept, 64))
     os.closerange(kept + 1, 64)
 
 
 def temporary_folder(socket_dir: Path, pid: int) -> Path:
-    """Return the folder for the sockets of a worker's `multiprocessing`. The agent removes the folder after the worker
-    has ended."""
+    """Return the folder in which the `multiprocessing` module of worker `pid` creates its sockets. The agent removes
+    the folder after the worker has ended."""
     return socket_dir / f"worker{pid}"
 
 
 def use_temporary_folder(folder: Path) -> None:
-    """Make `multiprocessing` use this folder, because its default folder in TMPDIR would remain after a kill. TMPDIR
-    itself is unchanged, because compiled kernels are cached there."""
+    """Make the `multiprocessing` module use `folder`, because its default folder in TMPDIR would remain if the worker
+    is killed. TMPDIR itself is not changed, because compiled kernels are cached in it."""
     try:
         folder.mkdir(mode=0o700)
-    except OSError as error:  # only scripts that use such sockets need the folder
-        sys.stderr.write(f"hyperpod_ext: {folder} cannot be made: {error.strerror}\n")
+    except OSError as error:
+        # continue without the folder, because only scripts that use sockets of `multiprocessing` need it
+        sys.stderr.write(f"hyperpod_ext: {folder} cannot be created: {error.strerror}\n")
         return
     multiprocessing.process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def leave_sigterm_to_the_agent() -> None:
-    """Ignore SIGTERM in this process: Slurm signals each process, and the agent decides. The script may set a
-    handler."""
+    """Ignore SIGTERM in this process, unless the script sets its own handler. Slurm sends SIGTERM to each process, and
+    the agent decides what to do."""
     signal.signal(signal.SIGTERM, _left_to_the_agent)
     before = threading.local()
 
-    def block() -> None:  # without blocking, a signal before `reset_child` would be lost
+    def block() -> None:
+        # if SIGTERM was not blocked, a signal between the fork and `reset_child` would be lost
         before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
-    def reset_child() -> None:  # SIGTERM ends the script's own children, such as data loader processes
+    def reset_child() -> None:
+        # SIGTERM must end child processes of the script, such as data loaders
         if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         restore()
@@ -135,8 +143,8 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Wait for the end of the process between this one and the agent, so that `die_with_parent` does not watch that
-    process."""
+    """Wait until the agent is the parent of this process, that is, until the intermediate process of the double fork
+    has ended. Without this wait, `die_with_parent` would watch the intermediate process."""
     parent = os.getppid()
     if parent == agent_pid:
         return
@@ -151,13 +159,14 @@ def wait_adopted(agent_pid: int) -> None:
 def _run_script(argv: list[str]) -> int:
     import torch
 
-    # torch read the variable only at import, in the fork server
+    # set it here, because torch reads OMP_NUM_THREADS only on import, which happened in the fork server
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
         config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME])
-        # import by name to avoid import circles: both modules need the control planes, which need this package
+        # import these modules only now, to avoid an import cycle: they import the control planes, which import this
+        # package
         if config.compat is not None:
             importlib.import_module("hyperpod_ext.compat.import_names").install(config.compat)
         if config.restarts_script:
@@ -167,6 +176,6 @@ def _run_script(argv: list[str]) -> int:
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
-        print(error.code, file=sys.stderr)  # noqa: T201  (as Python does for sys.exit("text"))
+        print(error.code, file=sys.stderr)  # noqa: T201  (as Python does after sys.exit("text"))
         return 1
     return 0

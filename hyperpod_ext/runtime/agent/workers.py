@@ -1,4 +1,4 @@
-"""Workers of one node: start and stop their processes, and pass their reports on to the coordinator."""
+"""Starts and stops the worker processes of one node, and passes their reports on to the coordinator."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
-"""Number of checks whether all threads of a dying process have ended, and seconds between two checks."""
+"""Number of checks whether all threads of a dying process have ended, and number of seconds between two checks."""
 _LAST_EVENT_S = 0.02
-"""Seconds between the event of an injected node loss and the loss itself."""
+"""Number of seconds between the event about an injected node loss and the loss itself."""
 
 Tell = Callable[[c.FromAgent], None]
 Log = Callable[..., None]
@@ -48,65 +48,68 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 @dataclass(slots=True, eq=False)
 class Start:
-    """A pending start of a worker on this node."""
+    """A worker on this node that is to be started."""
 
     rank: int
     world_size: int | None
-    """World size of the next rank assignment if the worker is for that assignment, else None."""
+    """World size of the next rank assignment, if the worker is started for that assignment; otherwise None."""
     joining: bool
-    """Whether `rank` is a rank number of the next rank assignment."""
+    """Whether `rank` is a number in the next rank assignment, not in the current one."""
     forking: int | None = None
-    """Local rank of the process while it is being forked; None otherwise."""
+    """Local rank of the process, while it is being forked; otherwise None."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Worker(MonitoredWorker):
-    """The agent's record of a worker process on this node."""
+    """What the agent knows about one worker process of this node."""
 
     rank: int
     local_rank: int
     former_rank: int = -1
-    """Rank of this worker before the last renumbering."""
+    """Rank number that this worker had before ranks last got new numbers."""
     liveness_lock: LivenessLock | None = None
     joining: bool = False
-    """Whether the worker waits for the next rank assignment."""
+    """Whether the worker was started for the next rank assignment and waits for it."""
     is_watched: bool = False
-    """Whether a thread waits for the end of the worker's main thread."""
+    """Whether a thread of the agent waits for the end of the worker's main thread."""
     joined: int = 0
-    """Newest generation that the worker has joined or requested to join."""
+    """Newest generation that the worker has joined or has requested to join."""
     waiting: c.Join | None = None
-    """Pending request to join a generation; None once the generation begins."""
+    """The worker's request to join a generation, while the generation has not begun; otherwise None."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
-    """Whether the training is done. The worker then saves no more, unless another generation begins."""
+    """Whether the worker's training function has returned. A worker whose training function has returned saves no more
+    snapshots, unless another generation begins."""
     reported: bool = False
     """Whether the end of the process has been reported."""
     is_replaced: bool = False
-    """Whether another worker will replace this one. This worker is killed when its successor can start, and joins no
-    generation until then."""
+    """Whether a new process will replace this worker. A worker that will be replaced joins no generation any more, and
+    is killed when the new process can start."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the process has ended and its devices are free."""
+    """Event that is set when the process has ended completely, so that its devices are free."""
     sent: Sent = field(default_factory=Sent)
-    """Orders that may have to be sent again after the connection broke."""
+    """Newest orders to the worker, which may have to be sent again if its connection breaks."""
     received: int = 0
-    """Number of reports received from the worker, over all its connections."""
+    """Number of reports that were received from the worker, over all its connections."""
     saved: int = 0
     """Newest step that the script itself has saved."""
 
     def send(self, frame: bytes) -> None:
-        """Send an order, or keep it for the next connection if the current connection is broken."""
+        """Send an order to the worker. If the worker's connection is broken, the order is sent when the worker connects
+        again."""
         self.sent.add(frame)
         if self.writer is not None and not self.writer.is_closing():
             self.writer.write(frame)
 
 
 class Workers:
-    """The worker processes of this node, by rank.
+    """The worker processes of this node.
 
     Args:
-        tell, event: send a message or an event to the coordinator.
-        spawn: runs a coroutine as a background task.
+        tell: function that sends a report to the coordinator.
+        event: function that sends an event to the coordinator.
+        spawn: function that runs a coroutine as a background task.
     """
 
     def __init__(
@@ -123,17 +126,17 @@ class Workers:
         self.generation = 1
         self.world_size = self._config.world_size
         self.moved_in = 0
-        """Generation of the last renumbering of ranks that the workers have received."""
+        """Generation in which the workers of this node last received new rank numbers."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """For each local rank, an event that is set when the former worker has freed the device."""
+        """Maps a local rank whose former worker is still ending to an event that is set when the device is free."""
         self._starts: dict[int, Start] = {}
-        """Newest start for each rank of this node."""
+        """Maps each rank of this node to the newest `Start` of a worker for it."""
         self.finishing = False
         self.exited: dict[int, int] = {}
-        """Exit codes of workers that ended after their training, by rank."""
+        """Maps the rank of each worker that has ended after its training to its exit code."""
         self.master_port = 0
         self._disk_problems: set[str] = set()
-        """Disk problems that were already printed."""
+        """Problems of the node's disks that were already printed."""
         self._addresses = NodeAddressBook(
             self._config.workers_per_node,
             lambda generation, ranks: self._tell(c.LookUp(generation=generation, ranks=ranks)),
@@ -145,20 +148,20 @@ class Workers:
 
     @property
     def newest_step(self) -> int:
-        """Newest step that a worker of this node has begun; 0 without workers."""
+        """Newest training step that any worker of this node has begun; 0 if there are no workers."""
         return max((worker.step for worker in self._workers.values()), default=0)
 
     @property
     def save_no_more(self) -> bool:
-        """Whether a worker has finished its last step."""
+        """Whether training is done on some worker of this node, so that no more snapshots are saved."""
         return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
-        """Return whether all worker processes live and none is about to end."""
+        """Return whether all worker processes are alive, and none of them is ending."""
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of `AgentHandshake` about workers, for a coordinator that has taken over the job."""
+        """Return the fields of `AgentHandshake` that describe the workers of this node."""
         by_script = self._config.restarts_script
         steps = [worker.saved + 1 if by_script else worker.step for worker in self._workers.values()]
         return {
@@ -173,7 +176,7 @@ class Workers:
         }
 
     def send(self, order: c.ToWorker) -> None:
-        """Send an order to all workers. Workers that wait for the next rank assignment receive only aborts."""
+        """Send an order to all workers. Workers that were started for the next rank assignment receive only aborts."""
         match order:
             case c.BeginGeneration():
                 self._addresses.begin(order.generation, order.follows, order.addresses)
@@ -184,32 +187,35 @@ class Workers:
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
-                # the worker may have joined before the renumbering arrived
+                # the worker may have joined before it got its current number, so it receives that number in this order
                 worker.waiting, worker.joined = None, order.generation
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
-        """Abort a generation: send the abort to the workers, and kill workers that do not leave the generation in
-        time."""
+        """Abort the current generation: send the abort to all workers. A worker that does not leave the generation
+        within `restart.leave_timeout_s` is killed."""
         self._gathering.drop()
         self.generation = order.generation
-        if order.drop_joining:  # a new coordinator has dropped the rank assignment of joining workers
+        if order.drop_joining:
+            # a new coordinator has cancelled the next rank assignment
             self.end_joining()
         if order.moved_in > self.moved_in:
             self._renumber(order.moved, order.moved_in)
         self.send(order)
         for worker in self._workers.values():
-            if worker.waiting is not None:  # that generation never began: join the new one instead
+            if worker.waiting is not None:
+                # the generation for which the worker waits never began, so the worker joins the new generation
                 self._spawn(self._join(worker, worker.waiting))
-        # keep process ids instead of workers: a worker has descriptors, and may end long before the timeout
+        # the timer gets process ids instead of `_Worker` objects, which would keep file descriptors open until the
+        # timeout
         pids = {worker.pid for worker in self._workers.values()}
         wait_s = self._config.restart.leave_timeout_s
         asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Renumber ranks. Kill each worker without a new number if another worker gets its old number. The coordinator
-        sends an order for each other worker without a new number."""
+        """Give ranks their new numbers. A worker without a new number is killed if another worker gets its old number.
+        If a worker has no new number and its old number stays free, the coordinator sends a separate order for it."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
         pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
@@ -219,7 +225,7 @@ class Workers:
         self.keep_only((self._workers.keys() - out) | pending)
         kept = self._workers.keys() | pending
         numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
-        # a pending start gets its rank's new number
+        # a worker that is still to be started gets the new number, too
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for worker in self._workers.values():
@@ -229,25 +235,26 @@ class Workers:
         self.moved_in = generation
 
     def _numbered(self) -> list[_Worker | Start]:
-        """Return all workers and pending starts, because each of them has a rank number."""
+        """Return all objects that have a rank number: workers, and workers that are to be started."""
         return [*self._workers.values(), *self._starts.values()]
 
     def learn(self, faults: Iterable[tuple[int, int]]) -> None:
-        """Skip injected faults that have already happened, by rank and step. Each fault is injected only once per
-        job."""
+        """Record which injected faults have already happened, because each fault is injected only once in a job.
+        `faults`: rank and step of each fault that has happened."""
         for rank, step in faults:
             self._kill.forget(rank, step)
 
     def end_joining(self) -> None:
-        """Kill workers that wait for the next rank assignment, without reporting them."""
+        """Kill the workers that were started for the next rank assignment, without reporting their deaths."""
         self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
-        """Kill all workers, without reporting them."""
+        """Kill all workers, without reporting their deaths."""
         self.keep_only(())
 
     def end_trainers(self, why: str) -> None:
-        """Kill workers that have not left their generation, and report them as stuck."""
+        """Kill the workers that have not left their generation, and report their deaths with kind `stuck` and cause
+        `why`."""
         for rank, worker in self._workers.items():
             if worker.joined and worker.waiting is None:
                 self._event("stuck", rank=rank, step=worker.step)
@@ -259,7 +266,7 @@ class Workers:
             await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Kill the workers of all ranks except `ranks`, without reporting them."""
+        """Kill the workers of all ranks except `ranks`, without reporting their deaths."""
         for rank in self._starts.keys() - set(ranks):
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
@@ -267,10 +274,11 @@ class Workers:
             send_signal(worker.pid)
 
     def expect(self, rank: int, world_size: int | None = None) -> Start:
-        """Return a pending start of a worker for `rank`. Pass it to `start`.
+        """Record that a worker for `rank` is to be started. Returns the `Start` to pass to the method `start`.
 
         Args:
-            world_size: world size of the next rank assignment, if the worker is for that assignment.
+            world_size: world size of the next rank assignment, if the worker is started for that assignment; otherwise
+                None.
         """
         start = self._starts[rank] = Start(rank, world_size, joining=world_size is not None)
         if (old := self._workers.get(rank)) is not None:
@@ -279,7 +287,8 @@ class Workers:
         return start
 
     async def start(self, start: Start, fork_server: ForkServer) -> None:
-        """Fork a worker that replaces the former worker of its rank, unless the start was cancelled."""
+        """Kill the former worker of the rank, and fork its replacement. Does nothing if `start` was cancelled in the
+        meantime."""
         if (leaving := self._leaving.get(self._local_rank(start))) is not None:
             await leaving.wait()
         if not self._is_wanted(start):
@@ -287,7 +296,8 @@ class Workers:
         rank, local_rank = start.rank, self._local_rank(start)
         if (old := self._workers.pop(rank, None)) is not None:
             send_signal(old.pid)
-            if self._config.restarts_script:  # the old worker may still write files that its successor reads
+            if self._config.restarts_script:
+                # the old process may still write files that its replacement reads
                 await old.gone.wait()
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
@@ -315,9 +325,9 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            send_signal(pid)  # the process was a warm spare, and has ended
+            send_signal(pid)  # the start was cancelled while the process was forked
             return
-        rank = start.rank  # a renumbering during the fork may have changed the rank
+        rank = start.rank  # the rank may have got a new number while the process was forked
         worker = _Worker(
             pid=pid,
             log=log,
@@ -337,8 +347,10 @@ class Workers:
         return self._starts.get(start.rank) is start
 
     def _local_rank(self, start: Start) -> int:
-        """Return the local rank of the rank's current process, else the rank's default place, else the first free local
-        rank. A renumbering changes ranks, but never the device of a process."""
+        """Return the local rank for a new worker. If the rank has a process now, the new worker gets the local rank of
+        that process. If the rank has no process, the new worker gets the rank modulo the number of workers per node, or
+        the first free local rank if that number is in use. The local rank determines the device, and does not change
+        when ranks get new numbers."""
         if (old := self._workers.get(start.rank)) is not None:
             return old.local_rank
         each = self._config.workers_per_node
@@ -351,7 +363,7 @@ class Workers:
         worker.gone.set()
         self._spawn(fork_server.adopt_orphans())
         shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
-        # release now: tasks may keep the worker for a while, and the lock's page has a descriptor
+        # release the lock's file descriptor now, because tasks may keep the `_Worker` object for a while
         worker.liveness_lock = None
         if not worker.reported:
             worker.reported = True
@@ -359,12 +371,13 @@ class Workers:
 
     def _wait_for_death(self, worker: _Worker, lock: LivenessLock, loop: asyncio.AbstractEventLoop) -> None:
         if lock.wait():
-            with contextlib.suppress(RuntimeError):  # an error means that the node has ended as well
+            # a RuntimeError means that the event loop has ended, because the node is shutting down
+            with contextlib.suppress(RuntimeError):
                 seen = time.monotonic()
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
 
     async def _dying(self, worker: _Worker, seen: float) -> None:
-        """Report a killed worker as soon as its main thread has ended, before its memory is free."""
+        """Report the death of a killed worker as soon as its main thread has ended, even before its memory is free."""
         for _ in range(_DYING_LOOKS):
             if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
@@ -376,27 +389,30 @@ class Workers:
         await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, pids: Collection[int], generation: int) -> None:
-        """Kill each of these processes that has not left its generation for `generation`."""
+        """Kill each process in `pids` that has not left its generation to join `generation`."""
         limit_s = self._config.restart.leave_timeout_s
-        cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault elsewhere"
+        cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault on another rank"
         for rank, worker in self._workers.items():
             if worker.pid in pids and worker.joined < generation:
                 self._event("stuck", rank=rank, step=worker.step)
                 self.monitor.end(rank, cause, "stuck")
 
     async def _ended(self, worker: _Worker, status: int, seen: float) -> None:
-        kill_group(worker.pid)  # children of the worker, such as data loaders, hold its sockets open
+        # kill the worker's child processes, such as data loaders, because they may hold its sockets open
+        kill_group(worker.pid)
         if worker.writer is not None:
-            # read the data that were sent, then stop: a child in its own session may hold the connection open
-            with contextlib.suppress(OSError):  # the connection has ended already
+            # end the connection after all sent data are read, because a child process in another session may hold it
+            # open
+            with contextlib.suppress(OSError):  # an OSError means that the connection has already ended
                 worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            await worker.hung_up.wait()  # pass on all reports of the worker before the report of its death
+            # pass on all reports of the worker before reporting its death
+            await worker.hung_up.wait()
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # this agent has killed the worker to replace it
+            return  # this agent has killed the worker to remove or replace it
         del self._workers[rank]
         if worker.is_replaced and self._config.restarts_script:
-            return  # the worker's successor is about to start
+            return  # a replacement for this worker is about to start
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         written = last_line(worker.log) if code > 0 else ""
@@ -407,13 +423,14 @@ class Workers:
         exit_cause = self.monitor.exit_cause(worker, status, written)
         if not worker.gone.is_set() and (exit_cause["kind"] == "out-of-memory" or has_gpu()):
             self._leaving[worker.local_rank] = worker.gone
-        hint = f"The whole story is in {worker.log}." if code >= 0 else ""
-        unable = never_joined and code > 0  # a script that fails before its training fails each time
+        hint = f"The full output of the rank is in {worker.log}." if code >= 0 else ""
+        # a restart cannot help if the script fails before it begins to train
+        unable = never_joined and code > 0
         exit_cause |= {"joined": worker.joined, "t": seen}
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a worker's connection until it ends."""
+        """Receive and pass on the reports of one worker until its connection ends."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
         if (first := await wire.read(reader)) is None:
             return  # the worker died before its first message; its pidfd reports the death
@@ -439,10 +456,11 @@ class Workers:
                 worker.hung_up.set()
 
     def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
-        """Resume a worker's broken connection over `writer`. The worker has the first `received` orders.
+        """Continue a worker's broken connection over `writer`. Sends all orders after the first `received` orders,
+        which the worker has.
 
         Raises:
-            WireError: some of the missing orders are no longer kept.
+            WireError: some of the orders that the worker has not received are no longer kept.
         """
         missing = worker.sent.after(received)
         if worker.writer is not None:
@@ -453,7 +471,7 @@ class Workers:
             writer.write(frame)
 
     async def _worker_of(self, pid: int) -> _Worker:
-        """Return the connected worker. Waits if the fork server has not yet reported the worker's process id."""
+        """Return the worker with process id `pid`. Waits until the fork server has reported this process id."""
 
         def known() -> _Worker | None:
             return next((worker for worker in self._workers.values() if worker.pid == pid), None)
@@ -465,7 +483,7 @@ class Workers:
         return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
-        """Pass a worker's report on to the coordinator, unless the report is damaged."""
+        """Decode a worker's report, and pass it on to the coordinator. An invalid report is logged and skipped."""
         try:
             report = c.WORKER_REPORTS.decode(message)
         except wire.WireError as error:
@@ -482,7 +500,7 @@ class Workers:
             case c.Event():
                 self.monitor.heard(worker, report)
                 self._stepped(worker, report)
-                # the report was sent before the worker got its present rank number
+                # a report from before the worker got its current number is about its former number
                 if report.generation < self.moved_in:
                     own["rank"] = worker.former_rank
             case c.Restored(error="") if not worker.joining:
@@ -498,12 +516,13 @@ class Workers:
             case c.Failed(cause=cause):
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": worker.phase}
-                if report.generation < self.generation:  # rank numbers are those of the current generation
+                if report.generation < self.generation:
+                    # `rank` is a number of the current generation, so the report must name that generation
                     own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
-        """Record the step that a worker begins, and inject the faults that are due."""
+        """Record the step that a worker has begun, and inject the faults that are due at this step."""
         made, rank = report.fields.get("step"), worker.rank
         if self._config.restarts_script and report.event in ("begun", "script_saved") and isinstance(made, int):
             worker.saved = made
@@ -511,13 +530,13 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            send_signal(worker.pid)  # does nothing if a real fault has killed the worker before
+            send_signal(worker.pid)  # has no effect if the worker is already dead
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
-        """Inject the loss of this node after its events were sent."""
+        """Inject the loss of this node, shortly after the events about it were sent."""
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
@@ -547,5 +566,5 @@ class Workers:
 def _checksum(script: Path) -> str:
     try:
         return f"{zlib.crc32(script.read_bytes()):08x}"
-    except OSError:  # the worker reports the error
+    except OSError:  # the worker fails with the same error, and reports it
         return ""

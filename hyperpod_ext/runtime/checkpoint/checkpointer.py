@@ -1,4 +1,4 @@
-"""Save snapshots of one rank's state into its node's memory server, and restore them."""
+"""Save snapshots of one rank's state into the memory server of its node, and restore from snapshots."""
 
 from __future__ import annotations
 
@@ -42,8 +42,11 @@ _PLAIN = torch.Tensor, torch.nn.Parameter
 def _with_the_next_server(
     call: Callable[Concatenate[Checkpointer, Given], Result],
 ) -> Callable[Concatenate[Checkpointer, Given], Result]:
-    """Repeat a call with the next memory server after the last one has ended. Its snapshots are lost, but the state is
-    live: this save, or the next one, saves it again."""
+    """Decorate a method: if the memory server ends during a call, connect to the next server and repeat the call.
+
+    The snapshots in the ended memory server are lost. The state itself is still in this process, and is saved again by
+    the repeated call or by the next save.
+    """
 
     @functools.wraps(call)
     def again(self: Checkpointer, /, *args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -57,16 +60,20 @@ def _with_the_next_server(
 
 
 class Checkpointer:
-    """Saves by copying into shared memory that outlives this process; the server seals during training.
+    """Saves and restores snapshots of one rank.
+
+    A save copies the state into a slot: shared memory for one snapshot, which outlives this process. The memory server
+    then seals the slot during training: it computes the checksum, and signs the manifest.
 
     Args:
-        client: connection to the node's memory server, for this object only.
-        rank, world_size: owner of the snapshots, and number of ranks.
-        job: the job's name; snapshots of other jobs are refused.
-        secret: the job's secret, to check manifests.
-        overlap: copy in the background. The tensors must then not change before `wait_staged` returns.
-        when_busy: `wait`, `skip` or `supersede`, when no slot is free.
-        encrypted: whether memory servers of other nodes use TLS.
+        client: connection to the node's memory server. No other object may use it.
+        rank: rank that owns the snapshots.
+        world_size: number of ranks.
+        job: the job's name. Snapshots of other jobs are refused.
+        secret: the job's secret, with which manifests are verified.
+        overlap: copy in the background. With it, tensors must not change from a save until `wait_staged` returns.
+        when_busy: what to do if no slot is free: `wait`, `skip` the save, or `supersede` (cancel an older copy).
+        encrypted: whether connections to memory servers of other nodes use TLS.
     """
 
     def __init__(
@@ -95,37 +102,40 @@ class Checkpointer:
         self._now: list[int] = []
         self._later: list[int] = []
         self._frozen: FrozenPrefix | None = None
-        """Frozen prefix of the present layout."""
+        """The frozen parameters at the start of the image, for the present layout."""
         self._mutation_check: MutationCheck | None = None
-        """Check of the tensors copied in the background."""
+        """Detects changes of the tensors that are copied in the background."""
         self._overlapped: dict[int, OverlappedCopy] = {}
-        """Background copy into each slot."""
+        """The background copy into each slot, by slot. The same object is used at each save into the slot."""
         self._samples: dict[int, CopySamples] = {}
-        """Samples of the copied tensors in each slot."""
+        """The comparison of live tensors with their copies in a slot, by slot."""
         self._newest = ("", 0)
-        """Save ID and slot of the last save."""
+        """Save ID and slot of the last completely copied snapshot; an empty save ID if there is none."""
         self._room = Room()
         self._unthrottle = Unthrottle()
-        """Set while the caller waits for a copy."""
+        """Set while the caller waits for a copy, so that the copy with checksum ends early."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
-        crc64nvme(b"")  # loads its library now, not during a restore
+        crc64nvme(b"")  # loads the checksum's library now, not during a restore
         self._stager = Stager()
         self._is_good: Callable[[int], bool] = lambda step: True
         self._background = Background("hpx-stage") if overlap else None
         self._lost = False
-        """Whether the memory server with the last save has ended."""
+        """Whether the memory server that had the last save has ended."""
         self._attach()
 
     @_with_the_next_server
     def _attach(self) -> None:
-        """Map the slots of an earlier process of this rank."""
+        """Map the slots that an earlier process of this rank has used, if there are any."""
         self._mapping = self._client.attach(self._rank)
 
     def _turn_to_the_next_server(self) -> None:
-        """Connect to the next memory server, which has nothing of this rank: the next save makes a new layout."""
+        """Connect to the next memory server, which has no data of this rank, and discard the layout of the slots.
+
+        The next save makes a new layout of the state.
+        """
         if self._background is not None:
             self._unthrottle.set()
-            with contextlib.suppress(MemoryLostError):  # the running copy is useless
+            with contextlib.suppress(MemoryLostError):  # the running copy writes to a lost slot
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
         self._newest = ("", 0)
@@ -136,7 +146,9 @@ class Checkpointer:
         """Make later saves wait for `device`, which changes the tensors asynchronously.
 
         Args:
-            is_good: returns, after the copy, whether the copied step is valid; invalid copies are not sealed.
+            device: the device; None if all tensors change synchronously.
+            is_good: called after a copy; returns whether the copied step is valid, that is, not aborted. An invalid
+                copy is not sealed.
         """
         self.wait_staged()
         self._stager.device, self._is_good, self._mutation_check = device, is_good, None
@@ -147,10 +159,10 @@ class Checkpointer:
 
     @_with_the_next_server
     def reserve(self, nbytes: int) -> None:
-        """Reserve memory for images of this size before the first save.
+        """Reserve memory for images of `nbytes` bytes (all tensors of a snapshot) before the first save.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
+            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
         """
         self.wait_staged()
         if self._mapping is None or self._mapping.slot_bytes < nbytes:
@@ -159,10 +171,14 @@ class Checkpointer:
 
     @_with_the_next_server
     def prepare(self, parts: Parts, changing: Callable[[torch.Tensor], bool] = lambda tensor: False) -> None:
-        """Make the layout of this state and reserve its memory before the first save.
+        """Make the layout of this state, and reserve memory for it, before the first save.
+
+        Args:
+            parts: the split state.
+            changing: see `save`.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
+            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
         """
         self.wait_staged()
         self._lay_out(parts, changing)
@@ -181,16 +197,22 @@ class Checkpointer:
         at_once: bool = False,
         when_busy: WhenBusy | None = None,
     ) -> bool:
-        """Copy the state into a free slot and let the server seal it. Returns False if the save was skipped.
+        """Copy the state into a free slot, and let the memory server seal it. Return False if the save was skipped.
 
         Args:
-            changing: returns whether a tensor may change before `wait_staged`, like buffers in a forward pass; such
-                tensors are copied before this returns. Called when the layout changes.
-            at_once: copy everything before this returns.
-            when_busy: overrides the default of this object.
+            step: number of the saved step.
+            save_id: save ID of the commit: its generation and step.
+            generation: generation of the commit.
+            parts: the split state.
+            extras: additional JSON values for the manifest.
+            own_digest: digest of the part of the state that may differ between ranks.
+            changing: returns whether a tensor may change before `wait_staged`, as buffers do in a forward pass. Tensors
+                that may change are copied before `save` returns. The function is called only when the layout changes.
+            at_once: copy all tensors before `save` returns.
+            when_busy: what to do if no slot is free; None: the default of this object.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room; its contents are untouched.
+            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
             StaleGenerationError: a newer generation has saved.
         """
         self.wait_staged()
@@ -199,7 +221,7 @@ class Checkpointer:
             return False
         check_values(parts)
         layout = self._lay_out(parts, changing)
-        if generation != self._generation:  # the server's promise to the earlier one is void
+        if generation != self._generation:  # the server has promised the slot to the earlier generation
             self._generation = generation
             self._client.forget_slot()
         record = {
@@ -210,7 +232,7 @@ class Checkpointer:
             "nbytes": layout.plan.nbytes,
             "values": parts.values,
             "extras": dict(extras or {}),
-            "saved_at": time.time(),  # for display only
+            "saved_at": time.time(),  # only displayed to users
         }
         begin = functools.partial(self._begin, layout, step, save_id, generation, when_busy)
         self._stager.follow()
@@ -226,7 +248,7 @@ class Checkpointer:
             self._client.seal(self._rank, slot, record)
             return True
         slot = None
-        if self._stager.device is None or self._now:  # otherwise the background waits for the device
+        if self._stager.device is None or self._now:  # if not, `_stage` calls `begin`, which waits for the device
             if (slot := begin()) is None:
                 return False
             now = self._now
@@ -242,10 +264,10 @@ class Checkpointer:
         return True
 
     def _begin(self, layout: Layout, step: int, save_id: str, generation: int, when_busy: WhenBusy) -> int | None:
-        """Return the slot for a snapshot of `step`, after dropping its old snapshot; None: the save is skipped.
+        """Return a slot for a snapshot of `step`, whose old snapshot is dropped; None if the save is skipped.
 
-        Waits for the device first: only when it has done the step, every rank that shares the state has committed the
-        step before, and no rank needs the dropped snapshot.
+        The method first waits until the device has finished the step. When the device has, every rank that shares the
+        state has committed the previous step, so no rank needs the dropped snapshot any more.
         """
         self._stager.wait_device()
         if not self._is_good(step):
@@ -254,8 +276,8 @@ class Checkpointer:
         if slot is not None:
             self._lost = False
             mapping = self._mapping
-            assert mapping is not None, "it was laid out"
-            # slot by slot, in the thread of the copy: pinning takes 0.05 s per GiB or more
+            assert mapping is not None, "`_lay_out` has mapped the slots"
+            # pin only this slot, in the thread that copies, because pinning takes 0.05 s per GiB or more
             self._stager.register(mapping.memory, mapping.slot_bytes, slot * mapping.slot_bytes)
             self._write_frames(layout, slot)
             self._newest = ("", 0)
@@ -264,7 +286,15 @@ class Checkpointer:
     def _stage(
         self, staged: _Staged, layout: Layout, slot: int | None, begin: Callable[[], int | None], record: dict[str, Any]
     ) -> None:
-        """Copy in the background, and let the server seal. `slot`: None if `begin` has not been called yet."""
+        """Copy a snapshot in the background thread, and let the memory server seal it.
+
+        Args:
+            staged: the save.
+            layout: layout of the image.
+            slot: slot to copy to; None if `begin` must be called first, which returns the slot.
+            begin: returns a free slot; None if the save is skipped.
+            record: fields of the manifest.
+        """
         if slot is None and (slot := begin()) is None:
             staged.skipped = True
             return
@@ -285,7 +315,7 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
-        if self._stager.device is None:  # otherwise it may change them during the comparison
+        if self._stager.device is None:  # a device may change the tensors during the comparison
             staged.samples = self._samples_of(layout, slot)
 
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
@@ -296,23 +326,24 @@ class Checkpointer:
         return self._overlapped[slot]
 
     def _store_frozen(self, slot: int, layout: Layout, record: dict[str, Any]) -> tuple[int, int]:
-        """Store the frozen parameters in a slot; see `FrozenPrefix.store`."""
-        assert self._frozen is not None, "a state that is laid out has one"
+        """Store the frozen parameters in a slot, and their checksum in `record`; see `FrozenPrefix.store`."""
+        assert self._frozen is not None, "`_lay_out` has set it"
         known = self._frozen.store(slot, self._image(layout, slot), self._views[slot], self._stager)
         record["checked"] = [known[0], crc_text(known[1])]
-        if known[0]:  # peers that have these bytes do not get them again
+        if known[0]:  # other nodes that already have these bytes do not receive them again
             record["extras"]["frozen"] = record["checked"]
         return known
 
     def _overlapped_items(self) -> list[int]:
-        """Return the items copied in the background."""
-        assert self._frozen is not None, "a state that is laid out has one"
+        """Return the indices of the layout's items that may be copied in the background."""
+        assert self._frozen is not None, "`_lay_out` has set it"
         return [*range(self._frozen.items), *self._later]
 
     def differing(self, save_id: str) -> str | None:
-        """Return the name of a live tensor with samples that differ from its last snapshot.
+        """Compare samples of the live tensors with the last snapshot; return the name of a tensor that differs.
 
-        None: no difference, another last snapshot, or a device may be changing the tensors.
+        The result is None if no sample differs, if `save_id` is not the last snapshot, or if a device may be changing
+        the tensors.
         """
         if (
             self._newest[0] != save_id
@@ -332,16 +363,16 @@ class Checkpointer:
         return self._samples[slot]
 
     def stepped(self) -> None:
-        """Report a step without a save to the node's memory server."""
-        with contextlib.suppress(MemoryLostError):  # the next save uses the next server
+        """Report to the node's memory server that a step without a save is done."""
+        with contextlib.suppress(MemoryLostError):  # the next save connects to the next server
             self._client.stepped(self._rank)
 
     @_with_the_next_server
     def wait_staged(self) -> bool:
-        """Wait until the last save is copied; return False if it has no snapshot.
+        """Wait until the last save is copied. Return False if the save was skipped, or if its snapshot was dropped.
 
-        Afterwards the state may change, and the snapshot survives the death of this process. If the state changed
-        before, the copy may be inconsistent, and the snapshot is dropped.
+        After the call the state may change, and the snapshot survives the death of this process. If the state has
+        changed during the copy, the copy may be inconsistent, so the snapshot is dropped.
         """
         if self._background is None:
             return True
@@ -358,11 +389,11 @@ class Checkpointer:
         if changed is not None:
             self._overlap = False
             self._client.flush()
-            self._client.forget_slot()  # the promised slot may hold the newest snapshot now
+            self._client.forget_slot()  # the slot promised for the next save may hold the newest snapshot now
             warnings.warn(
-                f"{changed} was changed while step {staged.step} was being copied, outside of the optimizer: this "
-                "snapshot is given up, and later ones are copied before the next step begins "
-                "(checkpoint.overlap: false)",
+                f"{changed} was changed while step {staged.step} was being copied, but not by the optimizer: this "
+                "snapshot is dropped, and later snapshots are copied before the next step begins, as with "
+                "checkpoint.overlap: false",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -370,7 +401,7 @@ class Checkpointer:
 
     @_with_the_next_server
     def move(self, rank: int, world_size: int) -> None:
-        """Save as another rank, or with another world size, from now on. Existing snapshots stay unchanged."""
+        """Save as `rank` of `world_size` ranks from now on. Existing snapshots stay unchanged."""
         self.flush()
         if rank != self._rank:
             self._rank, self._mapping, self._layout = rank, self._client.attach(rank), None
@@ -384,19 +415,24 @@ class Checkpointer:
 
     @_with_the_next_server
     def flush(self) -> bool:
-        """Wait until the last save is sealed; return False if it was lost with the memory server."""
+        """Wait until the last save is sealed. Return False if the save was lost because the memory server has ended."""
         self.wait_staged()
         self._client.flush()
         return not self._lost
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
-        """Return this rank's writable slots, the size of a slot and the size of an image; None before a save."""
+        """Return this rank's writable slots, the bytes of a slot and the bytes of an image; None before a save."""
         if self._mapping is None or self._layout is None:
             return None
         return self._mapping.memory, self._mapping.slot_bytes, self._layout.plan.nbytes
 
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
-        """Return the layout of these tensors; map memory and make views only if the plan changed."""
+        """Return the layout of a state. If the plan has changed, map memory for it, and make views of the slots.
+
+        Args:
+            parts: the split state.
+            changing: see `save`.
+        """
         if self._layout is not None and self._rebind(self._layout, parts):
             return self._layout
         layout, before = Layout(parts), self._layout
@@ -418,7 +454,7 @@ class Checkpointer:
         return layout
 
     def _rebind(self, layout: Layout, parts: Parts) -> bool:
-        """Return whether these tensors fit the layout; if so, later copies use them."""
+        """Return whether the tensors of `parts` fit the layout; if so, make later copies read from these tensors."""
         replaced = _rebind(layout, self._live, parts) if self._live is not None else None
         if replaced is None:
             return False
@@ -428,25 +464,31 @@ class Checkpointer:
         return True
 
     def _write_frames(self, layout: Layout, slot: int) -> None:
-        """Write everything around the data, at the first use of a slot."""
+        """Write the bytes of an image around the tensors' values, at the first use of a slot."""
         if slot not in self._framed:
             layout.write_frames(self._image(layout, slot))
             self._framed.add(slot)
 
     def _image(self, layout: Layout, slot: int) -> memoryview:
-        """Return the bytes of a slot that an image fills."""
-        assert self._mapping is not None, "a state that is laid out has its memory"
+        """Return the bytes of a slot that contain the image."""
+        assert self._mapping is not None, "`_lay_out` has mapped the slots"
         start = slot * self._mapping.slot_bytes
         return self._mapping.memory[start : start + layout.plan.nbytes]
 
     # --- restoring ------------------------------------------------------------------------------
 
     def load(self, owner: int, save_id: str) -> Snapshot:
-        """Return a snapshot on this node with a verified manifest; its bytes are verified when they are read.
+        """Return a snapshot from this node's memory server, with a verified manifest.
+
+        The snapshot's bytes are verified when they are read.
+
+        Args:
+            owner: rank that saved the snapshot.
+            save_id: save ID of the commit.
 
         Raises:
-            NotFoundError: there is no such snapshot, or it was lost with the memory server.
-            CorruptSnapshotError: the manifest is not this job's.
+            NotFoundError: there is no such snapshot, or it was lost because the memory server has ended.
+            CorruptSnapshotError: the manifest was not signed by this job.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -456,21 +498,21 @@ class Checkpointer:
             try:
                 held = self._client.open(owner, save_id, secret=secret, job=job, mapped=mapped, plan=plan)
                 break
-            except MemoryLostError:  # if only the connection broke, the same server still has it
+            except MemoryLostError:  # if only the connection broke, the same server still has the snapshot
                 self._turn_to_the_next_server()
                 turned = True
             except NotFoundError as error:
                 if not turned:
                     raise
-                what = f"{save_id} of rank {owner} was lost with the memory server of this node, which has ended"
+                what = f"{save_id} of rank {owner} was lost, because the memory server of this node has ended"
                 raise NotFoundError(what) from error
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 
     def find(self, owner: int, save_id: str, addresses: Iterable[tuple[str, int]]) -> Snapshot:
-        """Return a snapshot from this node, or from the first memory server at `addresses` that has it.
+        """Return a snapshot from this node, or from the first memory server at `addresses` that has the snapshot.
 
         Raises:
-            NotFoundError: none of them has it.
+            NotFoundError: no memory server has the snapshot.
         """
         try:
             return self.load(owner, save_id)
@@ -481,7 +523,7 @@ class Checkpointer:
             raise
 
     def restore(self, parts: Parts, snapshots: Sequence[Snapshot]) -> Any:
-        """Fill live tensors from snapshots, verified; return the saved tree (see `fill`)."""
+        """Fill live tensors from verified snapshots, and return the saved state (see `snapshot.fill`)."""
         known = self._layout is not None and self._rebind(self._layout, parts)
         may_populate = self._mapping.may_populate if self._mapping is not None else threading.Event()
         may_populate.clear()
@@ -492,7 +534,7 @@ class Checkpointer:
 
     @_with_the_next_server
     def read_peer(self, address: tuple[str, int], owner: int, save_id: str) -> Snapshot:
-        """Return a snapshot on another node, read from its memory server."""
+        """Return a snapshot that is read from the memory server of another node, at `address`."""
         self.wait_staged()
         self._client.forget_slot()
         peer = self._peer(address)
@@ -518,14 +560,16 @@ class Checkpointer:
 
     @_with_the_next_server
     def rebuild(self, addresses: Mapping[int, tuple[str, int]], lost: int, save_id: str) -> Snapshot:
-        """Return the snapshot of rank `lost`, whose node is lost, rebuilt from other ranks' snapshots and parity.
+        """Return the snapshot of a rank whose node is lost, rebuilt from other ranks' snapshots and parity.
 
         Args:
-            addresses: memory servers of the other ranks' nodes, by rank.
+            addresses: for each other rank of the parity group, the address of its node's memory server.
+            lost: the rank whose snapshot is lost.
+            save_id: save ID of the commit.
 
         Raises:
-            NotFoundError: a server no longer has its snapshot or parity.
-            CorruptSnapshotError: the manifests are not this job's, or do not agree.
+            NotFoundError: a memory server no longer has the snapshot of its rank, or the parity piece.
+            CorruptSnapshotError: a manifest was not signed by this job, or the manifests differ.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -534,16 +578,21 @@ class Checkpointer:
         return Snapshot.of(rebuilt.manifest, rebuilt.plan, rebuilt.load)
 
     def close_peers(self) -> None:
-        """Close the connections to other nodes, which cost them a thread each."""
+        """Close the connections to other nodes' memory servers. Each connection takes a thread of its memory server."""
         for peer in self._peers.values():
             peer.close()
 
     @_with_the_next_server
     def fetch(self, url: str, folder: str, rank: int) -> Snapshot:
-        """Return a snapshot of a durable checkpoint. Its bytes are read when needed, through this node's memory
-        server, which verifies their MAC.
+        """Return a snapshot from a checkpoint in a durable tier.
 
-        A checkpoint of an earlier version has no MAC, and causes a warning.
+        The snapshot's bytes are read when they are needed, through this node's memory server, which verifies their MAC.
+        A checkpoint written by an earlier version of hyperpod_ext has no MAC, and causes a warning.
+
+        Args:
+            url: URL of the durable tier.
+            folder: folder of the checkpoint in the tier.
+            rank: rank whose snapshot is read.
         """
         self.wait_staged()
         self._client.forget_slot()
@@ -568,21 +617,27 @@ class _Staged:
     versions: list[int]
     began: float = 0.0
     samples: CopySamples | None = None
-    """None before the copy is complete, and if a device may be changing the tensors."""
+    """Comparison of the copy with the tensors; None until the copy is complete, or if a device may change tensors."""
     sealed: bool = False
     skipped: bool = False
-    """No slot was free, or the step is invalid."""
+    """Whether nothing was copied, because no slot was free or the step is invalid."""
 
     def changed(self) -> str | None:
-        """Return the name of a tensor that changed since the save began, or differs from its copy; None: none."""
+        """Return the name of a tensor that has changed since the save began, or differs from its copy; None if there
+        is no such tensor."""
         changed = self.mutation_check.changed(self.versions)
         return self.samples.differing() if changed is None and self.samples is not None else changed
 
 
 def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
-    """Replace the layout's tensors by those of `now` that differ from `known`; return their number.
+    """Replace those tensors of a layout that are other objects in `now` than in `known`; return their number.
 
-    None: `now` has another layout.
+    Returns None, possibly after some replacements, if a tensor of `now` does not fit the layout.
+
+    Args:
+        layout: the layout, changed in place.
+        known: the split state from which the layout's tensors are.
+        now: the present split state.
     """
     if known.shape != now.shape:
         return None
@@ -590,7 +645,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
         plain = type(tensor) in _PLAIN
-        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` changes memory and type
+        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` may have changed it
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
         if not plain or tensor.dtype != local.dtype:

@@ -1,4 +1,4 @@
-"""Frozen parameters, such as LoRA's base model: each slot gets them once."""
+"""Copy frozen parameters, such as the base model with LoRA, into each slot (memory for a snapshot) only once."""
 
 from __future__ import annotations
 
@@ -12,35 +12,39 @@ from hyperpod_ext.runtime.snapshot.image import Layout
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 _WORDS = 1 << 22
-"""Number of 8-byte words multiplied at a time."""
+"""Number of 8-byte words that `weighted_sum` multiplies at a time."""
 _SPREAD = 0x1E3779B97F4A7C15
 _MOST_CHANGED = 3
-"""After so many saves in a row with changes, comparing stops: something other than the optimizer trains them."""
+"""After this many saves in a row with changed frozen parameters, later saves copy the parameters without comparison."""
 
 
 class FrozenPrefix:
-    """The first items of a layout, in each slot: compared by digest at each save, and copied only after a change.
+    """The frozen parameters at the start of an image. A save copies them only if their digests have changed.
 
     Args:
-        items: number of items, from the layout's first; all are of frozen parameters.
+        layout: layout of the image.
+        items: number of frozen parameters, which are the first items of the layout.
     """
 
     def __init__(self, layout: Layout, items: int) -> None:
         self._layout, self.items = layout, items
         self._nbytes = layout.plan.items[items - 1].end if items else 0
-        """Length of the prefix in the image."""
+        """Number of bytes of the image that contain the frozen parameters."""
         self._held: dict[int, tuple[list[int], int]] = {}
-        """Digests of the tensors in each slot, and the CRC64-NVME of the prefix of its image."""
+        """Digests of the frozen parameters in a slot, and the CRC64-NVME of their bytes in its image, by slot."""
         self._newest: list[int] | None = None
-        """Digests at the last save."""
+        """Digests of the frozen parameters at the last save; None before the first save."""
         self._changed = 0
-        """Number of last saves in a row with changed tensors."""
+        """Number of saves in a row, up to the last one, at which frozen parameters had changed."""
 
     def store(self, slot: int, image: memoryview, views: Sequence[torch.Tensor], stager: Stager) -> tuple[int, int]:
-        """Store the present tensors in a slot; return the length of the image's prefix, and its CRC64-NVME.
+        """Make a slot contain the present frozen parameters; return the number of their bytes, and their CRC64-NVME.
 
         Args:
-            image, views: the slot's bytes, with frames, and its tensors.
+            slot: index of the slot.
+            image: bytes of the image in the slot. The bytes around the tensors' values are already written.
+            views: tensors over the bytes of the image, one for each item.
+            stager: copies the tensors.
         """
         held = self._held.pop(slot, None)
         if not self.items:
@@ -60,11 +64,11 @@ class FrozenPrefix:
         return self._nbytes, held[1]
 
     def forget(self) -> None:
-        """Copy into each slot again: after a fault, a slot may be damaged."""
+        """Make later saves copy the frozen parameters into each slot again, because a fault may have damaged a slot."""
         self._held.clear()
 
     def _digests(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Return a digest of each tensor: its CRC, or on another device a sum computed there."""
+        """Return a digest of each tensor: the CRC64-NVME if the live tensor is CPU memory, or else `weighted_sum`."""
         by_crc = map(is_memory, self._layout.locals)
         return [
             crc64nvme(bytes_of(tensor)) if crc else weighted_sum(tensor)
@@ -73,9 +77,10 @@ class FrozenPrefix:
 
 
 def weighted_sum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's 8-byte words, each times an odd number, modulo 2**64; equal on all devices.
+    """Return the sum of a tensor's 8-byte words, each multiplied by another odd number, modulo 2**64.
 
-    A change of one word always changes the sum, and any other change with a probability of about 1 - 2**-64.
+    The sum is the same on the CPU and on a GPU. A change of one word always changes the sum. A change of several words
+    changes the sum with a probability of about 1 - 2**-64.
     """
     raw = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if raw.storage_offset() % 8 or raw.numel() % 8:

@@ -1,8 +1,9 @@
-"""Send state from live ranks to ranks without it, over the newly opened process group.
+"""Send state from live ranks to ranks that have no state, over the new process group.
 
-Ranks that hold the same state each send a part at the same time, from their live tensors through two small buckets,
-without a second copy of the whole state. The plan and the checksums go through the job's authenticated store, the bytes
-through the group; the receiver checks every bucket before it uses one.
+Several ranks that hold the same state each send a part of it at the same time. A sender copies its live tensors through
+two small buffers, and needs no second copy of the whole state. The tensors' bytes are sent over the process group. The
+plan and the checksums are sent through the job's authenticated store. The receiver verifies the checksums of all bytes
+before the state is used.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _BUCKET_BYTES = 8 << 20
 
 
 class TensorBytes(NamedTuple):
-    """Bytes of one tensor."""
+    """A range of the bytes of one tensor."""
 
     item: int
+    """Index of the tensor in the plan."""
     start: int
     stop: int
 
@@ -39,8 +41,16 @@ Bucket = list[TensorBytes]
 
 
 def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Bucket]:
-    """Return the `part`-th of `of` equal parts of consecutive tensors of these sizes, in buckets of at most `limit`
-    bytes. Pure: sender and receiver compute the same buckets."""
+    """Divide the bytes of all tensors into equal parts, and return one part in buckets.
+
+    The sender and the receiver compute the same buckets.
+
+    Args:
+        sizes: bytes of each tensor, in order.
+        part: index of the part, from 0.
+        of: number of parts.
+        limit: maximum bytes of a bucket.
+    """
     total = sum(sizes)
     low, high = total * part // of, total * (part + 1) // of
     buckets: list[Bucket] = []
@@ -61,11 +71,13 @@ def buckets_of(sizes: Sequence[int], part: int, of: int, limit: int) -> list[Buc
 
 @dataclass(frozen=True)
 class TransferOrder:
-    """One part for one receiver."""
+    """An order to send one part of the state to one rank."""
 
     receiver: int
     part: int
+    """Index of the part, from 0."""
     of: int
+    """Number of parts, each from another sender."""
 
 
 def send_state(
@@ -76,10 +88,19 @@ def send_state(
     parts: Parts,
     extras: Mapping[str, Any],
 ) -> None:
-    """Send the ordered parts of this rank's state, one receiver after another."""
+    """Send the parts of this rank's state that `orders` list, one after another.
+
+    Args:
+        store: the job's store.
+        key: prefix of the transfer's keys in the store.
+        orders: parts and receivers.
+        step: step of the state.
+        parts: the split state.
+        extras: additional JSON values, saved with the state.
+    """
     layout, me = Layout(parts), dist.get_rank()
     plan = layout.plan
-    short = {"step": step, "digest": plan.digest}  # the other senders send only this
+    short = {"step": step, "digest": plan.digest}  # only the sender of part 0 also sends the plan and the values
     full = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
     for order in orders:
         store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
@@ -91,16 +112,16 @@ def send_state(
 
 
 def refuse_state(store: PartitionedStore, key: str, orders: Sequence[TransferOrder], why: str) -> None:
-    """Send the receivers a refusal instead of the state."""
+    """Send a refusal with the reason `why` to the receivers, instead of the state."""
     for order in orders:
         store.set(_between(key, order.receiver, dist.get_rank()), json.dumps({"refused": why}))
 
 
 def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> Snapshot:
-    """Receive this rank's state from `sources`, a part from each.
+    """Receive this rank's state, one part from each rank in `sources`.
 
     Raises:
-        CorruptSnapshotError: a checksum differs, or a source refused.
+        CorruptSnapshotError: a checksum differs, a source has refused, or the sources hold different states.
     """
     me = dist.get_rank()
     headers = {source: json.loads(store.get(_between(key, me, source))) for source in sources}
@@ -116,7 +137,7 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     split = [buckets_of(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
     incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, split, strict=True)]
     running = incoming
-    while running := [each for each in running if each.take()]:  # a bucket of each in turn, while the next ones arrive
+    while running := [each for each in running if each.take()]:  # one bucket of each source in turn
         pass
     full = headers[sources[0]]
     for each in incoming:
@@ -128,14 +149,21 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
 
 
 def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
-    """Return the plan announced by all sources."""
+    """Return the plan that the sources have announced. Check that all announcements have the same step and plan.
+
+    Args:
+        headers: the announcement of each source, by rank. The first announcement contains the plan.
+
+    Raises:
+        CorruptSnapshotError: a source has refused, or the announcements differ.
+    """
     if refused := [f"rank {source}: {header['refused']}" for source, header in headers.items() if "refused" in header]:
         raise CorruptSnapshotError("; ".join(refused))
     (first, full), *others = headers.items()
     for source, header in others:
         if (header["step"], header["digest"]) != (full["step"], full["digest"]):
             raise CorruptSnapshotError(
-                f"ranks {first} and {source} do not hold the same: their tensors differ in name, type or shape"
+                f"ranks {first} and {source} do not hold the same state: their tensors differ in name, type or shape"
             )
     return read_plan(full["plan"], full["digest"])
 
@@ -145,7 +173,10 @@ def _between(key: str, receiver: int, sender: int) -> str:
 
 
 def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: int) -> list[str]:
-    """Send buckets through two small buffers, filling one while the other is sent; return their checksums."""
+    """Send buckets of this rank's tensors to a rank, and return the buckets' checksums.
+
+    Two small buffers are used: one buffer is filled while the other buffer is sent.
+    """
     buffers = [torch.empty(_size(bucket), dtype=torch.uint8) for bucket in buckets[:2]]
     sends: list[Any] = []
     checksums: list[str] = []
@@ -168,7 +199,13 @@ def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: 
 
 
 class _Incoming:
-    """Buckets of one source, checked and copied to their places one by one, with two receives at a time."""
+    """Receives the buckets of one source, and copies each bucket into the image. Two buckets are received at a time.
+
+    Args:
+        source: rank that sends the buckets.
+        buckets: the buckets, in the order of sending.
+        places: bytes of each tensor in the image.
+    """
 
     def __init__(self, source: int, buckets: Sequence[Bucket], places: Sequence[torch.Tensor]) -> None:
         self.source, self.checksums = source, list[str]()
@@ -177,7 +214,7 @@ class _Incoming:
         self._works = [self._ask(number) for number in range(len(self._buffers))]
 
     def take(self) -> bool:
-        """Wait for the next bucket; return False after the last one."""
+        """Wait for the next bucket, and copy it into the image; return False if no bucket is left."""
         number = len(self.checksums)
         if number == len(self._buckets):
             return False
@@ -203,7 +240,7 @@ def _size(bucket: Bucket) -> int:
 
 
 def _flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the contiguous bytes of a tensor, without a copy if it is contiguous and on the CPU."""
+    """Return the bytes of a tensor as a flat tensor. A contiguous tensor on the CPU is not copied."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Detect tensors that changed during their copy, by autograd's counters and by samples of the copy."""
+"""Detect tensors that change while they are copied, by autograd's version counters and by samples of the copy."""
 
 from __future__ import annotations
 
@@ -9,35 +9,47 @@ import torch
 from hyperpod_ext.runtime.snapshot.fast_copy import Unthrottle, copy_pieces_checked, is_memory, memory, pieces_of
 
 _SAMPLE = 64
+"""Length of a sample in bytes."""
 _EVERY = 1 << 20
-"""Bytes between two samples of a tensor: few enough that a change of the whole tensor cannot miss them."""
+"""Bytes from one sample of a tensor to the next. A change of all of a tensor's values always changes a sample."""
 
 
 class MutationCheck:
-    """Reads autograd's version counters of the same tensors, save after save."""
+    """Compares the version counters of tensors before and after a copy, at each save.
+
+    Args:
+        names: the tensors' names.
+        tensors: the tensors. Inference tensors have no version counter, and are left out.
+    """
 
     def __init__(self, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
         counted = [(n, tensor) for n, tensor in zip(names, tensors, strict=True) if not tensor.is_inference()]
         self._names, self._counted = [n for n, _ in counted], [tensor for _, tensor in counted]
 
     def look(self) -> list[int]:
-        """Return the counters. In-place changes raise them, except those of fused optimizers and through `.data`."""
+        """Return the tensors' version counters.
+
+        An in-place change increases the counter, unless a fused optimizer makes it or it is made through `.data`.
+        """
         return [tensor._version for tensor in self._counted]
 
     def changed(self, since: list[int]) -> str | None:
-        """Return the name of a tensor with an increased counter; None: none."""
+        """Return the name of a tensor whose counter differs from `since`, a result of `look`; None if all are equal."""
         if (now := self.look()) == since:
             return None
         return next(name for name, a, b in zip(self._names, now, since, strict=True) if a != b)
 
 
 class CopySamples:
-    """Compares samples of tensors in this process's memory with their copies, without counters.
+    """Compares samples of CPU tensors with their copies, to detect changes that increase no version counter.
 
-    A copy of temporary values differs from the tensor after its own values are back.
+    The samples also differ if a script replaced a tensor's values during the copy, and restored them later: the copy
+    contains the temporary values.
 
     Args:
-        names, sources, destinations: the tensors' names, the tensors and their copies; kept alive for their addresses.
+        names: the tensors' names.
+        sources: the tensors, which this object keeps alive, because it stores their addresses.
+        destinations: the copies of the tensors, which this object keeps alive, too.
     """
 
     def __init__(
@@ -55,7 +67,7 @@ class CopySamples:
         self._copied = pieces_of([(0, copy, length) for _, _, copy, length in self._samples])
 
     def differing(self) -> str | None:
-        """Return the name of a tensor that differs from its copy; None: all samples are equal."""
+        """Return the name of a tensor of which a sample differs from its copy; None if all samples are equal."""
         live, copied = (copy_pieces_checked(each, 0, Unthrottle())[1] for each in (self._live, self._copied))
         if live == copied:
             return None

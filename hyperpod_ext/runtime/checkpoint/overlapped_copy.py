@@ -1,7 +1,8 @@
-"""Copies during a forward and backward pass at the least cost, with the checksum in the same pass.
+"""Copy a state in the background during a step's forward and backward pass, and compute its checksum in the same pass.
 
-A background copy slows a step by its use of memory and caches, not of its core. So pieces are copied without the
-caches, and their checksum is computed from the same read: a seal would read all of the memory once more.
+A background copy slows training mainly by its use of memory bandwidth and caches, not by its use of a core. So the copy
+bypasses the caches, and reads memory only once for both copy and checksum. If the copy did not compute the checksum,
+the memory server would read all copied bytes again to compute it.
 """
 
 from __future__ import annotations
@@ -24,33 +25,36 @@ from hyperpod_ext.runtime.snapshot.fast_copy import (
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 
 _WORTH_S = 0.005
-"""Shorter copies cost a step too little to optimize."""
+"""If a plain copy takes fewer seconds than this, it slows a step too little to need a copy with checksum."""
 _ROOM = 4.0
-"""Time needed before a checksum is tried, in copies. With its checksum a copy takes up to twice as long, and a shorter
-step must not have to wait."""
+"""A copy with checksum is tried only if the available time is at least this many times the time of a plain copy. A copy
+with checksum may take twice as long as a plain copy, and a step may be shorter than usual."""
 _MARGIN = 1.5
-"""The same in copies with checksum, once one was measured: it uses one core, a plain copy may use several."""
+"""Once a copy with checksum was measured, the available time must also be at least this many times its measured time. A
+copy with checksum uses one core; a plain copy may use several cores."""
 _FORGET = 0.9
-"""Factor on the measured time after each copy without checksum, so that a slow one is tried again."""
+"""After each plain copy, the measured time of a copy with checksum is multiplied by this factor. So a copy with
+checksum is tried again after some saves."""
 _TELLS = 8
-"""A measurement counts only if at least one part in so many was copied."""
+"""A copy with checksum is measured only if at least one part in this many of the image was copied before it ended."""
 _WINDOWS = 4
+"""Number of last saves whose available times are considered."""
 
 
 def has_room(copy_s: float, overlapped_s: float | None, window_s: float) -> bool:
-    """Return whether the time suffices for a copy with checksum.
+    """Return whether a copy with checksum is worthwhile and probably ends before the caller waits for it.
 
     Args:
-        copy_s: duration of a plain copy.
-        overlapped_s: duration of a copy with checksum, if measured.
-        window_s: time until the caller waits for the copy.
+        copy_s: seconds of a plain copy.
+        overlapped_s: seconds of a copy with checksum; None: not measured yet.
+        window_s: seconds from the start of a copy until the caller waits for it.
     """
     least = _ROOM * copy_s if overlapped_s is None else max(_ROOM * copy_s, _MARGIN * overlapped_s)
     return copy_s >= _WORTH_S and window_s >= least
 
 
 class Room:
-    """Estimates the available time from earlier saves."""
+    """Decides from the times of earlier saves whether there is time for a copy with checksum."""
 
     def __init__(self) -> None:
         self._copy_s: float | None = None
@@ -58,44 +62,47 @@ class Room:
         self._windows: deque[float] = deque(maxlen=_WINDOWS)
 
     def copied(self, seconds: float) -> None:
-        """Record the duration of a copy without checksum."""
+        """Record the seconds of a copy without checksum."""
         self._copy_s = seconds if self._copy_s is None else min(seconds, self._copy_s)
         self._overlapped_s = None if self._overlapped_s is None else _FORGET * self._overlapped_s
 
     def copied_overlapped(self, seconds: float, nbytes: int, of: int) -> None:
-        """Record the duration of a copy with checksum of the first `nbytes` of `of`."""
+        """Record the seconds of a copy with checksum that ended after `nbytes` of the `of` bytes of an image."""
         if nbytes * _TELLS >= of:
             self._overlapped_s = seconds * of / nbytes
 
     def waited(self, seconds: float) -> None:
-        """Record the time from a copy's start until the caller waited for it."""
+        """Record the seconds from the start of a copy until the caller waited for it."""
         self._windows.append(seconds)
 
     def enough(self) -> bool:
-        """Return `has_room` for the recorded times."""
+        """Return whether the next copy should compute the checksum, which is `has_room` for the recorded times."""
         if self._copy_s is None or not self._windows:
             return False
         return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
 class CopyProgress(NamedTuple):
-    """Progress of a copy."""
+    """The part of an image that is complete when a copy ends, perhaps early."""
 
     items: int
-    """Number of complete items, from the first."""
+    """Number of items, from the first item of the plan, that are complete."""
     nbytes: int
+    """Number of bytes, from the start of the image, that are complete."""
     checksum: int
-    """CRC64-NVME of the first `nbytes` of the image."""
+    """CRC64-NVME of the first `nbytes` bytes of the image."""
 
 
 class OverlappedCopy:
-    """Copies a state into its image, with the checksum, at each save; the pieces' addresses are computed once.
+    """Copies a state into an image in a slot, and computes the image's checksum. An object can be used for many saves.
 
     Args:
-        sources, destinations: one per item of the plan, all on the CPU.
-        image: the whole image, with frames.
-        first: items before this one are left out.
-        copied: items that are already in the image.
+        plan: layout of the image.
+        sources: the live tensor of each item of the plan, on the CPU.
+        destinations: the tensor of each item in the image.
+        image: bytes of the whole image. The bytes around the tensors' values are already written.
+        copied: indices of items that are already copied. Only the checksum of these items is computed.
+        first: index of the first item to copy.
     """
 
     def __init__(
@@ -107,9 +114,9 @@ class OverlappedCopy:
         copied: Collection[int],
         first: int = 0,
     ) -> None:
-        self._memory = [*sources], image  # keeps the addresses valid
+        self._memory = [*sources], image  # keeps the tensors alive, so that their addresses stay valid
         self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Destinations and sources of tensors that torch copies first."""
+        """Destination and source of each tensor that is not contiguous memory, which torch must copy first."""
         begin, position = address_of(image), plan.items[first - 1].end if first else 0
         pieces: list[tuple[int, int, int]] = []
         for index, item in enumerate(plan.items[first:], first):
@@ -126,10 +133,11 @@ class OverlappedCopy:
         self._ends = [item.data + item.nbytes for item in plan.items]
 
     def run(self, unthrottle: Unthrottle, before: tuple[int, int] = (0, 0)) -> CopyProgress:
-        """Copy the present values; end early once `unthrottle` is set.
+        """Copy the present values of the tensors, and return the progress of the copy.
 
         Args:
-            before: number of bytes before the first copied item, and their CRC64-NVME.
+            unthrottle: once it is set, the copy ends early.
+            before: number of bytes before the first item to copy, and their CRC64-NVME.
         """
         for destination, source in self._scattered:
             if not unthrottle.is_set():

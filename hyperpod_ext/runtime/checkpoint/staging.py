@@ -1,4 +1,4 @@
-"""Copies of live tensors into the slots, in the calling thread or in the background."""
+"""Copy live tensors into slots (shared memory for snapshots), in the calling thread or in a background thread."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from hyperpod_ext.runtime.state.device_steps import Device, Marker
 
 
 class Stager:
-    """Copies tensors; on CUDA through pinned memory, on a separate stream."""
+    """Copies tensors into slots. Tensors on a GPU are copied on a separate CUDA stream into pinned memory."""
 
     def __init__(self) -> None:
         self.device: Device | None = None
-        """Device that changes the tensors asynchronously; None: none does."""
+        """Device that changes the tensors asynchronously; None if all tensors change synchronously."""
         self._after: Marker | None = None
         self._stream: torch.cuda.Stream | None = None
         self._memory: Any = None
-        """Mapping with pinned parts; kept, so that no other mapping gets its addresses."""
+        """The mapping with pinned parts, which is kept alive so that no other mapping gets the pinned addresses."""
         self._pinned: set[int] = set()
 
     def register(self, memory: Any, nbytes: int, start: int = 0) -> None:
-        """Pin part of a mapping, once: copies from a GPU into pageable memory are several times slower."""
+        """Pin a part of a mapping, unless it is pinned already.
+
+        Copies from a GPU into pageable memory are several times slower than copies into pinned memory.
+
+        Args:
+            memory: the mapping.
+            nbytes: number of bytes to pin.
+            start: offset of the first byte.
+        """
         if not _cuda_in_use():
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
-        with torch.cuda.device(self._side_stream().device):  # a background thread would use GPU 0
+        with torch.cuda.device(self._side_stream().device):  # without this, a background thread would use GPU 0
             if self._memory is not memory:
                 self._let_go()
                 self._memory = memory
@@ -50,7 +58,7 @@ class Stager:
         self._pinned.clear()
 
     def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
-        """Copy, and return when the copy is complete. Frees the GIL."""
+        """Copy each source to its destination, and return when all copies are complete. Releases the GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
             self.wait_device()
@@ -60,22 +68,25 @@ class Stager:
         stream = self._side_stream()
         with torch.no_grad(), self.after_device():
             for source, destination in zip(sources, destinations, strict=True):
-                destination.copy_(source, non_blocking=True)  # the caller keeps the sources until `done`
+                destination.copy_(source, non_blocking=True)  # the caller keeps `sources` alive
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
 
     def after_device(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context whose GPU work runs after the work queued at `follow`, and waits for nothing later."""
+        """Return a context in which GPU work runs on the copy stream.
+
+        The copy stream waits for work that was queued before the last call of `follow`, but not for later work.
+        """
         return torch.cuda.stream(self._side_stream()) if _cuda_in_use() else contextlib.nullcontext()
 
     def wait_device(self) -> None:
-        """Wait until the device has done the work queued at `follow`."""
+        """Wait until the device has done the work that was queued when `follow` was called."""
         if self._after is not None:
             self._after.synchronize()
 
     def follow(self) -> None:
-        """Make the next copies wait for the work that is queued now."""
+        """Make the next copies wait for the device's work that is queued now."""
         self._after = self.device.record() if self.device is not None else None
         if _cuda_in_use():
             self._side_stream().wait_stream(torch.cuda.current_stream())
@@ -101,18 +112,18 @@ class Background:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def do(self, work: Callable[[], None]) -> None:
-        """Run `work` in the thread.
+        """Start running `work` in the thread.
 
         Raises:
-            RuntimeError: `wait` was not called after the last function.
+            RuntimeError: the last function is still running.
         """
         if not self._idle.is_set():
-            raise RuntimeError("one piece of work at a time: wait for the one before")
+            raise RuntimeError("the background thread is still running the last function: call wait() first")
         self._idle.clear()
         self._work.put(work)
 
     def wait(self) -> None:
-        """Wait until the function has returned; raise its error."""
+        """Wait until the last function has returned. If the function has raised an error, raise the same error."""
         self._idle.wait()
         error, self._error = self._error, None
         if error is not None:
@@ -127,7 +138,7 @@ class Background:
             work = self._work.get()
             try:
                 work()
-            except Exception as error:  # raised again by `wait`
+            except Exception as error:  # `wait` raises the error again
                 self._error = error
             del work
             self._idle.set()

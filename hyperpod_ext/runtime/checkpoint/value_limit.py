@@ -1,4 +1,4 @@
-"""Limit of a state's plain values, which are in the record of each snapshot, one message."""
+"""Limit the size of a state's plain values, because each save sends all plain values in one message."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths
 
 _MOST_BYTES = 48 << 20
 _OF_A_NUMBER = 20
-"""Maximum length of a number as text."""
+"""Assumed length of a number as text, in characters."""
 
 
 def check_values(parts: Parts) -> None:
-    """
+    """Raise an error if a state's plain values are too large for one message.
+
     Raises:
-        JobFailedError: the plain values are too large for a record; names the largest.
+        JobFailedError: the plain values are too large. The message names the largest value.
     """
     sizes = [_nbytes(value) for value in parts.values]
     if sum(sizes) <= _MOST_BYTES:
@@ -24,9 +25,9 @@ def check_values(parts: Parts) -> None:
     _, paths = leaf_paths(parts.shape)
     largest = max(range(len(sizes)), key=sizes.__getitem__)
     raise JobFailedError(
-        f"the plain values of the state take up to {sum(sizes) >> 20} MiB as text, and a snapshot's record holds "
-        f"{_MOST_BYTES >> 20} MiB; the largest is {fqn(paths[largest])}, up to {sizes[largest] >> 20} MiB",
-        hint="Store it as a tensor: torch.tensor(numbers), or torch.frombuffer(bytearray(data), dtype=torch.uint8).",
+        f"the plain values of the state take up to {sum(sizes) >> 20} MiB as text, but a snapshot can hold only "
+        f"{_MOST_BYTES >> 20} MiB of them; the largest is {fqn(paths[largest])}, up to {sizes[largest] >> 20} MiB",
+        hint="Store it as a tensor, by torch.tensor(numbers) or torch.frombuffer(bytearray(data), dtype=torch.uint8).",
     )
 
 

@@ -1,1 +1,1 @@
-"""The worker's side of its launcher (our agent, hyperpodrun or torchrun), which begins and ends generations."""
+"""A worker's interface to its launcher (our agent, hyperpodrun or torchrun), which begins and ends generations."""

@@ -1,6 +1,6 @@
-"""The worker's connection to its agent. The worker receives generations and aborts, and sends reports.
+"""A worker's connection to its agent: receives generations, aborts and stop requests, and sends reports.
 
-A separate thread receives, so that an abort reaches a rank whose main thread hangs in a collective.
+A separate thread receives, so that an abort reaches a rank even while its main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -31,41 +31,42 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _TRIES, _AGAIN_S = 5, 0.02
-"""Number of attempts to connect again before the agent counts as gone, and seconds between two attempts."""
+"""Number of attempts to reconnect before the agent counts as dead, and seconds between two attempts."""
 
 
 class AbortedError(Exception):
-    """The generation has ended, because this rank or another failed. Scripts must not catch it: the training loop
-    does."""
+    """The generation has ended, because this rank or another rank failed. Scripts must not catch this error: the
+    training loop catches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation, as one rank sees it."""
+    """One generation: what a rank needs to know to restore and train in it."""
 
     number: int
     decision: Decision
     addresses: tuple[tuple[str, int], ...] | LookedUp
-    """Key-value server of each rank."""
+    """Addresses of the ranks' key-value servers, by rank."""
     peers: dict[int, tuple[str, int]]
-    """Memory servers from which the ranks of this node restore. More may be added later."""
+    """Addresses of the memory servers from which the ranks of this node restore, by node. More servers may be added
+    later."""
     moved: bool = False
-    """Whether this process keeps its state but has another rank or world size than before."""
+    """Whether this process keeps its state, but has another rank or world size than in the previous generation."""
     memory_every: int | None = None
-    """Steps between two snapshots in memory in this generation; None for the interval in the spec."""
+    """Number of steps between two snapshots in memory in this generation; None for the interval in the spec."""
     full_size: int | None = None
-    """World size when no rank is missing; None if no rank is missing now."""
+    """World size when no rank is missing. None if no rank is missing in this generation."""
 
 
 class ControlPlane(Protocol):
-    """The interface between `@resilient` and the process's launcher: our agent, `hyperpodrun` or `torchrun`."""
+    """Interface through which `@resilient` uses the process's launcher: our agent, `hyperpodrun` or `torchrun`."""
 
     stop_at_step: StopAtStep
     """Requests to stop this rank after a certain step."""
 
     @property
     def environment(self) -> WorkerEnvironment | None:
-        """Rank, node and settings of this process. None before it has joined, if the launcher assigns ranks later."""
+        """Rank, node and settings of this process. None before `join` if the launcher assigns ranks only then."""
 
     @property
     def aborted(self) -> bool:
@@ -73,29 +74,33 @@ class ControlPlane(Protocol):
 
     @property
     def safe_to_commit(self) -> bool:
-        """Whether the generation has ended, and this rank may still finish and commit its current step."""
+        """Whether the generation has ended, and this rank may nevertheless finish and commit its current step."""
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation and return it. `live`: the state in this process; None if it is not
-        consistent."""
+        """Wait for the next generation and return it.
+
+        `live`: the step whose state this process has; None if its state is not consistent."""
 
     def open_store(self, generation: Generation) -> PartitionedStore:
         """Return the store for the process groups of `generation`."""
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report that a restore is done, or its error. Returns `(step, None)` to train after `step`, or `(None,
-        decision)` to restore from another decision."""
+        """Report the end of a restore, with its error or "". `attempt`: number of the restore in this generation, from
+        1.
+
+        Returns `(step, None)` to train after `step`, or `(None, decision)` to restore again, from another source."""
 
     def finished(self, digest: str) -> None:
-        """Report the end of training, and wait until every rank has finished."""
+        """Report that this rank's training has ended, and wait until every rank has finished. `digest`: digest of the
+        final state."""
 
     def event(self, event: str, **fields: Any) -> None:
         """Write an event to the job's event log."""
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. Returns False if the process must end.
+        """Report that the training function raised. Returns False if this process must end.
 
-        If it returns True, the launcher kills the process if it is unusable.
+        If `failed` returns True and the process is unusable, the launcher kills the process.
         """
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
@@ -103,7 +108,7 @@ class ControlPlane(Protocol):
 
 
 class Session:
-    """The connection to the agent. Any thread may send, but only the main thread waits for answers."""
+    """A worker's connection to its agent. Any thread may send, but only the main thread waits for answers."""
 
     def __init__(self, environment: WorkerEnvironment, groups: ProcessGroups) -> None:
         self.environment, self._groups = environment, groups
@@ -119,7 +124,7 @@ class Session:
         interface = environment.config.interface
         host = address_of(interface) if interface else ""
         self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
-        with contextlib.suppress(ConnectionError):  # the receiving thread connects again
+        with contextlib.suppress(ConnectionError):  # the receiving thread will connect again
             self._introduce()
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
@@ -134,8 +139,8 @@ class Session:
         wire.send(self._socket, with_version(encode(handshake)))
 
     def join(self, live: ConsistentStep | None) -> Generation:
-        """Wait for the next generation and return it. `live`: the state in this process; None if it is not
-        consistent."""
+        """Wait for the next generation and return it. `live`: the step whose state this process has; None if its state
+        is not consistent."""
         has = None if live is None else c.LiveState(**asdict(live))
         self._send(c.Join(live=has, store_port=self._endpoint.port))
         while True:
@@ -150,7 +155,7 @@ class Session:
                 return Generation(self.generation, decision, addresses, self._peers, moved, every, order.full_size)
 
     def _decision(self, order: c.BeginGeneration | c.TryNext) -> Decision:
-        """Return the decision, with this rank's own source added."""
+        """Return the decision in `order`, after adding the source from which this rank restores."""
         given, rank = order.decision, order.rank if isinstance(order, c.BeginGeneration) else self.environment.rank
         world_size = order.world_size if isinstance(order, c.BeginGeneration) else self.environment.world_size
         sources = Decision.from_json(encode(given)).sources
@@ -161,7 +166,8 @@ class Session:
         self._send(c.LookUp(ranks=(rank,)))
 
     def _move(self, order: c.BeginGeneration) -> bool:
-        """Set this process's rank and world size for the generation. Returns whether they have changed."""
+        """Set this process's rank and world size for the generation. Returns whether rank or world size have
+        changed."""
         environment = replace(self.environment, rank=order.rank, world_size=order.world_size)
         moved, self.environment = environment != self.environment, environment
         if moved:
@@ -176,8 +182,9 @@ class Session:
         return self._endpoint.open(generation.addresses, generation.number)
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report that a restore is done, or its error. Returns `(step, None)` to train after `step`, or `(None,
-        decision)` to restore from another decision."""
+        """Report the end of a restore, with its error or "".
+
+        Returns `(step, None)` to train after `step`, or `(None, decision)` to restore again, from another source."""
         self._send(c.Restored(attempt=attempt, error=error))
         order: c.GoOn | c.TryNext = self._next(c.GoOn, c.TryNext)
         if isinstance(order, c.GoOn):
@@ -186,7 +193,7 @@ class Session:
         return None, self._decision(order)
 
     def finished(self, digest: str) -> None:
-        """Report the end of training, and wait until every rank has finished."""
+        """Report that this rank's training has ended, and wait until every rank has finished."""
         self._send(c.Finished(digest=digest))
         self._next(c.FinishTraining)
 
@@ -195,7 +202,7 @@ class Session:
         self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. If this process must end, the agent kills it."""
+        """Report that the training function raised. Returns True: if this process must end, the agent kills it."""
         self._send(failure)
         return True
 
@@ -220,7 +227,7 @@ class Session:
         return True
 
     def _next(self, *kinds: type[Any]) -> Any:
-        """Return the next order of one of these kinds.
+        """Wait for an order of this generation that is of one of `kinds`, and return it.
 
         Raises:
             AbortedError: the generation ended before such an order arrived.
@@ -259,7 +266,7 @@ class Session:
         os._exit(1)  # a worker cannot continue without its agent
 
     def _receive(self) -> c.ToWorker | None:
-        """Return the next valid order. Logs and skips damaged orders. None if the connection has ended."""
+        """Return the next valid order; None if the connection has ended. Damaged orders are logged and skipped."""
         while True:
             try:
                 if (message := wire.receive(self._socket)) is None:
@@ -270,10 +277,11 @@ class Session:
             try:
                 return c.WORKER_ORDERS.decode(message)
             except wire.WireError as error:
-                sys.stderr.write(f"a message of the agent was refused: {error}\n")
+                sys.stderr.write(f"a message from the agent was refused: {error}\n")
 
     def _resume(self) -> c.ToWorker | None:
-        """Connect again, and return the next order. None if the agent has ended or no longer accepts this process."""
+        """Reconnect to the agent, send lost reports again, and return the next order. None if the agent is dead or
+        refuses this process."""
         for _ in range(_TRIES):
             try:
                 with self._sending:
@@ -295,7 +303,7 @@ class Session:
         return None
 
     def _send(self, report: c.FromWorker) -> None:
-        """Send a report. If the connection breaks, the receiving thread connects again and sends the report again."""
+        """Send a report. If the connection breaks, the receiving thread reconnects and sends the report again."""
         own = report.model_copy(update={"generation": report.generation or self.generation})
         frame = wire.encode(encode(own))
         with self._sending:
@@ -308,6 +316,7 @@ class Session:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its agent replaces it, because other ranks would wait forever for its failed server."""
+    """End this process, so that its agent replaces it. Otherwise other ranks would wait forever for this rank's failed
+    key-value server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

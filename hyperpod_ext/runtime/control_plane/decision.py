@@ -1,8 +1,8 @@
-"""Rank 0's decision for a generation: the step that all ranks restore, and each rank's source.
+"""Rank 0's decision for a generation: the step that all ranks restore, and the source from which each rank restores.
 
-Pure functions, except for one request to the durable tiers. Under our agent, a coordinator outside the ranks decides
-(`coordinator/coordinator.py`). Under another launcher or in a plain script (`dcp/tiers.py`), rank 0 decides. The
-coordinator and rank 0 use the same negotiation (`membership/restoring.py`).
+Pure functions, except for requests to the durable tiers. Under our agent, the coordinator decides, which is no rank
+(`coordinator/coordinator.py`). Under another launcher and in a plain script (`dcp/tiers.py`), rank 0 decides. The
+coordinator and rank 0 decide by the same negotiation (`membership/restoring.py`).
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
 
 
 def offers_of(held: Snapshots, generation: int) -> dict[str, Any]:
-    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots and the newest generation it
-    knows."""
+    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots, and the newest generation it
+    knows of."""
     disk = held.disk
     newest = max(generation, int(disk.get("generation", 0)))
     return {"held": held.snapshots, "disk": disk.get("snapshots", ()), "generation": newest}
 
 
 class RestoreCoordinator:
-    """Makes the decisions of one generation.
+    """Decides, on rank 0, what the ranks of one generation restore.
 
     Args:
-        nodes: node of each rank.
-        ask_durable: returns the checkpoints in shared durable tiers, except refused ones; None without such tiers.
+        nodes: number of the node of each rank.
+        ask_durable: function that returns the checkpoints in shared durable tiers, except the checkpoints in its
+            argument; None without such tiers.
         run: name of this run of the job.
-        script: whether the training script loads the state, and not the `@resilient` loop. A script may start from step
-            0.
-        step: step that the script requests; None for the newest step.
+        script: whether the training script loads the state itself, instead of the `@resilient` loop. If no checkpoint
+            can be restored, a script may start from step 0.
+        step: step that the script wants to restore; None for the newest step.
     """
 
     def __init__(
@@ -57,16 +58,16 @@ class RestoreCoordinator:
         self.generation = 0
 
     def begin(self, answers: Sequence[Mapping[str, Any]]) -> Decision:
-        """Return the decision for a new generation.
+        """Return the first decision of a new generation.
 
         Args:
-            answers: `live`, `committed`, `began`, `generation` and `error` of each rank. The first rank of each
-                node adds `held` and `disk`. Fields may be missing.
+            answers: one dict per rank, in the order of ranks, with `live`, `committed`, `began`, `generation` and
+                `error`. The answer of a node's first rank also has `held` and `disk`. Fields may be missing.
 
         Raises:
-            NoCheckpointError: steps were made, but none of them can be restored.
+            NoCheckpointError: training has made steps, but none of them can be restored.
             UnreachableError: a tier that may have a newer step is unreachable.
-            HyperpodExtError: a rank reports an error that keeps it from joining.
+            HyperpodExtError: a rank has reported an error that keeps it from joining.
         """
         answers = [{**_NOTHING, **one} for one in answers]
         if errors := [one["error"] for one in answers if one.get("error")]:
@@ -90,7 +91,7 @@ class RestoreCoordinator:
         return decision
 
     def refuse(self, errors: Mapping[int, str]) -> Decision:
-        """Return the next decision, after the ranks in `errors` could not restore.
+        """Return the next decision after a failed restore. `errors`: error of each rank that could not restore.
 
         Raises:
             NoCheckpointError: no other source is left. The message contains the last error.
@@ -99,7 +100,7 @@ class RestoreCoordinator:
         return self._decide()
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> Decision:
-        """Return the next decision, without these offers, which could not be restored.
+        """Return the next decision after the offers (restorable snapshots) in `refused` could not be restored.
 
         Raises:
             NoCheckpointError: no other source is left. The message contains `error`.
@@ -119,7 +120,7 @@ class RestoreCoordinator:
     def _look_at_durable(self, question: AskDurable) -> None:
         assert self._ask_durable is not None
         found = self._ask_durable(question.exclude)
-        if not self._began:  # writers of earlier runs must be older than this run's first generation
+        if not self._began:  # writers of earlier runs must count as older than this run
             self.generation = max(self.generation, int(found["generation"]))
         stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
         self._restoring.durable_answered(stored, tuple(found["problems"]), tuple(found["unreachable"]))

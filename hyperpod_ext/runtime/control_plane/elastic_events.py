@@ -1,10 +1,10 @@
-"""Stop all ranks after the same step when the operator will restart the job with a different number of nodes.
+"""Stops all ranks after the same step when the operator will restart the job with a different number of nodes.
 
-Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, at different times. Some time later they kill
-processes that still run. At the end of each step, ranks start an all-reduce of a flag, which is set if the signal has
-arrived, and read its result at the end of the next step. So all ranks read the same result at the same step, and no
-rank waits for it. An error of the all-reduce is a fault like that of any other collective, and never counts as "no
-signal".
+Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, each at a different time. Some time later, the
+agents kill the processes that are still running. At the end of each step, the ranks start an all-reduce of a flag:
+whether this rank has received the signal. The ranks read the result of the all-reduce at the end of the next step. So
+all ranks read the same result at the same step, and no rank has to wait for it. An error of the all-reduce is handled
+as a fault, like an error of any other collective. An error of the all-reduce never counts as "no signal".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
-    """Whether this process has received the signal. A process has one such object, made in its main thread."""
+    """Whether this process has received SIGUSR1. A process has one such object, made in its main thread."""
 
     def __init__(self) -> None:
         self.received = False
@@ -31,15 +31,16 @@ class ElasticEvent:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
-        if callable(self._before):  # AWS's elastic_event_detected() must keep working in the script
+        if callable(self._before):  # call the earlier handler too: AWS's elastic_event_detected() needs it
             self._before(signum, frame)
 
 
 class StopAtElasticEvent(StopAtStep):
-    """Stops all ranks after one step, saves, and ends the process.
+    """Stops all ranks after the same step, saves, and ends the process.
 
     Args:
-        last: called on every rank after its save. Returns when all ranks have saved and processes may end.
+        last: called on every rank after the rank's save. `last` returns when all ranks have saved, so that processes
+            may end.
     """
 
     ends = True
@@ -57,9 +58,9 @@ class StopAtElasticEvent(StopAtStep):
         self._read()
         if self._due and consistent:
             return True
-        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # the default group uses gloo
+        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # a CPU tensor for gloo, the default group
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        if step == self._total:  # no next step follows in which the result could be read
+        if step == self._total:  # no later step will read the result
             self._read()
         return self._due and consistent
 
@@ -74,4 +75,4 @@ class StopAtElasticEvent(StopAtStep):
         self._last(step)
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # `_last` has returned, so no other rank needs this process
+        os._exit(0)  # all ranks have saved (see `last`), so no other rank needs this process

@@ -1,7 +1,8 @@
-"""Collects a value from every rank of a generation on rank 0, and returns rank 0's answer to all, over their store.
+"""Collects a value from every rank of a generation on rank 0, and sends rank 0's answer to all, through their store.
 
-Ranks form a tree, so that no rank, not even rank 0, communicates with many others. Each rank collects the values of at
-most `FAN_OUT` children and their subtrees, sends them to its parent, and forwards the answer to its children.
+The ranks form a tree, so that no rank, not even rank 0, communicates with many others. Each rank collects the values of
+its at most `FAN_OUT` children and their subtrees, and sends them to its parent. Later each rank forwards the answer to
+its children.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 from hyperpod_ext.runtime.process_group.store import GenerationOverError, PartitionedStore
 
 Decide = Callable[[Sequence[Any]], Any]
-"""Computes the answer to all ranks from the values of all ranks, which are in the order of ranks."""
+"""Computes one answer for all ranks from the values of all ranks, given in the order of ranks."""
 FAN_OUT = 16
 _LEVEL_S = 2.0
-"""Seconds that each level of the tree waits longer than the level below, so that the lower level can report missing
-ranks first."""
+"""Additional seconds that a level of the tree waits compared with the level below, so that the lower level can report
+missing ranks first."""
 
 
 def parent_of(rank: int) -> int:
-    """Return the rank to which `rank` reports. The parent of rank 0 is rank 0."""
+    """Return the rank to which `rank` sends its report. The parent of rank 0 is rank 0 itself."""
     return max(0, (rank - 1) // FAN_OUT)
 
 
 def children_of(rank: int, world_size: int) -> range:
-    """Return the ranks that report to `rank`."""
+    """Return the ranks that send their reports to `rank`."""
     first = rank * FAN_OUT + 1
     return range(min(first, world_size), min(first + FAN_OUT, world_size))
 
 
 def spread(store: PartitionedStore, key: str, rank: int, world_size: int) -> None:
-    """Set `KEY/RANK` for the parent and each child of `rank`.
+    """Set the key `KEY/RANK` in the servers of the parent and of each child of `rank`.
 
-    If every rank does this when its own key is set, the notice reaches all ranks without a connection between each two.
+    If every rank calls this when its own key is set, the notice reaches all ranks, with few connections per rank.
     """
     for other in [*([parent_of(rank)] if rank else []), *children_of(rank, world_size)]:
-        with contextlib.suppress(ConnectionError):  # that rank has ended, or is already in the next generation
+        with contextlib.suppress(ConnectionError):  # the other rank has ended, or is in the next generation
             store.set(f"{key}/{other}", "")
 
 
 def levels_below(rank: int, world_size: int) -> int:
-    """Return the number of levels of the tree below `rank`; 0 if it has no children."""
+    """Return the number of levels of the tree below `rank`: 0 if `rank` has no children."""
     levels = 0
     while below := children_of(rank, world_size):
         rank, levels = below[0], levels + 1
@@ -57,7 +58,7 @@ def levels_below(rank: int, world_size: int) -> int:
 
 @dataclass(slots=True)
 class _Collected:
-    """The values of a rank and its subtree."""
+    """The values collected from a rank and its subtree."""
 
     values: dict[int, Any]
     missing: dict[int, str]
@@ -69,25 +70,26 @@ class _Collected:
 
 
 class Exchange:
-    """One rank's part in exchanges.
+    """One rank's part in exchanges with all other ranks.
 
-    A rank's report is stored in its parent's server, and its answer in its own server. So once a rank has read and
-    forwarded its answer, it needs no other rank.
+    A rank stores its report in its parent's server, and the parent stores the answer in the rank's own server. So when
+    a rank has read and forwarded its answer, it needs no other rank any more.
     """
 
     def __init__(self, store: PartitionedStore, rank: int, world_size: int, timeout_s: float) -> None:
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
 
     def ask(self, what: str, value: Any, decide: Decide, timeout_s: float | None = None) -> Any:
-        """Send `value` under the name `what`, and return rank 0's answer. All ranks must call this.
+        """Send `value` under the name `what`, and return rank 0's answer. Every rank must call this with the same
+        `what`.
 
         Args:
-            decide: computes the answer on rank 0.
-            timeout_s: time limit for the reports. Default: the limit of this object.
+            decide: function that computes the answer, called only on rank 0.
+            timeout_s: time limit for the reports in seconds. Default: the limit of this object.
 
         Raises:
-            HyperpodExtError: `decide` raised this error, and every rank raises it.
-            GenerationOverError: the generation ended before the answer, or a rank has not reported in time.
+            HyperpodExtError: `decide` raised this error. Every rank raises the same error.
+            GenerationOverError: the generation ended before the answer, or a rank did not report in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         collected = self._collect(what, value, limit_s)
@@ -114,7 +116,7 @@ class Exchange:
             try:
                 text = self._read(f"hpx-{what}-from-{child}/{self._rank}", max(0.0, until - time.monotonic()))
                 collected.add(json.loads(text))
-            # if the generation has really ended, the next call raises the error again
+            # treat the child as missing; if the generation has really ended, the next call on the store raises again
             except GenerationOverError as error:
                 collected.missing[child] = f"has not answered in time: {error}"
             except (ValueError, TypeError, KeyError, AttributeError):
@@ -122,7 +124,8 @@ class Exchange:
         return collected
 
     def _forward(self, what: str, text: str, collected: _Collected) -> ConnectionError | None:
-        """Send the answer to all children that have reported. Returns the error of a child that has ended, or None."""
+        """Send the answer to all children that have reported. Return the error of a child that has ended meanwhile, or
+        None."""
         gone = None
         for child in children_of(self._rank, self._world_size):
             if child in collected.missing:

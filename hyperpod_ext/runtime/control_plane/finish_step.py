@@ -1,6 +1,6 @@
 """Decides whether a rank may commit the step that it was making when its generation was aborted.
 
-A rank may commit the step if no collective of that step was unfinished.
+A rank may commit that step if none of the step's collectives was unfinished.
 """
 
 from __future__ import annotations
@@ -12,26 +12,28 @@ import threading
 from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
-"""Files of torch.distributed that wait for no other rank when an optimizer steps on DTensors. Making a device mesh does
-wait, but in `distributed_c10d.py`."""
+"""Files of torch.distributed that do not wait for other ranks when an optimizer steps on DTensors. Making a device mesh
+does wait, but its waiting code is in `distributed_c10d.py`."""
 _MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
-"""Files with functions that may wait for other ranks."""
+"""Files of torch whose functions may wait for other ranks."""
 
 
 class SafeToCommit:
-    """The state of a rank's collectives at the moment when it received the end of its generation."""
+    """State of a rank's collectives at the moment when the rank received the abort of its generation."""
 
     def __init__(self) -> None:
         self._begun: int | None = None
 
     def look(self) -> None:
-        """Record the state of the main thread. The receiving thread calls this before any group is aborted."""
+        """Record the state of the main thread. The receiving thread calls this before it aborts any process group."""
         self._begun = None if _main_thread_may_wait() else collectives_begun()
 
     @property
     def is_so(self) -> bool:
-        """Whether the main thread was outside collectives, and outside forward and backward passes, which may contain
-        some. The main thread must also have begun no collective since."""
+        """Whether the step may be committed.
+
+        The step may be committed if the main thread was outside of collectives and outside of forward and backward
+        passes, which may contain collectives, and if it has begun no collective since."""
         return self._begun is not None and self._begun == collectives_begun()
 
 

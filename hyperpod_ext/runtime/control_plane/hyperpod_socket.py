@@ -1,9 +1,9 @@
-"""The worker's side of the socket of `hyperpodrun` 1.1.3. A message is a 4-byte length, then JSON with a field `type`.
+"""A worker's connection to the socket of `hyperpodrun` 1.1.3. A message is a 4-byte length, then JSON with a `type`.
 
-Messages to the agent: first `init`, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`, `ckpt_init`,
-`ckpt_info_update`. Messages to the worker: `job_start` (ranks, addresses), `job_fault` (abort the generation),
-`job_rank_info` (the operator's plan). A separate thread receives, so that a fault reaches a rank whose main thread
-hangs in a collective.
+Messages to hyperpodrun's agent: first `init`, then `at_rcb_barrier`, `past_rcb_barrier`, `job_fault`, `rank_labels`,
+`ckpt_init`, `ckpt_info_update`. Messages to the worker: `job_start` (ranks, addresses), `job_fault` (abort the
+generation), `job_rank_info` (the operator's plan). A separate thread receives, so that a fault reaches a rank even
+while its main thread hangs in a collective.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hyperpod_ext.errors import UnreachableError
 from hyperpod_ext.runtime.ipc import messages as wire
 
 _CHECKPOINTS = "model_checkpoint"
-"""Type of our checkpoints in messages to the agent."""
+"""Value of `checkpoint_type` for our checkpoints, in messages to hyperpodrun's agent."""
 
 
 class HyperpodAgentClient:
-    """The connection of one process to hyperpodrun.
+    """Connection of one worker process to hyperpodrun's agent.
 
     Args:
-        path: the agent's socket.
-        on_start, on_fault: called by the receiving thread, in the order of messages.
-        on_gone: called by the receiving thread once the agent has closed the connection.
+        path: path of the agent's socket.
+        on_start, on_fault: called for `job_start` and `job_fault`, in the order of messages, in the receiving thread.
+        on_gone: called in the receiving thread when the agent has closed the connection.
     """
 
     def __init__(
@@ -53,25 +53,26 @@ class HyperpodAgentClient:
         threading.Thread(target=self._listen, name="hpx-hyperpod", daemon=True).start()
 
     def barrier(self) -> wire.Message:
-        """Report that this rank is ready, and wait until the operator starts the job. Returns the `job_start`
-        message."""
+        """Report that this rank is ready, and wait until the operator starts the job. Returns the message
+        `job_start`."""
         while not self._inbox.empty():
-            self._inbox.get()  # the message belongs to the last generation
+            self._inbox.get()  # drop messages of the last generation
         self.send("at_rcb_barrier")
         while (message := self._inbox.get())["type"] != "job_start":
-            self.send("at_rcb_barrier")  # after a fault during the wait, the agent counts its workers again
+            self.send("at_rcb_barrier")  # after a fault: report again, because the agent counts its workers anew
         return message
 
     def passed(self) -> None:
-        """Report that the generation has begun."""
+        """Report that this rank has begun the generation."""
         self.send("past_rcb_barrier")
 
     def fault(self, rank: int, restart_mode: str, reason: str, message: str) -> None:
-        """Request a restart: `in_process_restart`, `process_level_restart` or `job_level_restart`."""
+        """Request a restart by the operator. `restart_mode`: `in_process_restart`, `process_level_restart` or
+        `job_level_restart`."""
         self.send("job_fault", rank=rank, restart_mode=restart_mode, reason=reason, message=message)
 
     def labels(self, labels: dict[str, str]) -> None:
-        """Send labels of this node to the operator."""
+        """Send labels for this node to the operator."""
         self.send("rank_labels", labels=labels)
 
     def announce_checkpoints(self, prefix: str) -> None:
@@ -79,7 +80,7 @@ class HyperpodAgentClient:
         self.send("ckpt_init", prefix=prefix, checkpoint_types={_CHECKPOINTS: 1})
 
     def checkpoint(self, step: int, path: str) -> None:
-        """Report a durable checkpoint."""
+        """Report step and path of a durable checkpoint."""
         self.send("ckpt_info_update", step=step, path=path, checkpoint_type=_CHECKPOINTS)
 
     def send(self, kind: str, **fields: Any) -> None:
@@ -93,7 +94,7 @@ class HyperpodAgentClient:
             elif message["type"] == "job_fault":
                 self._on_fault()
             else:
-                continue  # `job_rank_info` is only a plan, and `job_start` follows it
+                continue  # `job_rank_info` is only a plan; `job_start` follows it
             self._inbox.put(message)
         self._on_gone()
 

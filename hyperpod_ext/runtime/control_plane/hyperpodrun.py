@@ -1,8 +1,8 @@
-"""Takes part in restarts of `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
+"""Control plane under `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
 
-hyperpodrun's agents have no store for their workers. Instead, each rank listens on port HPX_PORT_BASE + local rank at
-its node's address, which the operator sends to all ranks. No process serves all ranks, so the job survives the death of
-rank 0.
+hyperpodrun's agents provide no store to their workers. Instead, each rank's key-value server listens on port
+HPX_PORT_BASE + local rank at its node's address; the operator sends the nodes' addresses to all ranks. No single
+process serves all ranks, so the job survives the death of rank 0.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hyperpod_ext.runtime.process_group.store import Address
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
-"""The agent's file with the addresses of all nodes. Later messages may contain only changed addresses."""
+"""The agent's file with the addresses of all nodes. Messages that follow may contain only changed addresses."""
 _ESCALATION = ("in_process_restart", "process_level_restart", "job_level_restart")
 
 
 class HyperpodMembers(Members):
-    """One process of a job of the HyperPod operator."""
+    """One worker process of a job that the HyperPod operator runs."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         super().__init__(groups)
@@ -52,12 +52,12 @@ class HyperpodMembers(Members):
             self._local_rank,
             on_start=self._on_start,
             on_fault=self._on_fault,
-            on_gone=lambda: os._exit(1),  # without the agent, no generation would ever begin
+            on_gone=lambda: os._exit(1),  # without hyperpodrun's agent, no generation would ever begin
         )
 
     def _warm_up(self) -> None:
-        """Import slow modules before the barrier. A spare waits there anyway, and ranks that start later would wait for
-        it."""
+        """Import slow modules before the operator's barrier. A spare waits at the barrier anyway. If the spare imported
+        later, all ranks would wait for the spare."""
         for module in self.settings.config.restart.preload:
             if find_spec(module.partition(".")[0]) is not None:
                 load(module)
@@ -65,14 +65,14 @@ class HyperpodMembers(Members):
     def join(self, live: ConsistentStep | None) -> Generation:
         try:
             return super().join(live)
-        except HyperpodExtError as error:  # other processes on the same nodes would fail in the same way
+        except HyperpodExtError as error:  # end the job: its other processes would fail in the same way
             self._agent.fault(self.rank, _ESCALATION[-1], type(error).__name__, error.message)
             raise
 
     def _next_round(self) -> RendezvousRound:
         message = self._agent.barrier()
         envs: dict[str, str] = message["worker_envs"]
-        os.environ.update(envs)  # the process started with other values of these variables, or without them
+        os.environ.update(envs)  # the process was started with other values of these variables, or without them
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
             self._addresses[int(one["rank"])] = str(one["ip"])
         nodes = int(envs["WORLD_SIZE"]) // self._local_size
@@ -89,7 +89,7 @@ class HyperpodMembers(Members):
         return RendezvousRound(number, rank, len(addresses), self._local_rank, self._local_size, node, tuple(addresses))
 
     def _hosts(self, nodes: int) -> list[str]:
-        """Return the address of each node.
+        """Return the address of each of the `nodes` nodes.
 
         Raises:
             JobFailedError: the operator has not sent the addresses of all nodes.
@@ -97,7 +97,7 @@ class HyperpodMembers(Members):
         kept = json.loads(_ADDRESSES.read_text())["ips"] if _ADDRESSES.exists() else []
         known = {node: ip for node, ip in enumerate(kept) if ip} | self._addresses
         if missing := [node for node in range(nodes) if node not in known]:
-            raise JobFailedError(f"the operator has sent no address of the nodes {missing}")
+            raise JobFailedError(f"the operator has not sent the addresses of nodes {missing}")
         return [known[node] for node in range(nodes)]
 
     # --- messages from the agent, in the receiving thread ----------------------------------------------
@@ -111,7 +111,8 @@ class HyperpodMembers(Members):
     # --- messages to the agent ----------------------------------------------------------------------
 
     def failed(self, failure: c.Failed) -> bool:
-        """Request a restart from the operator. If the last restart has not helped, request one at a higher level."""
+        """Request a restart from the operator. If the last restart did not help, request a restart of a higher
+        level."""
         what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
         self._report_fault(failure.step, failure.cause)
         if failure.final:
@@ -124,7 +125,7 @@ class HyperpodMembers(Members):
         over_budget = self._faults > self.settings.config.restart.max_restarts
         level = max(self._same[2], _ESCALATION.index("process_level_restart") if failure.process_unusable else 0)
         mode = _ESCALATION[-1] if over_budget else _ESCALATION[min(level, len(_ESCALATION) - 1)]
-        self._log(f"{what}; requests {mode.replace('_', ' ')}")
+        self._log(f"{what}; requests a {mode.replace('_', ' ')}")
         self._agent.fault(self.rank, mode, failure.code, what)
         return True
 
@@ -142,7 +143,7 @@ class HyperpodMembers(Members):
         self._report_durable()
 
     def _report_durable(self) -> None:
-        """Report this node's newest durable checkpoint to the operator."""
+        """Report this node's newest durable checkpoint to the operator, if it is new."""
         if self._node is None or not self.settings.config.checkpoint.durable():
             return
         newest = self._node.newest_durable()
@@ -155,6 +156,6 @@ class HyperpodMembers(Members):
 
 
 def _number(message: wire.Message) -> int:
-    """Return the number of the round that a `job_start` begins. Rounds count from 1; the operator counts restarts from
+    """Return the number of the round that a `job_start` begins. Our rounds count from 1, the operator's restarts from
     0."""
     return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

@@ -1,4 +1,4 @@
-"""Find this process's launcher (our agent, `hyperpodrun` or `torchrun`) by its environment and its ancestors."""
+"""Finds the launcher of this process (our agent, `hyperpodrun` or `torchrun`) from its environment and ancestors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hyperpod_ext.runtime.prefork.place import ENV_LAUNCHER
 
 ENV_HYPERPOD_SOCKET = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 ENV_HYPERPOD_MODE = "HPX_HYPERPODRUN_MODE"
-"""Mode of `hyperpodrun`, `in-process` or `process`. Needed if its command line is not visible to workers."""
+"""Mode of `hyperpodrun`: `in-process` or `process`. The variable is needed if workers cannot read hyperpodrun's command
+line."""
 
 
 class Launcher(Enum):
@@ -24,7 +25,7 @@ class Launcher(Enum):
 
 
 def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
-    """Return this process's launcher; None if no launcher started it.
+    """Return the launcher of this process; None if no launcher started it.
 
     Raises:
         ConfigError: HPX_HYPERPODRUN_MODE has an invalid value.
@@ -39,7 +40,8 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def _restarts_in_process(environ: Mapping[str, str]) -> bool:
-    """Return whether hyperpodrun restarts in process. No variable contains this, so its command line is read."""
+    """Return whether hyperpodrun restarts in process. No variable contains the mode, so hyperpodrun's command line is
+    read."""
     mode = environ.get(ENV_HYPERPOD_MODE)
     if mode is None:
         return any("inprocess" in flag.replace("-", "").replace("_", "") for flag in _flags_of_ancestors())
@@ -57,8 +59,8 @@ def _flags_of_ancestors() -> Iterator[str]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
             status = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
-            return  # the ancestor has ended, or is outside this container
+            return  # the ancestor has ended, or is outside of this container
         if any("hyperpod" in Path(part).name.lower() for part in command[:4]):
             yield from (part for part in command if part.startswith("--"))
-            return  # ancestors above hyperpodrun do not matter
+            return  # processes above hyperpodrun do not matter
         pid = int(status[1])

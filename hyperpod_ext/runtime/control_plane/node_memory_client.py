@@ -24,19 +24,19 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _IDLE_EXIT_S = 600.0
-"""Seconds without a connection after which a server ends. A launcher's restart of the workers takes less."""
+"""Time in seconds without a connection after which the server ends. A launcher restarts workers in less time."""
 _QUIET_S = 15.0
-"""Maximum seconds to wait for the requests of dead workers."""
+"""Maximum time in seconds to wait until the server has finished the requests of dead workers."""
 _PROGRESS_S = 10.0
-"""Seconds between two progress messages about the upload of the last step."""
+"""Time in seconds between two progress messages about the upload of the last step."""
 
 
 class NodeMemoryClient:
-    """A node's requests to its memory server, which only the node's first rank sends.
+    """A node's requests to its memory server. Only the node's first rank has this object.
 
     Args:
-        config: configuration of a server that this process starts.
-        idle_exit_s: seconds without a connection after which such a server ends.
+        config: configuration of the server, if this process starts it.
+        idle_exit_s: time in seconds without a connection after which that server ends.
     """
 
     def __init__(self, config: RuntimeConfig, secret_file: Path, idle_exit_s: float = _IDLE_EXIT_S) -> None:
@@ -48,10 +48,10 @@ class NodeMemoryClient:
         """Address of the memory server on node 0."""
 
     def connect(self, place: ServerFiles, node: int) -> None:
-        """Connect to the node's memory server. Starts a server if there is none.
+        """Connect to the node's memory server. Start the server if it is not running.
 
         Raises:
-            ConflictError: the server was started with a different policy.
+            ConflictError: the running server was started with a different checkpoint policy.
             UnreachableError: the server does not start.
         """
         if self._place == place:
@@ -69,23 +69,24 @@ class NodeMemoryClient:
         self._client, self._place, self._pid = client, place, server.pid
 
     def held(self, pids: Collection[int]) -> r.Snapshots:
-        """Return the complete snapshots in memory and on disks, once the requests of all earlier processes are done.
+        """Return the complete snapshots in memory and on disks, after the requests of all earlier processes are
+        finished.
 
         `pids`: the job's present processes on this node.
 
         Raises:
-            ConflictError: another process saves snapshots under the job's name.
+            ConflictError: a process that is not in `pids` saves snapshots under the job's name.
         """
         others = self._ask(r.WaitOthers(pids=tuple(pids), timeout_s=_QUIET_S)).others
         if others:
             raise ConflictError(
-                f"process {others[0]} saves as job {self._config.name}, too",
-                hint="End it, or choose another name for this job.",
+                f"process {others[0]} also saves snapshots as job {self._config.name}",
+                hint="End that process, or choose another name for this job.",
             )
         return self._ask(r.Held())
 
     def listen(self, host: str) -> list[Any]:
-        """Make the server listen for other nodes. Returns host, port and failure domain."""
+        """Make the server listen for other nodes at `host`. Returns [host, port, failure domain]."""
         return [host, self._ask(r.Listen(host=host)).port, os.environ.get(ENV_FAILURE_DOMAIN, "")]
 
     def durable(self, exclude: Sequence[tuple[str, str]]) -> Mapping[str, Any]:
@@ -93,28 +94,28 @@ class NodeMemoryClient:
         return encode(self._ask(r.Durable(exclude=tuple(exclude))))
 
     def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:
-        """Begin a generation: refuse writers of older generations, and send the server the addresses of the other
-        nodes."""
+        """Begin a generation: make the server refuse writers of older generations, and send it the other nodes'
+        addresses."""
         self._ask(r.Fence(generation=generation))
         self._first = (str(peers[0][0]), int(peers[0][1])) if 0 in peers and peers[0][1] else None
         if self._config.checkpoint.peer() is not None and len(peers) > 1:
             self.meet(peers)
 
     def meet(self, peers: Mapping[int, Sequence[Any]]) -> None:
-        """Send the server the addresses and failure domains of all nodes, which `listen` returned on each node."""
+        """Send the server the addresses and failure domains of all nodes, which `listen` has returned on each node."""
         addresses = {node: (host, port) for node, (host, port, _) in peers.items()}
         self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
 
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
-        """Start training after the decided step, which all ranks have. Later snapshots of older generations are
-        dropped."""
+        """Report that training starts after the decided step, which all ranks have. The server drops later snapshots of
+        older generations."""
         step = decision.step
         begins = r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners)
         self._ask(begins.model_copy(update={"first": self._first}))
         self._ask(r.Fence(generation=generation, step=step, run=run, stored=tuple(decision.stored)))
 
     def schedule_copy(self, kind: str, step: int) -> None:
-        """Copy `step` to the tier of kind `kind` once it is saved."""
+        """Request a copy of `step` to the tier of kind `kind`, when the step is saved."""
         self._ask(r.ScheduleCopy(kind=kind, step=step))
 
     def newest_durable(self) -> tuple[int, str] | None:
@@ -127,18 +128,18 @@ class NodeMemoryClient:
         return max(found, default=None)
 
     def hand_over(self) -> None:
-        """Copy this node's newest snapshots to peers, and due snapshots to durable tiers, because the node may
-        leave."""
+        """Copy this node's newest snapshots to peers, and due snapshots to durable tiers, because the node may leave
+        the job."""
         self._ask(r.ReplicateNow())
         self.wait_uploaded()
 
     def wait_uploaded(self) -> None:
-        """Wait until all due copies are in the durable tiers, or until `finish_s` has passed."""
+        """Wait until all due copies are in the durable tiers, but at most the policy's `finish_s`."""
         self._ask(r.WaitIdle(timeout_s=self._config.checkpoint.finish_s))
 
     def upload(self, save_id: str) -> Iterator[r.UploadProgress]:
-        """Upload this node's part of a step to each durable tier, even if it is not due. Yields the progress every 10 s
-        and at the end."""
+        """Upload this node's part of a step to each durable tier, even if no copy is due. Yields the progress every 10
+        s and at the end."""
         until = time.monotonic() + self._config.checkpoint.finish_s
         while True:
             left_s = max(0.0, until - time.monotonic())
@@ -148,7 +149,7 @@ class NodeMemoryClient:
                 return
 
     def close(self) -> None:
-        """Disconnect from the server. The server ends once it is idle."""
+        """Disconnect from the server. The server ends when it has been idle for some time."""
         if self._client is not None:
             self._client.close()
 

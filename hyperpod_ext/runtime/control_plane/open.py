@@ -1,4 +1,4 @@
-"""Opens the control plane of this process's launcher, which begins and ends generations.
+"""Opens the control plane for this process's launcher. The launcher begins and ends generations.
 
 | started by | an exception in a rank | a process that dies | a lost node |
 |---|---|---|---|
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def open_control_plane(launcher: Launcher, groups: ProcessGroups) -> ControlPlane:
-    """Return the connected control plane of this process. The control plane aborts `groups` when a generation ends."""
+    """Return the connected control plane of this process. The control plane aborts the process groups `groups` when a
+    generation ends."""
     match launcher:
         case Launcher.AGENT:
             from hyperpod_ext.runtime.control_plane.agent import Session

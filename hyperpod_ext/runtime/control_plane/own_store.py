@@ -1,4 +1,4 @@
-"""The key-value server of this rank, and each generation's store over the servers of all ranks."""
+"""The key-value server of this rank, and the store of each generation, which spans the servers of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _RETRY_S = 0.05
 
 
 class OwnStore:
-    """The key-value server of a process. Other ranks notice the process's death, because their connections break."""
+    """The key-value server of this process. Other ranks notice the death of the process, because their connections
+    break."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -27,10 +28,10 @@ class OwnStore:
         self.address: Address | None = None
 
     def start(self, host: str, port: int = 0) -> Address:
-        """Listen on `port` of `host`, a numeric address. Returns the address. Port 0 selects any free port.
+        """Listen on `port` of `host`, a numeric address. Port 0 selects any free port. Returns (host, port).
 
         Raises:
-            ConflictError: the port is taken.
+            ConflictError: the port is used, or this process may not use it.
         """
         if self.address is None:
             try:
@@ -46,18 +47,18 @@ class OwnStore:
         return self.address
 
     def store(self, addresses: Sequence[Address], number: int, rank: int) -> PartitionedStore:
-        """Return the store of generation `number` of this launch, and delete the keys of older generations."""
+        """Return the store of generation `number`, and delete the keys of older generations from this rank's server."""
         self._server.enter(number)
         own = (rank, self._server)
         return PartitionedStore(addresses, number, self._secret, own=own, connections=self._connections)
 
 
 def wait_listening(rank: int, address: Address, is_over: Callable[[], bool], limit_s: float) -> None:
-    """Wait until `rank`, which may still be starting, listens at `address`.
+    """Wait until the server of `rank` listens at `address`. The rank may still be starting.
 
     Raises:
-        GenerationOverError: `is_over` returned true before `rank` listened.
-        UnreachableError: no process listens at `address` within `limit_s`.
+        GenerationOverError: `is_over` returned true before the server listened.
+        UnreachableError: no process listens at `address` within `limit_s` seconds.
     """
     deadline = time.monotonic() + limit_s
     while True:
@@ -85,7 +86,7 @@ def listens(address: Address) -> bool:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its launcher replaces it, because other ranks would wait forever for its failed
-    server."""
+    """End this process, so that its launcher replaces it. Otherwise other ranks would wait forever for this rank's
+    failed key-value server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,7 +1,8 @@
-"""Chooses steps for durable tiers whose interval is a time, in jobs without a coordinator.
+"""Chooses the steps to copy to durable tiers whose interval is a time, in jobs without a coordinator.
 
 Rank 0 chooses a later step and writes it to the store. The first rank of each node reads the store after each step. All
-ranks make a step together, so by then rank 0 has written its choice, and no rank has saved the chosen step yet.
+ranks make a step together. So when a node reads the store, rank 0 has already written its choice, and no rank has saved
+the chosen step yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from hyperpod_ext.config.checkpoint.by_time import DueByTime
 
 
 class Keys(Protocol):
-    """The methods of a store that this module needs."""
+    """The methods of a store that this module uses."""
 
     def set(self, key: str, value: bytes | str) -> None: ...
 
@@ -28,10 +29,10 @@ _NAMED = "hpx-upload-at/0"
 
 
 class TimedTiers:
-    """One rank's view of the chosen steps.
+    """The chosen steps, as known to one rank.
 
     Args:
-        now: seconds of a monotonic clock. The first checkpoint is due one interval later.
+        now: present time, in seconds of a monotonic clock. The first checkpoint is due one interval later.
     """
 
     def __init__(self, policy: CheckpointPolicy, now: float) -> None:
@@ -41,16 +42,16 @@ class TimedTiers:
         self._seen: dict[str, int] = {}
 
     def enter(self) -> None:
-        """Begin a generation, with an empty store and possibly a different rank 0."""
+        """Begin a generation, in which the store is empty and rank 0 may be another process."""
         self._named, self._seen = {}, {}
-        self._seen_at = dict.fromkeys(self._every, -math.inf)  # a different rank 0 may choose other times
+        self._seen_at = dict.fromkeys(self._every, -math.inf)  # another rank 0 may choose at other times
 
     def made(self, step: int, now: float, keys: Keys, *, names: bool, hears: bool) -> dict[str, int]:
         """Record a step of this rank. Returns the newly chosen steps that this node must upload, by kind of tier.
 
         Args:
-            names: whether this is rank 0, which chooses steps.
-            hears: whether this is the first rank of its node, which reads the choices.
+            names: whether this rank is rank 0, which chooses steps.
+            hears: whether this rank is the first rank of its node, which reads the choices.
 
         Raises:
             ConnectionError: the generation has ended, or rank 0 has died.
@@ -67,10 +68,11 @@ class TimedTiers:
         return fresh
 
     def _may_be_named(self, now: float) -> bool:
-        """Return whether a new choice is possible, so that most steps need no request to the store.
+        """Return whether a new choice may be in the store. If it returns False, this step needs no request to the
+        store.
 
-        Two choices for a tier are an interval apart. This rank reads a choice up to one step late, so it begins to read
-        after half an interval.
+        Two choices for the same tier are one interval apart. This rank may read a choice up to one step late, so it
+        starts to look for the next choice after half an interval.
         """
         return any(now - self._seen_at[kind] >= every / 2 for kind, every in self._every.items())
 

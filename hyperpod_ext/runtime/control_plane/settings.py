@@ -1,4 +1,4 @@
-"""Name, checkpoint policy and secret of a job without our agent, all with defaults."""
+"""Name, checkpoint policy and secret of a job without our agent, with a default for each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PORT_BASE = 29600
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of one job, the same on every rank."""
+    """Settings of one job, equal on every rank."""
 
     config: RuntimeConfig
     named: bool
@@ -31,8 +31,9 @@ class Settings:
 
     @classmethod
     def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
-        """Return the settings in HPX_RUNTIME and HPX_SECRET_FILE. Without these variables, use defaults named after the
-        script and `suffix`.
+        """Return the settings from the variables HPX_RUNTIME and HPX_SECRET_FILE.
+
+        Without these variables, use defaults: the job's name is then made from the script's name and `suffix`.
 
         Raises:
             HyperpodExtError: the secret is unreadable, or other users can read it.
@@ -51,11 +52,11 @@ class Settings:
 
 
 def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeConfig:
-    """Return the configuration with its launcher's numbers of nodes and ranks.
+    """Return the configuration with the launcher's numbers of nodes and workers per node.
 
     Raises:
-        ConfigError: the global batch is not divisible by the number of ranks, or the policy has parity, which needs
-            our agent.
+        ConfigError: the global batch is not divisible by the number of ranks, or the checkpoint policy uses parity,
+            which needs our agent.
     """
     world_size = nodes * workers_per_node
     if (problem_of_parity := without_agent(config.checkpoint)) is not None:
@@ -67,13 +68,13 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
 
 
 def name_of(script: str, suffix: str = "") -> str:
-    """Make a valid job name from the script's name."""
+    """Return a valid job name made from the script's name and `suffix`."""
     stem = re.sub(r"[^a-z0-9]+", "-", Path(script).stem.lower()).strip("-") or "job"
     return f"{stem[:40].strip('-')}-{suffix}" if suffix else stem[:40].strip("-")
 
 
 def port_base(environ: Mapping[str, str] = os.environ) -> int:
-    """Return the port of a node's first rank. The node's other ranks use the next ports.
+    """Return the port of a node's first rank. The node's other ranks use the following ports.
 
     Raises:
         ConfigError: HPX_PORT_BASE is not a valid port.

@@ -1,4 +1,4 @@
-"""Control plane of a worker without our agent. The ranks exchange their state, and rank 0 decides.
+"""Control plane of a worker without our agent: the ranks exchange their state, and rank 0 decides.
 
 Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. This
 module has the common parts: the map of ranks to nodes, the snapshots of each node, the restore decision, and votes.
@@ -44,24 +44,24 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ANSWER_S = 60.0
-"""Maximum seconds that ranks wait for the launcher's reaction after they lost their connections."""
+"""Maximum time in seconds that a rank waits for the launcher's reaction after it lost its connections."""
 _LONG_S = 7 * 24 * 3600.0
-"""Maximum seconds to wait until training ends on all ranks, which may be at very different times."""
+"""Maximum time in seconds to wait until training has ended on all ranks, which may end at very different times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousRound:
-    """One attempt of all ranks to train together, with the ranks that their launcher assigned."""
+    """One attempt of all ranks to train together, with the ranks and addresses that the launcher assigned."""
 
     number: int
-    """Number of the attempt within a launch, which is part of the store's keys."""
+    """Number of the attempt within one start of the processes. The number is part of the store's keys."""
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     node: int
     addresses: tuple[Address, ...]
-    """Key-value server of each rank."""
+    """Addresses of the ranks' key-value servers, in the order of ranks."""
 
     @property
     def nodes(self) -> int:
@@ -69,13 +69,14 @@ class RendezvousRound:
 
 
 class Members(ABC):
-    """One process of a job without our agent. Implements `ControlPlane`."""
+    """Control plane of one process in a job without our agent. Implements `ControlPlane`; each launcher has a
+    subclass."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # in other jobs, our agent makes the folder
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # under our agent, the agent makes the folder
             make_private_folder(Path(folder))
-        self.stop_at_step = StopAtStep()  # receives no requests
+        self.stop_at_step = StopAtStep()  # without a function to send: these launchers do not request stops
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnStore | None = None
@@ -98,12 +99,12 @@ class Members(ABC):
 
     @abstractmethod
     def _next_round(self) -> RendezvousRound:
-        """Wait until the launcher starts a new round, and return it. The first call must set `_settings` and
+        """Wait until the launcher starts a new round, and return the round. The first call must set `_settings` and
         `_keys`."""
 
     @abstractmethod
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. Returns False if the process must end."""
+        """Report that the training function raised. Returns False if this process must end."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
         """Called when all ranks of `rendezvous` have connected."""
@@ -112,10 +113,10 @@ class Members(ABC):
         """Called when all ranks continue after `step`."""
 
     def _uploads_done(self) -> None:  # noqa: B027  (most launchers need nothing here)
-        """Called at the end of training, once this node's due checkpoints are in the durable tiers."""
+        """Called at the end of training, when this node's due checkpoints are in the durable tiers."""
 
     def _comes_again(self) -> bool:
-        """Return whether the launcher will start the job again even though its training is complete."""
+        """Return whether the launcher will start the job again, although its training is complete."""
         return False
 
     # --- joining ----------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Members(ABC):
     def _apart(self, error: ConnectionError) -> JobFailedError:
         if isinstance(error, WireError):
             return JobFailedError(
-                f"rank {self.rank} does not belong with the others: {error}",
+                f"rank {self.rank} does not belong to the job of the other ranks: {error}",
                 hint="All ranks need the same secret: put it into a file of mode 600 and name that in HPX_SECRET_FILE.",
             )
         return JobFailedError(f"rank {self.rank} lost its connections to other ranks: {error}")
@@ -204,7 +205,8 @@ class Members(ABC):
         return ServerFiles(runtime_dir(), self.settings.config.name, self._nodes.index(node))
 
     def _offer(self, live: ConsistentStep | None, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Return this rank's report for a join. The first rank of a node adds the state of the node's memory server."""
+        """Return this rank's report for a join. The report of a node's first rank includes the state of the node's
+        memory server."""
         mine: dict[str, Any] = {
             "live": None if live is None else asdict(live),
             "committed": self._committed,
@@ -222,12 +224,12 @@ class Members(ABC):
                 mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
                     self._log(f"warning: node {number}: {problem}")
-            except HyperpodExtError as error:  # send the error as an answer, because the other ranks wait for one
+            except HyperpodExtError as error:  # answer with the error, because the other ranks wait
                 mine["error"] = error.to_json()
         return mine
 
     def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Return rank 0's decision for all ranks: the step to restore, the generation, the run and the memory
+        """Return rank 0's decision for all ranks: the step to restore, the generation, the run's name, and the memory
         servers."""
         durable = bool(self.settings.config.checkpoint.shared()) and self._node is not None
         self._restoring = RestoreCoordinator(
@@ -263,12 +265,12 @@ class Members(ABC):
             checkpoint = self._decision.checkpoint
             self.event("go", step=step, checkpoint=checkpoint)
             source = f", from the checkpoint {checkpoint}" if checkpoint else ""
-            self._log(f"all ranks go on after step {step}{source} (generation {self._generation})")
+            self._log(f"all ranks continue after step {step}{source} (generation {self._generation})")
         self._going(step)
         return step, None
 
     def _count(self, errors: Sequence[str]) -> dict[str, Any] | None:
-        """Return rank 0's answer to reports of restores: None if all ranks have restored, otherwise the next
+        """Return rank 0's answer to the reports of restores: None if all ranks have restored, otherwise the next
         decision."""
         failed = {rank: error for rank, error in enumerate(errors) if error}
         for rank, error in failed.items():
@@ -279,7 +281,7 @@ class Members(ABC):
     def _go(self, decision: Decision) -> dict[str, Any] | None:
         """Report the start of training to this node's memory server, before any rank of the node can save.
 
-        Returns the error as JSON. None if there was no error, or if this is not the first rank of its node.
+        Returns the error as JSON; None if there was no error, or if this rank is not the first of its node.
         """
         if self._node is None or self._round is None:
             return None
@@ -301,7 +303,7 @@ class Members(ABC):
             self._upload_last(self._node)
         if self.rank == 0 and not (again or self._comes_again()):
             self.event("job_ended", state="succeeded")
-        if again or self._comes_again():  # the restarted job will notice that its training is complete
+        if again or self._comes_again():  # the restarted job will find that its training is complete
             self._node.hand_over()
             return
         self._node.wait_uploaded()
@@ -309,7 +311,7 @@ class Members(ABC):
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
-        """Upload the last step to the durable tiers before this process ends, and log the parts that could not be
+        """Upload the last step to the durable tiers before this process ends. Log the parts that could not be
         uploaded."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
@@ -343,10 +345,10 @@ class Members(ABC):
 
     @property
     def safe_to_commit(self) -> bool:
-        return False  # the state of the collectives is not recorded under these launchers
+        return False  # these launchers do not record the state of the collectives
 
     def _abort(self, number: int) -> None:
-        """End round `number`, and release all threads that wait in it. Any thread may call this."""
+        """End round `number`, and wake all threads that wait in it. Any thread may call this."""
         with self._changed:
             self._over = max(self._over, number)
             if self._store is not None and self.aborted:
@@ -363,7 +365,7 @@ class Members(ABC):
     def event(self, event: str, **fields: Any) -> None:
         """Write an event to the job's log in the durable tier, and to events-rankN.jsonl in the run directory.
 
-        A job without a durable tier or without a run directory has no such log.
+        Without a durable tier, or without a run directory, the respective log does not exist.
         """
         if event == "step":
             self._committed = int(fields["step"])
@@ -384,7 +386,7 @@ class Members(ABC):
         try:
             due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
         except ConnectionError:
-            return  # the generation has ended, which the training loop will notice itself
+            return  # the generation has ended; the training loop will notice that itself
         for kind, at in due.items():
             assert self._node is not None
             self._node.schedule_copy(kind, at)

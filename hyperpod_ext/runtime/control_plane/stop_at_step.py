@@ -1,7 +1,8 @@
 """Stops this rank after a given step, so that all ranks stop after the same step before a resize.
 
 The coordinator asks every rank in advance whether it can still stop after a step. A rank that can stop waits after that
-step until the coordinator has the answers of all ranks. So no rank is ever in a collective that another rank has left.
+step until the coordinator has received the answers of all ranks. So no rank is ever in a collective that another rank
+has already left.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ Send = Callable[[StopAnswer | RankStopped], None]
 
 
 class StopAtStep:
-    """A stop that the receiving thread requests, and at which the main thread waits.
+    """A requested stop of this rank. The receiving thread gets the requests; the main thread waits at the stop.
 
     Args:
-        send: sends this rank's answers.
+        send: function that sends this rank's answers to the coordinator.
     """
 
     ends = False
-    """Whether the process ends at the stop, so that only saved state remains."""
+    """Whether the process ends at the stop. After such a stop, only the saved state remains."""
 
     def __init__(self, send: Send = lambda report: None) -> None:
         self._send = send
         self._changed = threading.Condition()
         self._making = -1
-        """Step that the rank is making or will make next; -1 before its loop has begun."""
+        """Step that this rank is making, or will make next. -1 before its training loop has begun."""
         self._total = 0
         self._number = 0
         self._stop: int | None = None
@@ -41,7 +42,7 @@ class StopAtStep:
         """Answer whether this rank can stop after `step`, and stop there if it can.
 
         Args:
-            number: number of the request.
+            number: number of the stop request.
             ends: whether the process ends at the stop.
         """
         with self._changed:
@@ -53,14 +54,15 @@ class StopAtStep:
             self._send(StopAnswer(number=number, can=can, at=self._making, over=over))
 
     def agree(self, number: int) -> None:
-        """Confirm the stop of request `number`, because every rank can stop."""
+        """Confirm the stop with this request number, because every rank can stop."""
         with self._changed:
             if number == self._number:
                 self._agreed = True
                 self._changed.notify_all()
 
     def withdraw(self, number: int | None = None) -> None:
-        """Withdraw a stop. `number`: the request; None withdraws any, because the generation has ended."""
+        """Withdraw a stop. `number`: the request to withdraw; None withdraws any request, because the generation has
+        ended."""
         with self._changed:
             if number is None or number == self._number:
                 self._over |= number is None
@@ -70,19 +72,20 @@ class StopAtStep:
     # --- called by the main thread ----------------------------------------------------------------
 
     def enter(self) -> None:
-        """Begin a generation without a stop."""
+        """Begin a generation, in which no stop is requested yet."""
         with self._changed:
             self._making, self._stop, self._agreed, self._over = -1, None, False, False
 
     def begin(self, step: int, total: int) -> None:
-        """Begin the training loop at `step`. The loop's last step is `total`."""
+        """Begin the training loop at `step`. The last step of the loop is `total`."""
         with self._changed:
             self._making, self._total = step, total
 
     def stops_after(self, step: int, *, consistent: bool) -> bool:
-        """Return whether this rank stops after `step`. If a stop is due, waits for the other ranks' answers.
+        """Return whether this rank stops after `step`. If a stop is requested there, wait until all ranks have
+        answered.
 
-        `consistent`: whether the state is that after this step, and not within an accumulation of gradients.
+        `consistent`: whether the state is that of a complete step. False within an accumulation of gradients.
         """
         with self._changed:
             if consistent and self._is_due(step):

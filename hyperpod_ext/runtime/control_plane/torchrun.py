@@ -1,7 +1,7 @@
-"""Handles exceptions within the processes, under `torchrun` and under `hyperpodrun` without `--inprocess-restart`.
+"""Control plane under `torchrun`, and under `hyperpodrun` without `--inprocess-restart`.
 
-After an exception, ranks notify each other over their own store, and no process ends. After the death of a process, the
-launcher starts all processes again, and they restore from the memory servers of their nodes.
+After an exception, the ranks notify each other through their own store, and no process ends. After the death of a
+process, the launcher starts all processes again. The new processes restore from the memory servers of their nodes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
 _MEET = timedelta(minutes=10)
 _MARGIN = timedelta(seconds=30)
-"""Additional time for which other ranks wait for rank 0's answer, which names the missing ranks."""
+"""Additional time for which other ranks wait for rank 0's answer, which names the ranks that are missing."""
 _START, _FAULT = "hpx-start", "hpx-fault"
 _LOOK_S = 0.05
 _FOR_EVER = timedelta(days=14)
 
 
 class TorchrunMembers(Members):
-    """One process of a job whose launcher restarts either all processes or none of them."""
+    """Control plane of one process in a job whose launcher restarts either all processes or none of them."""
 
     def __init__(self, groups: ProcessGroups, launcher: Launcher) -> None:
         super().__init__(groups)
         self._launcher = launcher
         self._event: ElasticEvent | None = None
-        # create the handler first, because a process without one dies of the signal
+        # install the handler first: without a handler, SIGUSR1 would kill the process
         if launcher is Launcher.HYPERPODRUN:
             self._event = ElasticEvent()
             self.stop_at_step = StopAtElasticEvent(self._event, self._stop_for_others)
@@ -59,14 +59,14 @@ class TorchrunMembers(Members):
         mine = self._keys.start(host)
         store = PrefixStore(f"hpx-{start_of_all(meeting, self._me, mine, _MEET)}", meeting)
         self._addresses = addresses_of_all(store, self._me, self._world_size, mine, _MEET)
-        self._meeting_store = meeting  # keep the store open: if rank 0 hosts it, other ranks may still be reading
+        self._meeting_store = meeting  # keep the store open: if rank 0 hosts it, others may still read
         self._last = ("", 0)
         self._faults = 0
         if self._me == 0:
             self._log(_promise(launcher))
 
     def _meeting(self) -> TCPStore:
-        """Return the store in which ranks exchange their addresses: the launcher's, or one that rank 0 hosts.
+        """Return the store in which ranks exchange their addresses: the launcher's store, or one that rank 0 hosts.
 
         Raises:
             UnreachableError: no store answers at MASTER_ADDR and MASTER_PORT.
@@ -90,18 +90,19 @@ class TorchrunMembers(Members):
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
-        """Wait for the notice of an exception in round `number`, and forward it. Returns once this rank is done."""
+        """Wait for the notice of an exception in round `number`, and forward it. Returns when this rank has
+        finished."""
         try:
             store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
             if self._finishing:
-                return  # ranks that are done may end
+                return  # a rank that has finished may end, which breaks connections
         else:
             spread(store, _FAULT, self._me, self._world_size)
         self._abort(number)
 
     def _stop_for_others(self, step: int) -> None:
-        """Stop for a restart with a different number of nodes. Waits until all nodes have finished their saves and
+        """Stop before a restart with a different number of nodes. Wait until all nodes have finished their saves and
         copies."""
         self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
@@ -109,14 +110,14 @@ class TorchrunMembers(Members):
         self._ask("elastic-uploaded", None, lambda answers: None)
         self.event("stopped", rank=self.rank, step=step)
         if self.rank == 0:
-            self._log(f"all ranks have stopped after step {step}, for another number of nodes")
+            self._log(f"all ranks have stopped after step {step}, to restart with another number of nodes")
 
     def _comes_again(self) -> bool:
         return self._event is not None and self._event.received
 
     def failed(self, failure: c.Failed) -> bool:
-        """Restart all ranks within their processes. If the same exception repeats, return False, so that the launcher
-        restarts."""
+        """Restart all ranks within their processes. If the same exception has repeated, return False, so that the
+        launcher restarts all processes."""
         self._report_fault(failure.step, failure.cause)
         self._faults += 1
         same = failure.place or failure.cause, failure.step
@@ -133,18 +134,18 @@ class TorchrunMembers(Members):
         return True
 
     def _why_to_end(self, failure: c.Failed, again: bool) -> str:
-        """Return the reason to end this process; empty if the process continues."""
+        """Return the reason why this process must end; empty if it continues."""
         if failure.final:
             return "trying again cannot help"
         if failure.process_unusable:
-            return "this process cannot go on"
+            return "this process cannot continue"
         if again:
-            return "it happens each time"
+            return "the same exception has repeated"
         return "max_restarts is used up" if self._faults > self.settings.config.restart.max_restarts else ""
 
 
 def _promise(launcher: Launcher) -> str:
-    """Return the notice on how faults are handled under this launcher."""
+    """Return a notice for the log: how faults are handled under this launcher."""
     again = "starts all processes again"
     if launcher is Launcher.TORCHRUN:
         times = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
@@ -156,20 +157,20 @@ def _promise(launcher: Launcher) -> str:
 
 
 def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
-    """Return a suffix for an unnamed job's name, which is the same for all starts of the processes by one torchrun."""
+    """Return a suffix for the name of an unnamed job: the same suffix whenever one torchrun starts its processes."""
     if launcher is not Launcher.TORCHRUN:
-        return ""  # the pod belongs to a single job
+        return ""  # under hyperpodrun, the pod belongs to a single job
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
 
 
 def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
-    """Return rank 0's name for this start of all processes. The name separates their addresses from addresses of
-    earlier starts.
+    """Return rank 0's random name for this start of all processes. Addresses are stored under that name, separate from
+    addresses of earlier starts.
 
-    TORCHELASTIC_RESTART_COUNT cannot be used, because each node counts only its own faults.
+    TORCHELASTIC_RESTART_COUNT cannot serve as the name, because each node counts only its own faults.
 
     Raises:
-        UnreachableError: no running rank 0 has sent a name within `limit`.
+        UnreachableError: no running rank 0 has published a name within `limit`.
     """
     if rank == 0:
         store.set(_START, json.dumps([*mine, name := secrets.token_hex(8)]))
@@ -178,18 +179,18 @@ def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> st
     while time.monotonic() < deadline:
         if store.check([_START]):
             host, port, name = json.loads(store.get(_START))
-            if listens((host, port)):  # otherwise the entry is from an earlier start
+            if listens((host, port)):  # otherwise an earlier start has left this entry
                 return str(name)
         time.sleep(_LOOK_S)
     raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")
 
 
 def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
-    """Return the addresses of all ranks. Rank 0 collects them, so that any other rank sends only one request to the
-    store.
+    """Return the addresses of all ranks. Rank 0 collects the addresses, so that every other rank needs only one request
+    to the store.
 
     Raises:
-        UnreachableError: a rank has not sent its address within `limit`.
+        UnreachableError: a rank has not published its address within `limit`.
     """
     store.set(f"address/{rank}", json.dumps(mine))
     if rank == 0:
@@ -202,13 +203,13 @@ def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, li
     if missing := [str(rank) for rank, address in enumerate(found) if address is None]:
         raise UnreachableError(
             f"ranks {', '.join(missing)} have not sent their address in {limit.total_seconds():g} s",
-            hint="Their processes have not got this far; see their logs.",
+            hint="Their processes have not reached this point; see their logs.",
         )
     return tuple((str(host), int(port)) for host, port in found)
 
 
 def _collected(store: Store, keys: Sequence[str], limit: timedelta) -> list[Any]:
-    """Wait for the values of `keys`, and return them. A key that is not set within `limit` has value None."""
+    """Wait for the values of `keys`, and return them. The value is None for a key that is not set within `limit`."""
     try:
         store.wait(list(keys), limit)
     except RuntimeError:

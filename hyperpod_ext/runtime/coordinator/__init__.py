@@ -1,1 +1,1 @@
-"""The coordinator: receives reports from all agents, and carries out the membership's decisions."""
+"""The coordinator of a job: receives reports of all agents, and carries out the actions that `Membership` returns."""

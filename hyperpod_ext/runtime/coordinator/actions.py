@@ -1,4 +1,5 @@
-"""Carry out the membership's actions: messages to agents, events, and timers that call the membership again."""
+"""Carries out the actions that `Membership` returns: sends messages to agents, writes events, and starts timers that
+call the membership later."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from hyperpod_ext.runtime.membership.node_states import NodeState
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _SCALING_TIMEOUT_S = 60.0
-"""Seconds to wait for more nodes, if `elastic.scaling_timeout_s` is not set."""
+"""Number of seconds to wait for additional nodes, if `elastic.scaling_timeout_s` is not set."""
 
 
 class Timers:
-    """Delayed calls, by name. Setting a name again replaces the earlier call."""
+    """Delayed function calls, each with a name. Setting a call replaces an earlier call of the same name."""
 
     def __init__(self) -> None:
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -40,7 +41,7 @@ class Timers:
 
 
 class Actions:
-    """Carries out the actions that the membership decides."""
+    """Carries out the actions that `Membership` returns."""
 
     def __init__(self, job: JobContext, end: JobEnd) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -48,12 +49,13 @@ class Actions:
         self._log, self.end = job.events.write, end
         self._timers = Timers()
         self._checkpoint = ""
-        """Name of the durable checkpoint that ranks are restoring; empty if there is none."""
+        """Name of the durable checkpoint from which ranks restore in this generation; empty if no rank restores from a
+        durable tier."""
         self.durable = DurableQuery(self._ask_durable)
         self.resize_clock = ResizeClock()
 
     def carry_out(self, actions: Sequence[m.Action]) -> None:
-        """Carry out the actions, then send the new job state to all agents."""
+        """Carry out the actions in order, then send the changes of the job state to the agents."""
         for action in actions:
             self._do(action)
         if actions and not self.end.ended.done():
@@ -71,12 +73,14 @@ class Actions:
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self.end.is_stopping:
-                # the saved steps must suffice, because a rank was aborted before its last step
+                # a rank failed before all ranks had saved a common last step, so the job ends with the steps that are
+                # saved already
                 self.end.end("cancelled")
             case m.Abort(_, rank):
                 self._abort(rank)
             case m.Replace(rank):
-                if self._membership.phase is m.JobPhase.FORMING:  # give the new process the full time limit
+                if self._membership.phase is m.JobPhase.FORMING:
+                    # restart the time limit for forming a generation, so that the new process gets the full time
                     self._formation.begins(time.monotonic())
                 self._outbox.send(self._membership.nodes[rank], c.StartWorker(rank=rank))
             case m.TakeOver(node, ranks):
@@ -95,7 +99,7 @@ class Actions:
                 self._resize(action)
 
     def _resize(self, action: m.Action) -> None:
-        """Carry out one action of a resize."""
+        """Carry out one action that belongs to a resize or to another new rank assignment."""
         generation = self._membership.generation
         match action:
             case m.Prepare(rank, node, world_size):
@@ -165,9 +169,11 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            # do this first: renumbered agents must have the state in case one becomes the next coordinator
+            # send the job state before the abort: if one of these agents becomes the next coordinator, it must have the
+            # new rank numbers
             self._outbox.share_job_state()
-        # an agent that missed the last renumbering still uses the old rank numbers
+        # the order contains the new rank numbers, because an agent that missed the last renumbering still uses the old
+        # ones
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
         self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
@@ -203,10 +209,11 @@ class Actions:
         self._timers.set(f"await node {node}", wait_s, lambda: self.carry_out(give_up()))
 
     def _want_nodes(self, count: int) -> None:
-        """Write the numbers of the wanted nodes for the launcher. After a timeout, continue with fewer nodes."""
+        """Write a file with the numbers of the `count` wanted nodes, for the process that starts nodes. If the wanted
+        nodes do not join within a time limit, continue with fewer nodes."""
         config, membership, members = self._run.config, self._membership, self._members
         here = membership.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING) & members.members.keys()
-        # the number of a leaving node becomes free only after the node has left
+        # the number of a leaving node cannot be used again before that node has left
         free = set(range(config.most_nodes + config.spares)) - members.members.keys() - members.agents.keys()
         wanted = sorted(here | set(sorted(free)[: max(0, count - len(here))]))
         tell_wanted(self._run.run_dir, wanted)
@@ -215,15 +222,17 @@ class Actions:
         self._timers.set("more nodes", wait_s, lambda: self.carry_out(membership.gave_up_waiting()))
 
     def _release_in_time(self) -> None:
-        """Release leaving nodes after their grace period, even if some ranks have not saved again."""
+        """Start a timer that releases leaving nodes after their grace period, even if some ranks have not saved a
+        snapshot yet on their new node."""
         config, membership = self._run.config, self._membership
         grace_s = (config.elastic.graceful_shutdown_s if config.elastic else None) or config.checkpoint.grace_s
         late = functools.partial(membership.release_retained, membership.committed, late=True)
         self._timers.set("release", grace_s, lambda: self.carry_out(late()))
 
     def _release(self, nodes: Sequence[int]) -> None:
-        """Release `nodes` after all other nodes received a membership without them, which then counts for majorities.
-        Without `nodes`, only allow agents to drop snapshots that ranks kept under former numbers or on other nodes."""
+        """Remove `nodes` from the job. The nodes themselves are released once all candidates have the new membership,
+        which then counts for majorities. In addition, all agents are ordered to delete snapshots of earlier rank
+        assignments. If `nodes` is empty, only the order to delete snapshots is sent."""
         for node in nodes:
             self._log("node_left", node=node)
             self._members.forget(node)

@@ -1,4 +1,4 @@
-"""Admission of agents: which agents the coordinator accepts, and the first messages that it sends to them."""
+"""Decides which agents the coordinator accepts, and sends the first messages to an accepted agent."""
 
 from __future__ import annotations
 
@@ -14,43 +14,44 @@ from hyperpod_ext.runtime.membership.actions import JobPhase, Replace
 from hyperpod_ext.runtime.membership.node_states import HAD_RANKS, NodeState
 
 _RESERVED = 0.5
-"""Share of `node_wait_s` for which a number stays reserved for a starting node. The rest of the time is for another
-node, in case the first node is lost as well."""
+"""Share of `restart.node_wait_s` for which a node number stays reserved for a starting node. If the starting node is
+lost too, the rest of `node_wait_s` is left for another node."""
 
 
 class Admission:
-    """Accepts or refuses agents that connect for the first time or again."""
+    """Accepts or refuses agents that connect to the coordinator, for the first time or again."""
 
     def __init__(self, job: JobContext, actions: Actions) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._events, self._actions, self._end = job.formation, job.events, actions, actions.end
         self._reserved: dict[Address, tuple[int, float]] = {}
-        """Reserved node numbers, by the address where the starting node will listen. A value has the number and the
-        time at which the reservation ends."""
+        """Maps the address at which a starting node will listen to its reserved node number, and to the time at which
+        the reservation ends."""
 
     def refusal(self, node: int, handshake: c.AgentHandshake) -> str:
-        """Return why the coordinator refuses an agent; empty if it accepts the agent."""
+        """Return the reason why the coordinator refuses the agent of `node`; empty if it accepts the agent."""
         config = self._run.config
         if not 0 <= node < config.most_nodes + config.spares:
             spares = f" and {config.spares} spares" if config.spares else ""
             return f"it is none of this job's {config.most_nodes} nodes{spares}"
         if self._members.stepped_down:
-            return "the coordinator has stood down: it reaches too few of the job's nodes"
+            return "the coordinator has stepped down, because it reaches too few of the job's nodes"
         if node in self._members.agents:
             return "another agent is connected as this node"
         if handshake.knows_job:
             is_member = self._members.is_known(node, handshake.id)
-            return "" if is_member else "it was given up, and the others went on without it"
+            return "" if is_member else "the job has continued without this node, because the node was lost"
         if self._membership.is_shut_out(node):
-            return f"it was lost {self._membership.states.losses[node]} times, and is not taken again"
+            return f"it was lost {self._membership.states.losses[node]} times, and may not join again"
         return ""
 
     def free_number(self, wanted: int, listens: Address | None, now: float) -> int | None:
-        """Return a free node number, `wanted` if possible. None if every number is in use or reserved.
+        """Reserve a free node number, if possible `wanted`, and return it. Returns None if every number is in use or
+        reserved.
 
         Args:
-            listens: address where the requesting node will listen. The number is reserved for this address, since
-                seconds may pass before the node connects.
+            listens: address at which the requesting node will listen. The number is reserved for this address, because
+                the node may need seconds until it connects.
         """
         config, connected = self._run.config, self._members.agents
         if self._members.stepped_down or self._end.ended.done():
@@ -68,8 +69,9 @@ class Admission:
         return number
 
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
-        """Accept an agent. A new agent gets a place; a known agent continues where it was."""
-        if self._end.ended.done():  # the job was cancelled before the first node had connected
+        """Accept the agent of `node`. A new agent's node joins the job; an agent that connects again receives the
+        orders that it missed."""
+        if self._end.ended.done():  # the job was cancelled before this node connected
             agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
@@ -83,7 +85,7 @@ class Admission:
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
-            # the new node has not received any earlier abort
+            # the new node must know the current generation, because it has not received earlier aborts
             generation = self._membership.generation
             self._outbox.send(node, c.AbortGeneration(generation=generation, rank=-1))
             self._actions.carry_out(actions)
@@ -91,7 +93,8 @@ class Admission:
             self._begin_job()
 
     def _begin_job(self) -> None:
-        """Begin the job, because all nodes for its ranks are connected. Spares may be connected too."""
+        """Begin the job, because every node that gets ranks is connected. Connected nodes with higher numbers become
+        spares."""
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
@@ -99,8 +102,8 @@ class Admission:
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
     def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
-        """Accept a node that was already in the job. The node had an earlier coordinator, or had lost its connection to
-        this one. Send it all orders that it missed."""
+        """Accept a node that was already in the job, and send it all orders that it missed. The node comes from an
+        earlier coordinator, or had lost its connection to this coordinator."""
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)
@@ -128,7 +131,7 @@ class Admission:
             self._actions.carry_out(membership.leave(node))
         state = membership.states[node]
         if state is NodeState.DECOMMISSIONED or (state in HAD_RANKS and handshake.workers):
-            # send it again, because the order or the answer may have been lost
+            # send the order again, because it or the node's answer may have been lost
             self._outbox.send(node, c.DecommissionNode())
         elif not here and handshake.workers:  # the workers were started for a resize that was cancelled
             self._outbox.send(node, c.EndWorkers())

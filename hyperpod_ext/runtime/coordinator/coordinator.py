@@ -1,9 +1,10 @@
-"""The coordinator of a job, in the process of one agent. The coordinator connects `Membership`, which decides, with all
-agents.
+"""The coordinator of a job, which runs in the process of one agent. The coordinator passes reports of all agents to
+`Membership`, which makes the decisions, and carries out the resulting actions.
 
 The parts of the coordinator share a `JobContext`. `admission.py` admits agents, `reports.py` processes reports,
-`lost_nodes.py` finds lost nodes, and `actions.py` carries out the membership's actions. A few agents receive the job
-state and its changes, so that one of them can replace the coordinator (`agent/coordinator_client.py`).
+`lost_nodes.py` finds lost nodes, and `actions.py` carries out the membership's actions. A few agents receive a copy of
+the job state and its changes. If the coordinator is lost, one of these agents replaces it
+(`agent/coordinator_client.py`).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from hyperpod_ext.runtime.metrics import tracing
 from hyperpod_ext.runtime.metrics.exporter import MetricsExporter
 
 _ORDERS_S = 0.1
-"""Seconds between two checks for new orders to resize the job or to move ranks."""
+"""Number of seconds between two checks for new order files (orders to resize the job or to move ranks)."""
 
 
 class Coordinator:
@@ -94,7 +95,8 @@ class Coordinator:
             continues=_continues(config),
             script_saves=config.restarts_script,
         )
-        # read before the event log exists, because new orders are written only after that
+        # orders that are in the run folder now are from an earlier run, because orders for this run are written only
+        # once the event log of this run exists
         earlier = set(read_orders(run_dir))
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
         made = cls(run, membership, Members(node, memberships=[{node}], has_begun=False))
@@ -112,11 +114,12 @@ class Coordinator:
         votes: Sequence[c.AgentHandshake],
         gone: Set[int] = frozenset(),
     ) -> Self:
-        """Create the next coordinator after a coordinator was lost, from the handshakes of this agent and its voters.
+        """Create the coordinator that replaces a lost coordinator. The job state comes from the handshakes of this
+        agent (`own`) and of the agents that voted for it (`votes`).
 
         Args:
-            gone: nodes that have left the job according to an operator, which has stopped all ranks. Training is held
-                until the operator's next order arrives through this agent. A job with `policy: continue` is not held.
+            gone: nodes that the HyperPod operator has reported as removed, when it stopped all ranks. Training is put
+                on hold until the operator's next command arrives through this agent, except with `policy: continue`.
         """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
@@ -141,7 +144,7 @@ class Coordinator:
             membership.held.add(node)
         made = cls(run, membership, members, job_state)
         resized = config.elastic is not None or _continues(config) or orders_were_left(run_dir)
-        # skip `step` events, because reading so many would delay the other nodes
+        # do not read `step` events: there are so many that reading them would delay the recovery of all nodes
         written = made.events.read(steps=False) if resized else Events()
         made._start(orders_accepted(written))
         made._log("coordinator", node=node, before=lost, term=term)
@@ -149,10 +152,10 @@ class Coordinator:
         if resized:
             made.actions.resize_clock.resume(written)
         if lost in members.members:
-            made.lost_nodes.lose(lost, job_state.get("gives_up") or "its agent, which coordinated the job, is gone")
+            made.lost_nodes.lose(lost, job_state.get("gives_up") or "its agent, which ran the coordinator, is gone")
         for other in sorted(gone & members.members.keys()):
             members.memberships = [set(members.members) - gone]
-            made.lost_nodes.lose(other, "another pod has its rank, or none")
+            made.lost_nodes.lose(other, "another pod has replaced this node, or no pod has its rank any more")
         return made
 
     def _start(self, orders_accepted: set[str]) -> None:
@@ -162,7 +165,8 @@ class Coordinator:
             task.add_done_callback(self._task_ended)
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
-        """End the job if a background task failed, because silent nodes or new orders would no longer be noticed."""
+        """Fail the job if a background task has raised an exception. Without the background tasks, lost nodes and new
+        orders would not be detected."""
         if not task.cancelled() and (error := task.exception()) is not None:
             traceback.print_exception(error)
             self.broke(f"{type(error).__name__}: {error}")
@@ -171,20 +175,20 @@ class Coordinator:
 
     @property
     def ended(self) -> asyncio.Future[FinalState]:
-        """Final state of the job: succeeded, failed or cancelled."""
+        """Future with the final state of the job: succeeded, failed or cancelled."""
         return self.end.ended
 
     @property
     def all_uploaded(self) -> asyncio.Event:
-        """Set once every node has uploaded its part of the last step."""
+        """Event that is set once every node has uploaded its part of the last step."""
         return self.end.all_uploaded
 
     def cancel(self) -> None:
-        """Cancel the job, on a user's request."""
+        """Cancel the job, because a user has requested it."""
         self.end.cancel()
 
     def broke(self, why: str) -> None:
-        """Fail the job because of an error in the coordinator."""
+        """Fail the job because of an internal error of the coordinator. `why`: description of the error."""
         self.end.broke(why)
 
     def show(self) -> None:
@@ -199,11 +203,11 @@ class Coordinator:
         self.lost_nodes.stop()
 
     async def close(self) -> None:
-        """Wait until all agents have received their last message and closed their connection. Then write the last
-        report."""
+        """Wait until all agents have received their last message and closed their connection, and until the final
+        report is written."""
         self.stop()
         for agent in self.members.agents.values():
-            with contextlib.suppress(ConnectionError):  # the agent closed the connection first
+            with contextlib.suppress(ConnectionError):  # the agent has already closed the connection
                 await agent.writer.wait_closed()
         await self.end.reported()
         if self._metrics is not None:
@@ -221,26 +225,28 @@ class Coordinator:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Serve the connection of one agent until it closes.
+        """Receive and process the messages of one agent until its connection closes.
 
         Args:
-            reading: task that reads the agent's first message after the handshake.
+            reading: running task that reads the first message after the agent's handshake.
         """
         node = handshake.node
         self.lost_nodes.notice_pause(time.monotonic())
         while self.members.unsure_since is not None and not (handshake.knows_job or self.lost_nodes.is_over):
-            await asyncio.sleep(self._run.config.restart.lease_s / 60)  # another coordinator may have the job by now
+            # accept a new agent only once it is sure that no other coordinator exists
+            await asyncio.sleep(self._run.config.restart.lease_s / 60)
         if (former := self.members.agents.get(node)) is not None:
             if not handshake.knows_job:
-                await former.confirmed()  # a restarted node may connect before the loss of its former agent is detected
-            # the same agent connects again because its former connection broke
+                # wait, because a restarted agent may connect before the loss of the node's former agent is detected
+                await former.confirmed()
+            # if the same agent connects again because its connection broke, close the old connection
             elif self.members.is_known(node, handshake.id):
                 self.members.agents.pop(node).hang_up()
         if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
-            # a new agent without the job state has replaced the node's agent
+            # this is a new agent process without the job state, so the node's former agent is lost
             self.lost_nodes.lose(node, self.members.doubted[node])
         if self.lost_nodes.has_left:
-            return  # send no message: a StopNode would make the agent's node leave the job
+            return  # close the connection without a message: a StopNode would make the agent's node leave the job
         if refusal := self.admission.refusal(node, handshake):
             writer.write(frame_of(c.StopNode(why=refusal, hint="")))
             await writer.drain()
@@ -263,25 +269,28 @@ class Coordinator:
                 self.lost_nodes.line_ended(node, "the connection to its agent closed")
 
     async def free_number(self, wanted: int, listens: Address | None) -> int | None:
-        """Return a free number for a node that will listen at `listens`, `wanted` if possible. None if all are in use.
+        """Return a free node number, if possible `wanted`, for a node that will listen at `listens`. Returns None if
+        all numbers are in use.
 
-        If `wanted` is in use, wait until the agent with that number sends a message or is lost.
+        If no number is free, wait until the agent with number `wanted` sends a message or is lost, and try again.
         """
         if (free := self.admission.free_number(wanted, listens, time.monotonic())) is not None:
             return free
         if (former := self.members.agents.get(wanted)) is not None:
-            await former.confirmed()  # the agent's node may be lost without the loss being detected yet
+            # if the node with the number `wanted` is lost, but its loss is not detected yet, wait for the detection
+            await former.confirmed()
         return self.admission.free_number(wanted, listens, time.monotonic())
 
     def _read(self, node: int, agent: Agent, message: wire.Message) -> None:
-        """Process one message of an agent. A malformed message is logged and skipped."""
+        """Decode and process one message of an agent. An invalid message is logged and skipped."""
         try:
             self.take(node, agent, c.AGENT_REPORTS.decode(message))
         except wire.WireError as error:
             sys.stderr.write(f"the coordinator refused a message of node {node}: {error}\n")
 
     def take(self, node: int, agent: Agent, report: c.FromAgent) -> None:
-        """Process one message of an agent. Most messages come from the agent's workers."""
+        """Process one message of an agent. Most messages are reports of the agent's workers, which the agent passes
+        on."""
         match report:
             case c.Beat(clock=clock):
                 self._sync_clock(node, clock)
@@ -303,12 +312,13 @@ class Coordinator:
             case c.Uploaded():
                 self.end.uploaded(node)
         if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
-            return  # reports about processes no longer matter
+            return  # after the end of the job, only events are processed
         translated = self._clocks.translated(node, report)
         if not isinstance(report, c.NodeJoin):
             self.reports.take(node, translated)
             return
-        with self.events.together():  # the log gets one line per rank
+        with self.events.together():
+            # write all event lines of the node's ranks in one go
             self.reports.take(node, translated)
 
     def _sync_clock(self, node: int, clock: float | None) -> None:
@@ -316,7 +326,8 @@ class Coordinator:
             self._clocks.heard(node, clock, time.monotonic())
 
     def _count_follower(self, node: int, sent_at: float) -> None:
-        """Record that a node sent a message to this coordinator at `sent_at`, in seconds of this node's clock."""
+        """Record that `node` still follows this coordinator. `sent_at`: time at which the node sent its message, on the
+        monotonic clock of this machine."""
         if self.members.unsure_since is not None:
             self.members.follows(node, sent_at)
             if self.members.unsure_since is None:
@@ -325,8 +336,9 @@ class Coordinator:
     # --- resizes ----------------------------------------------------------------------------------
 
     async def _look_for_orders(self, accepted: set[str]) -> None:
-        """Carry out orders to resize the job or to move ranks, oldest first. `accepted`: names of orders to skip, such
-        as orders of an earlier run. Newly accepted orders are added to it."""
+        """Look for order files (orders to resize the job or to move ranks), and carry them out, oldest first.
+        `accepted`: names of orders to skip, such as orders of an earlier run; newly accepted orders are added to this
+        set."""
         if not self._takes_orders:
             return
         while not self.lost_nodes.is_over:
@@ -347,11 +359,11 @@ class Coordinator:
 
     @property
     def _takes_orders(self) -> bool:
-        """Whether ranks of this job can move to other nodes."""
+        """Whether the job can carry out orders, because it is elastic or has spare nodes."""
         return self._run.config.elastic is not None or self._run.config.spares > 0
 
     def _release_nodes(self) -> None:
-        """Release nodes that are no longer members, once all members have received the new membership."""
+        """Release nodes that are no longer members, once all candidates have acknowledged the new membership."""
         if self.end.ended.done() or not (nodes := self.members.released()):
             return
         for node in sorted(nodes - {self._run.node}):
@@ -362,17 +374,19 @@ class Coordinator:
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
-        self.actions.carry_out(self.membership.reconcile())  # the numbers of released nodes are free now
+        # continue a resize that needs the numbers of the released nodes
+        self.actions.carry_out(self.membership.reconcile())
 
     def _hang_up_on_others(self) -> None:
-        """Close the connections of all other agents, so that they elect another coordinator at once. This node may
-        still have to upload for a while, and would not handle faults of the other nodes meanwhile."""
+        """Close the connections of all other agents, so that they elect another coordinator at once. Called when this
+        coordinator's node has left the job. This node may still upload for a while, and would not handle faults of
+        other nodes during that time."""
         for node, agent in self.members.agents.items():
             if node != self._run.node:
                 agent.writer.close()
 
     async def _watch(self) -> None:
-        """Check for silent nodes, and for ranks that do not join in time."""
+        """Check periodically for nodes that send no messages, and for ranks that do not join a generation in time."""
         lost_nodes = self.lost_nodes
         while not lost_nodes.is_over:
             lost_nodes.ran_at = time.monotonic()
@@ -383,10 +397,10 @@ class Coordinator:
 
 
 def _continues(config: RuntimeConfig) -> bool:
-    """Return whether the remaining ranks continue while lost ranks are replaced."""
+    """Return whether the remaining ranks continue to train while lost ranks are replaced."""
     return config.restart.policy == "continue"
 
 
 def _scale(config: RuntimeConfig) -> Scale:
-    """Return the numbers of nodes with which the job can run."""
+    """Return the numbers of nodes with which the job may run."""
     return Scale.of(config.elastic, config.nodes, config.workers_per_node, config.global_batch_size)

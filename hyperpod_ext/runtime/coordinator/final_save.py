@@ -1,4 +1,4 @@
-"""The last upload of a job: the snapshot that every node must upload, and the nodes that are done. Pure functions."""
+"""Chooses the last snapshot of a job, and tracks which nodes have uploaded their part of it. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from hyperpod_ext.runtime.ipc.control_messages import HeldSnapshot
 
 @dataclass(slots=True)
 class FinalSave:
-    """Snapshots that the nodes hold after training, and the progress of uploading the last one."""
+    """The snapshots that nodes hold after training, and the progress of uploading the newest of these snapshots."""
 
     begun: bool = False
-    """Whether all ranks are done and nodes upload the last step to the durable tiers."""
+    """Whether training is done on all ranks, so that the nodes upload the last step to the durable tiers."""
     held: dict[int, tuple[HeldSnapshot, ...]] = field(default_factory=dict)
-    """Snapshots of each node that has reported; empty for a lost node."""
+    """Maps each node that has reported to the snapshots in its memory. For a lost node, the tuple of snapshots is
+    empty."""
     save_id: str | None = None
-    """Save id of the snapshot to upload. None until all nodes have reported; empty if no snapshot is complete."""
+    """Save id of the snapshot to upload, or None until all nodes have reported. Empty if all nodes have reported and no
+    snapshot exists on all ranks."""
     _done: set[int] = field(default_factory=set)
 
     def lost(self, node: int) -> None:
-        """Record the loss of a node, so that its report is not awaited."""
+        """Record that `node` is lost, so that the choice does not wait for its report."""
         self.held.setdefault(node, ())
 
     def choose(self, nodes: Set[int]) -> bool:
-        """Choose the newest snapshot that all ranks have, once all `nodes` have reported. Returns whether this call
-        made the choice."""
+        """Choose the newest snapshot that all ranks have, if all `nodes` have reported and no choice was made before.
+        Returns whether this call made the choice."""
         if nodes - self.held.keys() or self.save_id is not None:
             return False
         self.save_id = newest_of_all(self.held)
@@ -39,19 +41,19 @@ class FinalSave:
         return max((snapshot.step for snapshot in everything if snapshot.save_id == self.save_id), default=None)
 
     def done(self, node: int) -> None:
-        """Record that `node` has uploaded everything that it could."""
+        """Record that `node` has finished uploading its part of the last step, as far as it could."""
         self._done.add(node)
 
     def is_complete(self, nodes: Set[int]) -> bool:
-        """Return whether all `nodes` have uploaded."""
+        """Return whether all `nodes` have finished uploading."""
         return nodes <= self._done
 
 
 def newest_of_all(held: Mapping[int, Collection[HeldSnapshot]]) -> str:
     """Return the save id of the newest snapshot that every rank has on its own node; empty if there is none.
 
-    "Every rank" means every rank that took part in the snapshot. If the job ends during a resize, the new rank
-    assignment may have no snapshot yet.
+    "Every rank" means every rank of the world size with which the snapshot was saved. If the job ends during a resize,
+    before the new rank assignment has saved a snapshot, the newest snapshot has the world size from before the resize.
     """
     ranks: dict[tuple[int, int, str], set[int]] = {}
     complete: list[tuple[int, int, str]] = []

@@ -1,7 +1,7 @@
-"""Tunes the intervals of tiers with `every_steps: auto`, from measurements of the running job.
+"""Tunes the checkpoint intervals of tiers with `every_steps: auto`, from measurements of the running job.
 
-The measurements come from events that agents report. `planner.interval_tuning` computes the intervals. Only the
-coordinator has a tuner, so that all nodes use the same intervals.
+The measurements are events that agents report. `planner.interval_tuning` computes the intervals from the measurements.
+Only the coordinator tunes, so that all nodes use the same intervals.
 """
 
 from __future__ import annotations
@@ -18,28 +18,29 @@ from hyperpod_ext.planner.interval_tuning import Measured, prior_rates, tune
 from hyperpod_ext.runtime.membership.membership import Membership
 
 START_S = 60.0
-"""First interval of a durable tier, if the spec sets none."""
+"""First interval of copies to a durable tier, in seconds, if the spec sets no interval."""
 START_PEER_S = 10.0
-"""First interval of copies on peers, in seconds. Until the coordinator schedules the first copy, copies are made at the
-default interval in steps."""
+"""First interval of copies to peer nodes, in seconds. Before the coordinator has scheduled its first copy, peers get
+copies at the default interval in steps."""
 _IDLE_STEPS = 64
 _WAITED_STEPS = 4096
 _SCHEDULED_S = 1.0
-"""Seconds within which a scheduled step reaches every memory server."""
+"""Number of seconds after which every memory server has received the schedule of a step."""
 _TIMEOUT_INTERVALS = 10
-"""Number of intervals after which a copy that has not arrived counts as lost."""
+"""Number of intervals after which a copy that has not arrived is treated as lost."""
 _ENOUGH = 5
-"""Number of steps without a copy that must be measured before the first tuning. For the memory tier, the same number of
+"""Number of measurements before the first tuning: steps during which no copy was made or, for the memory tier,
 snapshots."""
 _LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
-"""Smallest assumed cost of a copy to training, as a share of the copy's duration. Smaller costs cannot be measured."""
+"""Smallest share of a copy's duration by which the copy is assumed to delay training. Smaller delays of training cannot
+be measured."""
 
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:
-    """Return the settings with time intervals for durable `auto` tiers, because the coordinator schedules their
-    steps."""
+    """Return the job settings in which each durable tier with interval `auto` has an interval in seconds. With an
+    interval in seconds, the coordinator schedules the steps to copy."""
     tiers = tuple(
         tier.model_copy(update={"every_seconds": START_S})
         if isinstance(tier, DurableTier) and tier.auto and tier.every_seconds is None
@@ -52,14 +53,15 @@ def by_clock(config: RuntimeConfig) -> RuntimeConfig:
 
 
 class Tuner:
-    """Tunes the intervals of copies to peers and durable tiers, in seconds, and of the memory tier, in steps.
+    """Tunes the intervals of copies to peers and to durable tiers, in seconds, and the interval of snapshots in memory,
+    in steps.
 
-    The memory tier's interval changes only when a generation begins, so that all ranks change it at the same step. A
-    step that only some ranks have in memory cannot be restored.
+    The interval of snapshots in memory changes only when a generation begins, so that all ranks change it at the same
+    step. If ranks saved different steps to memory, no step could be restored.
 
     Args:
-        now: start of the job, on this machine's monotonic clock.
-        unix: the start of the job in Unix time.
+        now: start of the job, as time of this machine's monotonic clock.
+        unix: start of the job, as Unix time.
     """
 
     def __init__(self, policy: CheckpointPolicy, nodes: int, now: float, unix: float = 0.0) -> None:
@@ -70,7 +72,8 @@ class Tuner:
             tier.kind: _Tuned(tier.every_seconds or START_S, durable_prior) for tier in policy.durable() if tier.auto
         }
         self._kinds = {tier.place.rstrip("/"): tier.kind for tier in policy.durable()}
-        """Kind of each durable tier, by its place. Events name a durable tier by the job's folder in that place."""
+        """Maps the URL or path of each durable tier to its kind. Events name a durable tier by the job's folder below
+        that URL or path."""
         if peer is not None and peer.auto:
             self._tiers["peer"] = _Tuned(START_PEER_S, rates.node)
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
@@ -80,11 +83,12 @@ class Tuner:
         self._memory_prior = rates.process
         self._took: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._waited: deque[tuple[float, int]] = deque(maxlen=_WAITED_STEPS)
-        """For each step, the seconds that it waited for snapshots, and the number of snapshots that it made. A step
-        waits for the snapshot of the previous step."""
+        """For each of the latest steps, the number of seconds that training waited for a snapshot, and the number of
+        snapshots taken. A step waits for the snapshot of the previous step."""
 
     def learned(self) -> dict[str, Any]:
-        """Return the tuner's state for the next coordinator; empty if no tier is `auto`."""
+        """Return the tuner's state as JSON for the job state, from which the next coordinator continues. The result is
+        empty if no tier has the interval `auto`."""
         if not self._tiers and self._memory_every is None:
             return {}
         return {
@@ -95,7 +99,8 @@ class Tuner:
         }
 
     def inherit(self, learned: Mapping[str, Any]) -> None:
-        """Continue from the state of the former coordinator's tuner. Durations of copies are measured again."""
+        """Continue from the state of the former coordinator's tuner (see `learned`). The durations of copies are not
+        part of this state and are measured again."""
         if not learned:
             return
         self._started -= max(0.0, self._started_unix - learned["began"])
@@ -108,26 +113,27 @@ class Tuner:
 
     @property
     def memory_every(self) -> int | None:
-        """Steps between two snapshots in memory; None for the interval in the policy."""
+        """Number of steps between two snapshots in memory; None if the interval in the checkpoint policy applies."""
         return self._memory_every
 
     def seconds(self, tier: Tier) -> float | None:
-        """Return the seconds between two copies in `tier`; None if the tier's interval is in steps."""
+        """Return the number of seconds between two copies to `tier`; None if the interval of the tier is a number of
+        steps."""
         tuned = self._tiers.get(tier.kind)
         return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
 
     def steps_ahead(self) -> int | None:
-        """Return how many steps ahead a copy must be scheduled, so that every node receives the schedule before it
-        makes that step. None before any step was measured."""
+        """Return the number of steps by which a copy must be scheduled ahead, so that every node receives the schedule
+        before it makes that step. Returns None if no step was measured yet."""
         return 2 + math.ceil(_SCHEDULED_S / max(_LEAST_STEP_S, median(self._took))) if self._took else None
 
     def named(self, kind: str, step: int) -> None:
-        """Record that `step` is the next one to be copied to the tier."""
+        """Record that `step` is the next step that will be copied to the tier of this `kind`."""
         if kind in self._tiers:
             self._tiers[kind].expect(step)
 
     def went_on(self, membership: Membership) -> None:
-        """If a generation follows a fault, count the tier from which it was restored."""
+        """When a generation starts to train after a fault, count from which kind of tier its state was restored."""
         if membership.faults and membership.decision is not None:
             kinds = {source.kind for several in membership.decision.sources.values() for source in several}
             if "durable" in kinds:
@@ -138,12 +144,12 @@ class Tuner:
                 self._fell_back["memory"] += 1
 
     def begins(self, now: float) -> int | None:
-        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for the
-        interval in the policy."""
+        """Tune the interval of snapshots in memory at the start of a generation. Returns the number of steps between
+        two snapshots; None if the interval in the checkpoint policy applies."""
         made = sum(count for _, count in self._waited)
         if self._memory_every is None or made < _ENOUGH:
             return self._memory_every
-        # leave out the longest wait, because the first snapshot also allocates its memory
+        # leave out the longest wait: it is the wait for the first snapshot, which also allocates memory
         step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
         measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
         if step_s > 0:
@@ -152,9 +158,10 @@ class Tuner:
         return self._memory_every
 
     def heard(self, event: Mapping[str, Any], now: float) -> dict[str, float]:
-        """Update the measurements from an event. Returns the new interval of each tier whose interval changed.
+        """Update the measurements from an event. Returns a map from kind of tier to new interval in seconds, for each
+        tier whose interval has changed.
 
-        The times in an event may come from another machine's clock, so only their differences are used.
+        The times in an event may come from the clock of another machine, so only differences between them are used.
         """
         if event["event"] == "step" and "began" in event and int(event["rank"]) == 0:
             took = float(event["t"]) - float(event["began"])
@@ -184,13 +191,14 @@ class Tuner:
 
 
 class _Tuned:
-    """One tier: its interval, the expected rate (per second) of failures that need it, and its latest copies."""
+    """Measurements of one tier: its interval, the expected rate (per second) of failures that need this tier, and its
+    latest copies."""
 
     def __init__(self, interval: float, prior: float) -> None:
         self.interval, self.prior = interval, prior
         self.latencies: deque[float] = deque(maxlen=8)
         self.overlapped: deque[list[float]] = deque(maxlen=8)
-        """For each copy, the durations of all steps during the copy, in seconds."""
+        """For each of the latest copies, the durations of all training steps during the copy, in seconds."""
         self._expected: int | None = None
         self._since: float | None = None
         self._overdue = False
@@ -198,20 +206,21 @@ class _Tuned:
 
     @property
     def copying(self) -> bool:
-        """Whether a copy is under way."""
+        """Whether a copy to the tier is being made."""
         return self._since is not None and not self._overdue
 
     def expect(self, step: int) -> None:
-        """Record that `step` will be copied, and time this copy unless an earlier copy has not arrived yet.
+        """Record that `step` will be copied. Measure the duration of this copy, unless an earlier copy that is being
+        measured has not arrived yet.
 
-        A late copy stays timed, however late it is, because its duration is the measurement.
+        The measurement of a late copy is never given up, because its long duration is the information that is needed.
         """
-        # a lower step means that the job went back to an earlier step
+        # a step lower than the expected one means that the job has restored an earlier step
         if self._expected is None or step < self._expected:
             self._forget(step)
 
     def step_done(self, step: int, took: float, now: float) -> None:
-        """Record that a training step took `took` seconds."""
+        """Record that training step `step` has ended and took `took` seconds."""
         if self._expected is None:
             return
         if self.copying and len(self._steps) < _WAITED_STEPS:
@@ -221,7 +230,8 @@ class _Tuned:
         self._overdue = self._since is not None and now - self._since > _TIMEOUT_INTERVALS * self.interval
 
     def arrived(self, step: int, now: float) -> bool:
-        """Record that the newest copy in the tier is of `step`. Returns whether this completes the timed copy."""
+        """Record that the tier's newest copy is now a copy of `step`. Returns whether the copy that was being measured
+        has now arrived."""
         if self._since is None or self._expected is None or step < self._expected:
             return False
         self.latencies.append(now - self._since)

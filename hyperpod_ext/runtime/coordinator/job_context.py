@@ -1,4 +1,4 @@
-"""The objects of one job that all parts of its coordinator share."""
+"""The objects that all parts of a job's coordinator share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """The shared objects of one job, under one coordinator."""
+    """The objects that all parts of one coordinator share."""
 
     run: JobRun
     members: Members
@@ -31,8 +31,8 @@ class JobContext:
     def of(
         cls, run: JobRun, members: Members, membership: Membership, inherited: Mapping[str, Any] | None, now: float
     ) -> Self:
-        """Create the context of a new coordinator. `inherited`: the former coordinator's job state; None for the
-        first."""
+        """Create the shared objects of a new coordinator. `inherited`: job state of the former coordinator; None for
+        the first coordinator of a job."""
         events = EventLog(run.run_dir, fresh=run.term == 1)
         schedule = SaveSchedule(run.config, events.write, now, (inherited or {}).get("learned", {}))
         outbox = Outbox(run, members, membership, inherited, schedule.tuner.learned)

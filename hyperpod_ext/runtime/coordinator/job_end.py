@@ -1,4 +1,4 @@
-"""The end of a job, which has succeeded, failed or was cancelled. In each case nodes upload the last step."""
+"""Ends a job as succeeded, failed or cancelled. In each case, the nodes upload the last step."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 FinalState = Literal["succeeded", "failed", "cancelled"]
 """Final state of a job."""
 _STOP_SHARE = 0.5
-"""Share of a cancelled job's grace period in which ranks may finish a step and save it."""
+"""Share of a cancelled job's grace period that ranks get to finish a common step and save it."""
 ASK_LATER_S = 0.05
-"""Seconds until the request to stop is repeated, if some ranks have not begun their loop."""
+"""Number of seconds until a stop request is repeated, if some ranks have not begun their training loop."""
 _FARTHEST = 1024
-"""Most steps by which a stop may be ahead of the newest step. Ranks may make short steps faster than they answer."""
+"""Maximum number of steps between the newest step and the step after which ranks are requested to stop. The distance
+must be large if steps are so short that ranks are past a step before they answer."""
 
 
 class JobEnd:
-    """Records how worker processes end, and ends the job."""
+    """Records the exit codes of worker processes, and ends the job."""
 
     def __init__(self, job: JobContext) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -40,19 +41,19 @@ class JobEnd:
         self._exit_codes: dict[int, int] = {}
         self._last_lines: dict[int, str] = {}
         self._last_stop: StopAgreement | None = None
-        """Agreement of all ranks on their last step, after the job was cancelled."""
+        """Agreement of all ranks on the last step of a cancelled job; None if no such stop was requested."""
         self._cancelled_at: float | None = None
         self._error: dict[str, str] | None = None
         self._waits: tuple[FinalState, dict[str, str] | None] | None = None
-        """Final state and error of a delayed end. The delayed end takes effect once it is sure that no other
-        coordinator exists."""
+        """Final state and error of a job whose end is delayed until it is sure that no other coordinator exists; None
+        if the end is not delayed."""
         self._reporting: asyncio.Task[None] | None = None
         self.ended: asyncio.Future[FinalState] = asyncio.get_running_loop().create_future()
-        """Final state: succeeded, failed or cancelled."""
+        """Future with the final state of the job: succeeded, failed or cancelled."""
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the job will end once all ranks have saved a step."""
+        """Whether the job was cancelled and will end once all ranks have saved a common step."""
         return self._last_stop is not None
 
     @property
@@ -63,25 +64,27 @@ class JobEnd:
     # --- processes end --------------------------------------------------------------------------
 
     def exited(self, rank: int, code: int, last_line: str = "") -> None:
-        """Record that the process of `rank` has exited or was killed after its training. `last_line`: last line of its
-        log."""
+        """Record that the process of `rank` has ended after its training, with exit `code` (negative: killed by this
+        signal). `last_line`: last line of the rank's log."""
         self._exit_codes[rank] = code
         self._last_lines[rank] = last_line
         self.check_exits()
 
     def know_exits(self, codes: dict[int, int]) -> None:
-        """Add exit codes, by rank, that were reported to an earlier coordinator."""
+        """Add the exit codes of ranks that ended under an earlier coordinator. `codes`: exit code of each rank."""
         self._exit_codes |= codes
 
     def lost_when_done(self, node: int) -> None:
-        """Record the loss of a node whose ranks had finished training. Each of these ranks gets exit code 0."""
+        """Record the loss of a node whose ranks had finished training. Each rank of this node whose exit code was not
+        reported gets exit code 0."""
         for rank in self._membership.ranks_on(node):
             self._exit_codes.setdefault(rank, 0)
         self.check_exits()
 
     def check_exits(self) -> None:
-        """Save the last step if all processes exited with 0. Fail the job if a process exited with another code after
-        its training, or if only some exited while other ranks wait in their training function."""
+        """Save the last step if all processes have ended with exit code 0. Fail the job if a process has ended with
+        another exit code after its training. The job also fails if some processes have ended without training, while
+        other ranks wait in their training function."""
         codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
@@ -96,17 +99,18 @@ class JobEnd:
             self.fail(Fail("JobFailedError", f"rank {rank} {how} after its training was done{why}"))
         elif codes and self.anybody_joined and not finished:
             rank = min(codes)
-            message = f"rank {rank} ended without calling its @resilient function, while others wait in theirs"
+            message = f"rank {rank} ended without calling its @resilient function, while other ranks wait in it"
             self.fail(Fail("JobFailedError", message, "Every rank of a job must call it."))
 
     # --- requests to end ----------------------------------------------------------------------------
 
     def cancel(self) -> None:
-        """End the job on request. If steps are not all saved anyway, end it after a step that all ranks save."""
+        """Cancel the job on request. Unless every step is saved to a durable tier anyway, the job ends after a common
+        step that all ranks save."""
         if self._cancelled_at is not None:
-            return  # a repeated request, for example one from each agent, does not extend the grace period
+            return  # a repeated request, such as one from each agent, must not extend the grace period
         membership, policy = self._membership, self._schedule.policy
-        # right after a renumbering, perhaps no rank has saved a step
+        # right after ranks got new numbers, perhaps no rank has saved a step under its new number
         moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
@@ -130,14 +134,15 @@ class JobEnd:
         self._ask_to_stop(self._last_stop)
 
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
-        number = agreement.number - 1  # a resize counts its numbers from 1
+        # number these requests downwards from -1, because the stop requests of a resize are numbered from 1
+        number = agreement.number - 1
         step = agreement.ask(number, self._ranks.newest(self._membership.committed))
         ask = c.AskStop(generation=self._membership.generation, number=number, step=step, ends=True)
         asyncio.get_running_loop().call_later(ASK_LATER_S if later else 0.0, self._outbox.to_all, ask)
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
-        """Process the answer of `rank` on whether it can stop after the requested step. A rank without further steps
-        saves its last step itself."""
+        """Process the answer of `rank` to a stop request. `StopAgreement.answered` documents the arguments. A rank that
+        makes no more steps saves its last step without this agreement."""
         assert self._last_stop is not None
         match self._last_stop.answered(rank, number, can, making, over):
             case Answer.AGREED:
@@ -154,7 +159,7 @@ class JobEnd:
     # --- the last step --------------------------------------------------------------------------
 
     def _save_last(self) -> None:
-        """Upload the last step to the durable tiers, before the job ends as succeeded."""
+        """Order all nodes to upload the last step to the durable tiers, after which the job ends as succeeded."""
         if not self._run.config.checkpoint.durable():
             self.end("succeeded")
         elif not self.final_save.begun:
@@ -162,13 +167,13 @@ class JobEnd:
             self._outbox.to_all(c.SaveLast())
 
     def agent_came(self, node: int) -> None:
-        """Send the order to upload the last step to an agent that connects after the other agents received the
-        order."""
+        """Send the order to save the last step to an agent that connects only after this order was sent to all
+        agents."""
         if self.final_save.begun and not self.ended.done():
             self._outbox.send(node, c.SaveLast())
 
     def holds(self, node: int, held: tuple[c.HeldSnapshot, ...]) -> None:
-        """Record the snapshots in the memory of `node` after training has ended."""
+        """Record which snapshots are in the memory of `node`, after training has ended."""
         self.final_save.held[node] = held
         self._name_last()
 
@@ -178,16 +183,18 @@ class JobEnd:
         self._check_uploads()
 
     def agent_lost(self, node: int) -> None:
-        """Record the loss of a node that had not uploaded its part of the last step."""
+        """Record that `node` is lost, so that the final save does not wait for it."""
         self.final_save.lost(node)
         self._name_last()
         self._check_uploads()
 
     def _name_last(self) -> None:
-        """Order all nodes to upload the newest step that all ranks have, once each node has reported its snapshots."""
+        """Once each node has reported its snapshots, order all nodes to upload the newest snapshot that all ranks
+        have."""
         ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
         nodes = set(self._members.agents)
-        if not ends or self._run.config.restarts_script:  # such a script saves its own checkpoints
+        if not ends or self._run.config.restarts_script:
+            # a script that restores its own state also saves its own checkpoints
             return
         if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
@@ -209,7 +216,7 @@ class JobEnd:
 
     def broke(self, why: str) -> None:
         """Fail the job because of an internal error of the coordinator."""
-        self.fail(Fail("HyperpodExtError", f"the coordinator met an error of its own: {why}"))
+        self.fail(Fail("HyperpodExtError", f"internal error of the coordinator: {why}"))
 
     def fail(self, failure: Fail) -> None:
         self.end("failed", {"code": failure.code, "message": failure.message, "hint": failure.hint})
@@ -229,20 +236,19 @@ class JobEnd:
         self._report(state)
 
     def _lacks_nodes(self) -> bool:
-        """Return whether the last fault was a lost node and the other nodes could continue. Then this node may be the
-        one that is cut off: some connections have ended, and more are about to end."""
+        """Return whether the last fault was a lost node, and the other nodes could elect another coordinator. After
+        such a loss, perhaps this coordinator's own node is the one that is cut off from the network."""
         faults = self._membership.faults
         counts = bool(faults) and faults[-1].node_lost and not self._membership.held
         return counts and self._members.others_may_go_on
 
     def is_sure(self) -> None:
-        """Carry out the delayed end of the job, because it is now sure that the other nodes have no other
-        coordinator."""
+        """End the job if its end was delayed, because it is now sure that the other nodes have no other coordinator."""
         if self._waits is not None:
             self.end(*self._waits)
 
     def order(self) -> c.EndJob:
-        """Return the order to end the job, with the remaining grace period in it."""
+        """Return the order to end the job, which contains the rest of the grace period."""
         spent_s = time.monotonic() - self._cancelled_at if self._cancelled_at is not None else 0.0
         grace_s = self._schedule.policy.grace_s - spent_s
         error = self._error or {}
@@ -250,7 +256,8 @@ class JobEnd:
         return c.EndJob(state=self.ended.result(), grace_s=grace_s, why=why, hint=hint)
 
     async def reported(self) -> None:
-        """Wait until the report is written. If nodes uploaded snapshots after the job's end, write the report again."""
+        """Wait until the job's report is written. If nodes uploaded snapshots after the end of the job, write the
+        report again."""
         if self._reporting is None:
             return
         await self._reporting
@@ -259,8 +266,8 @@ class JobEnd:
             await self._reporting
 
     def _report(self, state: FinalState) -> None:
-        """Write the report in a thread, because for a long job this takes longer than the agents' connection
-        timeout."""
+        """Write the job's report in a thread. Writing the report of a long job takes so long that without a thread,
+        agents would treat this coordinator as lost."""
         make = self._events.reporter(state=state, error=self._error, world_size=len(self._membership.nodes))
         self._reporting = asyncio.get_running_loop().create_task(self._write_aside(make))
 
@@ -269,7 +276,8 @@ class JobEnd:
 
 
 def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the report. An OSError is only printed, because it must not change the job's final state."""
+    """Write the job's report. An OSError is only printed to stderr, because it must not change the final state of the
+    job."""
     try:
         write_report(run_dir, make())
         release_room(run_dir)

@@ -1,4 +1,5 @@
-"""Constants of one run of a job, and the latest reports of its ranks. Plain values."""
+"""Data about one run of a job: its constants, the latest reports of its ranks, and the time limit for forming a
+generation."""
 
 from __future__ import annotations
 
@@ -11,46 +12,48 @@ from hyperpod_ext.config.job.runtime import RuntimeConfig
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """Constants of one run of a job under one coordinator."""
+    """Values that do not change during one run of a job under one coordinator."""
 
     config: RuntimeConfig
     node: int
-    """Node of the coordinator."""
+    """Number of the node on which the coordinator runs."""
     run_dir: Path
-    """Folder of events.jsonl and report.json."""
+    """Folder that contains events.jsonl and report.json."""
     master_port: int
-    """Free port for scripts that open their own process groups."""
+    """Free port (`MASTER_PORT`) for scripts that create their own process groups."""
     name: str
-    """Name of this run; each run has a different one."""
+    """Random name of this run, which distinguishes it from other runs of the job."""
     term: int = 1
-    """Term of this coordinator: 1 for the first coordinator, one more for each later one."""
+    """Term of this coordinator: 1 for the first coordinator of the run, and one more for each later coordinator."""
 
 
 ADDRESSES_AT_ONCE = 64
-"""Most rank addresses in the order that begins a generation. Workers look up all other addresses on demand."""
+"""Maximum number of store addresses in the order that begins a generation. Workers request other addresses when they
+need them."""
 
 
 @dataclass(slots=True)
 class Ranks:
-    """Reports of the ranks in the current generation."""
+    """What ranks have reported in the current generation: committed steps and store addresses."""
 
     steps: dict[int, int] = field(default_factory=dict)
-    """Newest committed step of each rank."""
+    """Maps each rank to its newest committed step."""
     _newest: int | None = field(default=None, init=False)
-    """Newest committed step of any rank. Stored, because it is read for each step of each rank."""
+    """Newest committed step of any rank. This number is stored and not computed from `steps`, because it is read for
+    each step of each rank."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Address of each rank's key-value store, from the rank's join."""
+    """Maps each rank to the address of its key-value store, which the rank reports when it joins a generation."""
     known: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Addresses of the stores in the generation that began last."""
+    """Maps each rank to its store address in generation `known_in`."""
     known_in: int = 0
-    """The generation of the addresses in `known`; 0 if none has begun under this coordinator."""
+    """The last generation that began under this coordinator; 0 if no generation has begun under this coordinator."""
 
     def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
-        """Return the store addresses to send at the start of a generation, and the generation whose addresses they
-        update (0 if they are a full list).
+        """Return a generation number and the store addresses to send at the start of `generation`. The addresses extend
+        those of the returned generation; 0 means that all earlier addresses are invalid.
 
-        A small job gets all addresses, which costs less than look-ups. A large job gets only the changed addresses. If
-        too many have changed, it gets none, because workers then look them up.
+        In a small job, all addresses are sent, which costs less than look-ups. In a large job, only changed addresses
+        are sent. If too many addresses have changed, none is sent, and workers look up the addresses that they need.
         """
         before, follows, self.known, self.known_in = self.known, self.known_in, dict(self.stores), generation
         if len(self.stores) <= ADDRESSES_AT_ONCE:
@@ -61,16 +64,16 @@ class Ranks:
         return follows, new
 
     def addresses_of(self, ranks: Iterable[int]) -> dict[int, tuple[str, int]]:
-        """Return the known store addresses of `ranks`, as the answer to a look-up."""
+        """Return the store addresses of those `ranks` that have joined, as the answer to a look-up."""
         return {rank: self.stores[rank] for rank in ranks if rank in self.stores}
 
     def begins(self) -> None:
-        """Forget all committed steps at the start of a generation."""
+        """Clear the committed steps of all ranks, because a generation begins."""
         self.steps.clear()
         self._newest = None
 
     def committed(self, rank: int, step: int) -> None:
-        """Record that a rank has committed a step."""
+        """Record that `rank` has committed `step`."""
         self.steps[rank] = step
         self._newest = step if self._newest is None else max(self._newest, step)
 
@@ -79,22 +82,24 @@ class Ranks:
         return default if self._newest is None else self._newest
 
     def committed_by_all(self, world_size: int) -> int | None:
-        """Return the newest step that every rank has committed; None until every rank has committed one."""
+        """Return the newest step that every rank has committed; None if some rank has not committed a step in this
+        generation."""
         return min(self.steps.values()) if len(self.steps) == world_size else None
 
 
 @dataclass(slots=True)
 class Formation:
-    """The time limit for forming a generation. When it has passed, each missing rank counts as failed."""
+    """The time limit for forming a generation. When the limit has passed, each rank that has not joined is treated as
+    failed."""
 
     limit_s: float
     since: float | None = None
-    """When the generation began to form or its newest process was started. None until all first nodes of the job have
-    connected."""
+    """Time at which the generation began to form, or at which its newest process was started; None until all initial
+    nodes of the job have connected."""
 
     @property
     def job_has_begun(self) -> bool:
-        """Whether all first nodes of the job have connected."""
+        """Whether the job has begun, because all its initial nodes have connected."""
         return self.since is not None
 
     def begins(self, now: float) -> None:
@@ -102,7 +107,7 @@ class Formation:
         self.since = now
 
     def is_late(self, now: float) -> bool:
-        """Return whether the time limit has passed. If it has, restart it."""
+        """Return whether the time limit has passed. A time limit that has passed is restarted."""
         if self.since is None or now - self.since < self.limit_s:
             return False
         self.since = now

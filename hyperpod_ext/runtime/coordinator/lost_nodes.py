@@ -1,4 +1,5 @@
-"""Lost nodes: the coordinator continues the job without them, or steps down if its own node is cut off."""
+"""Detects lost nodes. The coordinator continues the job without lost nodes, or steps down if its own node is cut
+off."""
 
 from __future__ import annotations
 
@@ -15,50 +16,54 @@ from hyperpod_ext.runtime.ipc.declared import Address
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, JobPhase
 
 LOOKS = 6
-"""Number of checks for silent nodes per lease."""
+"""Number of checks for silent nodes within one lease (`restart.lease_s` seconds). A node that is silent for half a
+lease is treated as lost."""
 _PROBE = 1 / 24
-"""Share of the lease within which the agent of a broken connection must accept a new one. Also the time between two
-probes."""
+"""Share of the lease within which an agent whose connection broke must accept a test connection. The same share of the
+lease passes between two such tests."""
 
 
 class LostNodes:
-    """Decides which nodes of one job are lost, and handles the losses."""
+    """Decides which nodes of a job are lost, and handles each loss."""
 
     def __init__(self, job: JobContext, actions: Actions) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._log, self._actions, self._end = job.formation, job.events.write, actions, actions.end
         self.ran_at = time.monotonic()
-        """Last time at which this process was known to run. A pause is measured from this time."""
+        """Time of the last check that this process is running. If the next check comes much later than planned, the
+        process was paused in between."""
         self._probing: dict[int, asyncio.Task[None]] = {}
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended, or continues without this coordinator."""
+        """Whether the job has ended, or this coordinator has stepped down."""
         return self._end.ended.done() or self._members.stepped_down
 
     @property
     def has_left(self) -> bool:
-        """Whether the coordinator's own node has left the job, so that another node coordinates, or soon will."""
+        """Whether the coordinator's own node has left the job, so that another node is or soon will be the
+        coordinator."""
         return self._members.stepped_down and self._run.node not in self._members.members
 
     @property
     def _others_wait(self) -> bool:
-        """Whether the other nodes cannot continue without this coordinator, because an operator holds training or all
-        ranks are done."""
+        """Whether the other nodes cannot train without this coordinator, because training is on hold or is done on all
+        ranks."""
         return bool(self._membership.held) or self._end.final_save.begun
 
     def stop(self) -> None:
-        """Cancel all probes."""
+        """Cancel all tests whether an agent still listens."""
         for task in self._probing.values():
             task.cancel()
 
     # --- silence --------------------------------------------------------------------------------
 
     def look(self, now: float) -> None:
-        """Remove silent nodes from the job.
+        """Remove from the job the nodes that have been silent for too long.
 
-        If no majority would be left, this node is probably the one that is cut off. Then it counts no loss and steps
-        down, because counted losses could end a job that the other nodes continue.
+        If all silent nodes were lost and no majority of nodes would be left, the coordinator's own node is probably the
+        one that is cut off. If no majority would be left, the coordinator steps down and records no losses, because
+        recorded losses could end a job that the other nodes continue.
         """
         self.notice_pause(now)
         members, lease_s = self._members, self._run.config.restart.lease_s
@@ -75,13 +80,14 @@ class LostNodes:
                 self.lose_majority(set(members.members), overdue.keys())
                 return
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                return  # wait until the silent nodes send a message or are overdue as well
+                # other nodes are also silent: decide only once these nodes have sent a message or are overdue
+                return
         for node, cause in overdue.items():
             self.lose(node, cause)
 
     def notice_pause(self, now: float) -> None:
-        """Detect a pause of this process. After a pause, unread messages count as recent, and this process checks
-        whether the other nodes have elected another coordinator."""
+        """Detect that this process was paused. After a pause, agents are not treated as silent, because their messages
+        have not been read yet. The coordinator then checks whether the other nodes have elected another coordinator."""
         lease_s = self._run.config.restart.lease_s
         if now - self.ran_at <= 2 * lease_s / LOOKS:
             return
@@ -93,12 +99,14 @@ class LostNodes:
     # --- connections that end -------------------------------------------------------------------
 
     def line_ended(self, node: int, cause: str) -> None:
-        """Remove the node whose connection ended, after a probe has shown that its agent no longer listens.
+        """Handle the end of the connection to `node`. The node is removed from the job once a test has shown that its
+        agent no longer listens.
 
-        If the loss would end the job, wait a third of the lease instead. If the other connections end as well, this
-        node is the one that is cut off, and the other nodes continue under another coordinator.
+        If losing the node would end the job, wait a third of the lease instead. If the connections to other nodes end
+        too, the coordinator's own node is cut off, and the other nodes continue under another coordinator.
         """
-        if self.has_left:  # the node now follows another coordinator
+        if self.has_left:
+            # an agent that disconnects now is connecting to the new coordinator, so its node is not lost
             self._members.leave(node)
             return
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
@@ -116,8 +124,9 @@ class LostNodes:
             self._probing[node] = asyncio.create_task(self._probe(node, (str(address[0]), int(address[1])), cause))
 
     async def _probe(self, node: int, address: Address, cause: str) -> None:
-        """Remove a node if its agent no longer listens. An agent that listens gets a third of the lease to connect
-        again. A second probe follows, because a killed process may close its connection before its listening socket."""
+        """Test whether the agent of `node` still listens, and remove the node if it does not. An agent that listens
+        gets a third of the lease to connect again. The test is made twice, because the sockets of a killed process are
+        closed one after another."""
         limit_s = self._run.config.restart.lease_s * _PROBE
         for pause_s in (0.0, limit_s):
             await asyncio.sleep(pause_s)
@@ -133,15 +142,15 @@ class LostNodes:
     # --- losses ---------------------------------------------------------------------------------
 
     def lose(self, node: int, cause: str) -> None:
-        """Remove a lost node from the job, and order it to stop in case it still runs."""
+        """Remove a lost node from the job. If the node's agent is still connected, order the agent to stop."""
         if (agent := self._members.agents.get(node)) is not None:
-            self._send_stop(node, f"the others have given it up ({cause})")
+            self._send_stop(node, f"the job treats this node as lost ({cause})")
             agent.writer.close()
         known, seen = set(self._members.members), time.monotonic()
         enough = self._members.leave(node)
         if not enough and self._membership.held:
             self._members.lost_while_held |= known
-            self._membership.held_for_fault.clear()  # lost nodes may be training elsewhere, so this node waits
+            self._membership.held_for_fault.clear()  # the lost nodes may continue to train, so this node must wait
             enough = True
         if not self.is_over:
             self._log("node_lost", t=seen, node=node, cause=cause)
@@ -150,7 +159,7 @@ class LostNodes:
         elif not self._formation.job_has_begun:
             if node < self._run.config.nodes:
                 self._end.fail(
-                    Fail("JobFailedError", f"the agent of node {node} is gone before the job began: {cause}")
+                    Fail("JobFailedError", f"the agent of node {node} was lost before the job began: {cause}")
                 )
         elif not enough:
             self.lose_majority(known)
@@ -163,7 +172,7 @@ class LostNodes:
         membership = self._membership
         ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        # a loss while training is held need not be a fault
+        # while training is on hold, a loss may add no fault
         for rank in ranks if len(membership.faults) > before else ():
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
@@ -174,31 +183,32 @@ class LostNodes:
             self._actions.durable.node_lost(node)
 
     def lose_majority(self, members: Set[int], silent: Set[int] = frozenset()) -> None:
-        """Step down and stop the reachable nodes. The reachable nodes are no majority, so the other nodes may continue
-        the job."""
+        """Step down, and order the reachable nodes to stop. The reachable nodes are not a majority, so the unreachable
+        nodes may continue the job."""
         reached = self._members.agents.keys() - silent
         left = ", ".join(str(node) for node in sorted(reached | {self._run.node}))
         why = f"of the job's {len(members)} nodes only {left} can be reached, which is no majority"
         self.step_down(reached=sorted(reached))
         for node in list(self._members.agents):
-            self._send_stop(node, why, "Look at the network between the nodes; the others may have gone on.")
+            self._send_stop(node, why, "Check the network between the nodes. The other nodes may continue the job.")
 
     def give_up(self, node: int, cause: str) -> None:
-        """Remove a node that has reported that it cannot continue. If it is the coordinator's own node, step down, so
-        that another node can coordinate."""
+        """Remove a node whose agent has reported that it cannot continue. If the coordinator's own node cannot
+        continue, step down, so that another node becomes the coordinator."""
         if node != self._run.node:
             self.lose(node, cause)
             return
         self._members.gives_up = cause
-        self._outbox.share_job_state()  # the next coordinator reports this cause for the loss
+        self._outbox.share_job_state()  # so that the next coordinator logs this cause
         self.step_down(cause=cause)
         self._send_stop(node, cause)
 
     def step_down(self, **why: Any) -> None:
-        """Stop coordinating the job."""
+        """Stop coordinating the job. `why`: fields of the `stepped_down` event."""
         self._members.stepped_down = True
         self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
-        for node, agent in self._members.agents.items():  # with this message, agents do not send logged events again
+        for node, agent in self._members.agents.items():
+            # send the number of received events, so that the agent does not send them again to the next coordinator
             self._outbox.send(node, c.Heard(heard=agent.events))
 
     def _send_stop(self, node: int, why: str, hint: str = "") -> None:

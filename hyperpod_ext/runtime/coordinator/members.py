@@ -1,4 +1,5 @@
-"""The members of a job, their connections, and whether enough are reachable. Sends no messages and reads no clock."""
+"""The members of a job (its nodes), the connections to their agents, and whether enough of them are reachable. The
+classes of this module create no messages and do not read the clock."""
 
 from __future__ import annotations
 
@@ -12,33 +13,34 @@ from hyperpod_ext.runtime.ipc.declared import encode
 from hyperpod_ext.runtime.membership.quorum import may_go_on, may_take_over
 
 MOST_UNREAD_BYTES = 32 << 20
-"""Most bytes that may wait in memory until one agent reads them."""
+"""Maximum number of bytes in memory that wait until one agent reads them."""
 _KNOWN = frozenset({"id", "pid", "address", "peer", "domain"})
-"""Fields of a member's handshake that go into the job state."""
+"""Fields of an agent's handshake that become part of the job state."""
 
 
 @dataclass(slots=True, eq=False)
 class Agent:
-    """The coordinator's end of the connection to one agent."""
+    """The connection to one agent, and what was sent to that agent."""
 
     writer: asyncio.StreamWriter
     heard_at: float
-    """When the agent's last message arrived."""
+    """Time at which the agent's last message arrived, on the monotonic clock."""
     events: int = 0
-    """Number of events received on this connection."""
+    """Number of events that were received on this connection."""
     acknowledged: int = 0
-    """Number of the newest job state that the agent has acknowledged."""
+    """Version number of the newest job state that the agent has acknowledged."""
     sent: int = 0
-    """Number of the newest job state that was sent to the agent. 0 if the agent must get the full job state next."""
+    """Version number of the newest job state that was sent to the agent. The number is 0 if the agent must receive the
+    full job state next."""
     has_news: bool = False
-    """Whether the newest job news was sent to the agent."""
+    """Whether the newest `JobNews` message was sent to the agent."""
     assignment: NodeAssignment | None = None
-    """The node assignment that was sent to the agent last."""
+    """The last `NodeAssignment` message that was sent to the agent."""
     is_confirmed: asyncio.Event | None = None
-    """Set once the agent has sent a message or is lost. None while no caller waits for that."""
+    """Event that is set once the agent has sent a message or is lost; None until `confirmed` is called."""
 
     def heard(self, now: float) -> None:
-        """Record that a message of the agent has arrived."""
+        """Record that a message of the agent has arrived at time `now`."""
         self.heard_at = now
         self.confirm()
 
@@ -54,12 +56,13 @@ class Agent:
         await self.is_confirmed.wait()
 
     def hang_up(self) -> None:
-        """Close the connection, because a newer connection replaces it."""
+        """Close the connection, because the agent has opened a newer connection."""
         self.confirm()
         self.writer.close()
 
     def send(self, frame: bytes) -> None:
-        """Send a message. If the agent has stopped reading, abort the connection, as if the agent's node were lost."""
+        """Send a message. If the agent has stopped reading, abort the connection instead, as if the agent's node were
+        lost."""
         if self.writer.transport.get_write_buffer_size() > MOST_UNREAD_BYTES:
             self.writer.transport.abort()
         else:
@@ -68,44 +71,45 @@ class Agent:
 
 @dataclass(slots=True)
 class Members:
-    """The members of a job as one coordinator knows them."""
+    """The members of a job from the view of one coordinator."""
 
     node: int
-    """Node of this coordinator."""
+    """Number of this coordinator's own node."""
     members: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Fields of each member's handshake, by node."""
+    """Maps the node number of each member to fields of its agent's handshake."""
     agents: dict[int, Agent] = field(default_factory=dict)
-    """Open connections to agents, by node."""
+    """Maps the node number of each connected agent to its connection."""
     expected: dict[int, float] = field(default_factory=dict)
-    """Members without a connection, and the time until which they may connect. Such members come from an earlier
-    coordinator, or are doubted."""
+    """Maps each member that is not connected to the time until which it may connect. Such a member either has not yet
+    connected to a new coordinator, or is in `doubted`."""
     doubted: dict[int, str] = field(default_factory=dict)
-    """Members that are probably lost but not counted as lost yet, with the cause for each."""
+    """Maps each member that is probably lost, but not treated as lost yet, to the cause of the probable loss."""
     memberships: list[set[int]] = field(default_factory=list)
-    """Every membership that some candidate may have: the last one that all candidates acknowledged, and all later
-    ones."""
+    """Every set of members that some candidate's job state may contain: the last set that all candidates have
+    acknowledged, and all later sets."""
     has_begun: bool = True
-    """Whether the job has begun. Before the job begins, no agent has received a membership."""
+    """Whether the job has begun. Before the job begins, no agent has received a set of members."""
     candidates: set[int] | None = None
-    """Nodes whose agents have the job state; None if all have it."""
+    """Nodes whose agents have a copy of the job state; None if all agents have one."""
     version: int = 0
-    """Number that increases with each change of the members or their fields."""
+    """Counter that increases with each change of `members`."""
     number: int = 0
-    """Number of the newest job state."""
+    """Version number of the newest job state."""
     lost_while_held: set[int] = field(default_factory=set)
-    """The members before a majority was lost while training was held; empty if that did not happen."""
+    """If a majority was lost while training was on hold, the members before that loss; empty otherwise."""
     gives_up: str = ""
-    """Why the coordinator's own node cannot continue; empty if it can."""
+    """Reason why the coordinator's own node cannot continue; empty if it can."""
     stepped_down: bool = False
-    """Whether this coordinator no longer coordinates the job."""
+    """Whether this coordinator has stopped coordinating the job."""
     unsure_since: float | None = None
-    """Since when the other nodes may have another coordinator, because this process was paused or would end the job for
-    lack of nodes. None once enough nodes have sent a message to this coordinator since then."""
+    """Time since which the other nodes may have another coordinator. `unsure_since` is set if this process was paused,
+    or if it would end the job for lack of nodes. `unsure_since` is None if it is sure that no other coordinator
+    exists."""
     shown: set[int] = field(default_factory=set)
     """Nodes that have sent a message to this coordinator after `unsure_since`."""
 
     def enter(self, node: int, handshake: AgentHandshake, agent: Agent) -> None:
-        """Add a node that has connected for the first time or again."""
+        """Add a node whose agent has connected, for the first time or again."""
         own = {key: value for key, value in encode(handshake).items() if key in _KNOWN}
         was_member = node in self.members
         if not was_member or not _is_same(own, self.members[node]):
@@ -117,12 +121,12 @@ class Members:
             self.memberships.append(set(self.members))
 
     def is_known(self, node: int, agent: str) -> bool:
-        """Return whether the agent with this id is the member `node`."""
+        """Return whether the agent process with the id `agent` is the agent of member `node`."""
         return node in self.members and self.members[node]["id"] == agent
 
     def doubt(self, node: int, cause: str, until: float) -> None:
-        """Record that a node's connection has ended. The node counts as lost unless it connects again before
-        `until`."""
+        """Record that the connection to `node` has ended. The node is treated as lost unless it connects again before
+        the time `until`."""
         self.agents.pop(node).confirm()
         self.expected[node], self.doubted[node] = until, cause
 
@@ -131,7 +135,7 @@ class Members:
         self.doubted.pop(node, None)
 
     def leave(self, node: int) -> bool:
-        """Remove a lost node. Returns whether enough nodes remain to continue without it."""
+        """Remove a lost node. Returns whether the reachable nodes are enough to continue without the lost node."""
         enough = self.enough_without({node})
         if (agent := self.agents.pop(node, None)) is not None:
             agent.confirm()
@@ -142,32 +146,34 @@ class Members:
         return enough
 
     def enough_without(self, nodes: Set[int]) -> bool:
-        """Return whether enough nodes are reachable to continue without `nodes`."""
+        """Return whether the reachable nodes are enough to continue without `nodes`."""
         reached = ({*self.agents, *self.expected} - nodes) | {self.node}
         return all(may_go_on(members, reached, self.node) for members in self.memberships)
 
     def forget(self, node: int) -> None:
-        """Remove a node that leaves the job. The node stays connected until all members have the new membership."""
+        """Remove a node that leaves the job. The node stays connected until all candidates have the new set of
+        members."""
         self.members.pop(node, None)
         self._expect_no_more(node)
         self.version += 1
         self.memberships.append(set(self.members))
 
     def released(self) -> set[int]:
-        """Return the connected nodes that are no longer members, once every candidate has the new membership."""
+        """Return the connected nodes that are no longer members. The result is empty until every candidate has
+        acknowledged the new set of members."""
         return self.agents.keys() - self.members.keys() if self.is_agreed else set()
 
     def begin(self) -> None:
-        """Begin the job with the present members. No agent has received an earlier membership."""
+        """Begin the job with the current members. No agent has received an earlier set of members."""
         self.has_begun, self.memberships = True, [set(self.members)]
 
     def succeed(
         self, members: dict[int, dict[str, Any]], lost: int, until: float, gone: Set[int] = frozenset()
     ) -> None:
-        """Take over the members of a lost coordinator.
+        """Take over the members of a lost coordinator, whose job state had `members`.
 
         Args:
-            lost: node of the lost coordinator.
+            lost: node number of the lost coordinator.
             until: time until which the other members may connect to this coordinator.
             gone: nodes that will not return to the job.
         """
@@ -176,12 +182,12 @@ class Members:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether every candidate has acknowledged the current membership."""
+        """Whether every candidate has acknowledged the current set of members."""
         return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """Record that a node has the job state `number`. Once all candidates have the newest job state, only the newest
-        membership counts."""
+        """Record that `node` has version `number` of the job state. Once all candidates have the newest version, only
+        the newest set of members counts for majorities."""
         if node in self.agents:
             self.agents[node].acknowledged = number
         candidates = self.agents.keys() if self.candidates is None else self.candidates & self.agents.keys()
@@ -189,7 +195,8 @@ class Members:
             self.memberships = [set(self.members)]
 
     def serves_peers(self, node: int, peer: tuple[str, int]) -> bool:
-        """Set the address of a new memory server on `node`. Returns whether the node is a member."""
+        """Set the address of a new memory server on `node`. Returns False, and does nothing, if the node is not a
+        member."""
         if node not in self.members:
             return False
         self.members[node] = self.members[node] | {"peer": peer}
@@ -197,9 +204,9 @@ class Members:
         return True
 
     def overdue(self, now: float, lease_s: float) -> dict[int, str]:
-        """Return the members that now count as lost, with the cause for each."""
+        """Return a map from each member that must now be treated as lost to the cause of its loss."""
         late = {
-            node: self.doubted.get(node, "it did not come to the new coordinator")
+            node: self.doubted.get(node, "it did not connect to the new coordinator")
             for node, until in self.expected.items()
             if now > until
         }
@@ -209,26 +216,30 @@ class Members:
         return late
 
     def silent(self, now: float, lease_s: float) -> set[int]:
-        """Return the nodes that have missed more than one heartbeat, and may be lost but do not count as lost yet."""
+        """Return the nodes that have missed more than one heartbeat, and that may be lost but are not treated as lost
+        yet."""
         return {node for node, agent in self.agents.items() if now - agent.heard_at > lease_s / 3 and node != self.node}
 
     def was_paused(self, now: float, lease_s: float) -> None:
-        """Count all agents as recently heard after a pause of this process, because their messages are still unread."""
+        """After a pause of this process, treat all agents as if they had just sent a message, because their messages
+        are still unread."""
         for agent in self.agents.values():
             agent.heard_at = max(agent.heard_at, now - lease_s / 4)
 
     @property
     def others_may_go_on(self) -> bool:
-        """Whether the other members suffice to elect another coordinator."""
+        """Whether the other members are enough to elect another coordinator without this node."""
         return may_take_over(set(self.members), self.members.keys() - {self.node})
 
     def doubt_all(self, now: float) -> None:
-        """Assume that the other nodes may have another coordinator, until enough of them send a message to this one."""
+        """Assume that the other nodes may have another coordinator, until enough of them have sent a message to this
+        coordinator."""
         self.unsure_since = now
         self.shown.clear()
 
     def follows(self, node: int, sent_at: float) -> None:
-        """Record that a node sent a message to this coordinator at `sent_at`, a time on this machine's clock."""
+        """Record that `node` still follows this coordinator. `sent_at`: time at which the node sent its message, on
+        this machine's clock."""
         if self.unsure_since is None or sent_at < self.unsure_since:
             return
         self.shown.add(node)
@@ -236,13 +247,13 @@ class Members:
             self.unsure_since = None
 
     def table(self, key: str) -> dict[int, Any]:
-        """Return one field of each member's handshake, by node."""
+        """Return a map from the node number of each member to the handshake field `key`."""
         return {node: member[key] for node, member in self.members.items()}
 
 
 def _is_same(own: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Return whether a handshake has the known fields. In another coordinator's job state, addresses are lists instead
-    of tuples."""
+    """Return whether the fields of a new handshake (`own`) are equal to the stored fields (`known`). Addresses are
+    lists, not tuples, in fields that come from another coordinator's job state."""
     return {key: _listed(value) for key, value in own.items()} == {key: _listed(value) for key, value in known.items()}
 
 

@@ -1,8 +1,8 @@
-"""Messages from the coordinator to agents, and the state that each agent has received.
+"""Sends the coordinator's messages to agents, and tracks what each agent has received.
 
-Candidates, the few agents that may have to coordinate, receive the full job state once, and then its changes. Every
-agent receives the job news and its own node assignment whenever they change. A message to several agents is encoded
-once.
+Candidates (the few agents of which one replaces a lost coordinator) receive the full job state once, and after that
+only its changes. Every agent receives a `JobNews` message and its own `NodeAssignment` message whenever their content
+has changed. A message to several agents is encoded once.
 """
 
 from __future__ import annotations
@@ -25,18 +25,19 @@ from hyperpod_ext.runtime.membership.parity_groups import Group, place_groups
 from hyperpod_ext.runtime.membership.placement import Placement, place_replicas
 
 MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGeneration | c.TryNext]
-"""Makes an order from a restore decision and from the addresses of the memory servers that the decision names."""
+"""Function that creates an order from one part of a restore decision, and from the addresses of the memory servers that
+this part names."""
 _FEW = CANDIDATES + 1
 """Maximum number of agents in a job in which every agent is a candidate."""
 _NO_RANKS = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
 class Outbox:
-    """Sends messages to one agent or to all agents. Agents pass on the orders for their workers.
+    """Sends messages to one agent or to all agents. Orders for workers are sent to their agents, which pass them on.
 
     Args:
-        inherited: the former coordinator's job state; None for the first coordinator.
-        learned: returns the state of the interval tuner, which is part of the job state.
+        inherited: job state of the former coordinator; None for the first coordinator.
+        learned: function that returns the state of the interval tuner, which is part of the job state.
     """
 
     def __init__(
@@ -50,27 +51,27 @@ class Outbox:
         self._run, self._members, self._membership, self._learned = run, members, membership, learned
         before = inherited or {}
         self._job_state: dict[str, Any] = {}
-        """The job state that was sent last."""
+        """The job state that was last sent to candidates."""
         self._digest = ""
         self._news: c.JobNews | None = None
         self._shares_soon = False
         self._assignments: dict[int, c.NodeAssignment] = {}
-        """Assignments of all nodes with ranks."""
+        """Maps each node with ranks to its current `NodeAssignment`."""
         self._assigned_for: tuple[object, ...] = ()
         self._placement: Placement = {
             int(node): tuple(holders) for node, holders in before.get("placement", {}).items()
         }
         self._groups: tuple[Group, ...] = tuple(tuple(group) for group in before.get("parity_groups", ()))
-        """Groups of nodes that keep parity of each other's snapshots."""
+        """Parity groups: groups of nodes that store parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
-        """Addresses of the memory servers on nodes with ranks."""
-        # false if the former coordinator left the job in order
+        """Maps each node with ranks to the address of its memory server."""
+        # false if the former coordinator's node left the job normally, because it is then no longer a member
         was_lost = str(before.get("coordinator")) in before.get("members", {})
         self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 
     def send(self, node: int, order: c.ToAgent) -> None:
-        """Send an order to the agent of one node if it is connected. Any other agent receives its orders when it
-        connects."""
+        """Send an order to the agent of `node` if it is connected. An agent that is not connected receives the orders
+        that it missed when it connects."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.send(frame_of(order))
 
@@ -83,8 +84,8 @@ class Outbox:
             self._members.agents[node].send(frame)
 
     def to_each(self, order: MakeOrder, decision: DecisionParts) -> None:
-        """Send every agent the part of a decision that its ranks need. The order is encoded once for all agents with
-        the same part."""
+        """Send to every agent an order with the part of the restore decision that its ranks need. Agents that need the
+        same part get the same message, which is encoded once."""
         for part, nodes in decision.parts(self._members.agents):
             sources = (source for several in part.sources.values() for source in several)
             named = {source.node for source in sources if source.kind != "memory"} & self._members.members.keys()
@@ -94,11 +95,12 @@ class Outbox:
     # --- the job state ----------------------------------------------------------------------------
 
     def share_with(self, node: int) -> None:
-        """Send news and assignment to a node that has connected again, and the job state to the candidates.
+        """Send `JobNews` and `NodeAssignment` to a node that has connected again, and changes of the job state to the
+        candidates.
 
-        In a large job, a node that is not a candidate gets only news and assignment at once. The job state is made a
-        moment later, once for all nodes that connect at about the same time, because its cost grows with the number of
-        nodes.
+        In a large job, the job state is not created at once if the node is not a candidate. The job state is created a
+        moment later, once for all nodes that connect at about the same time, because the cost of creating it grows with
+        the number of nodes.
         """
         members = self._members
         if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):
@@ -118,7 +120,8 @@ class Outbox:
             self.share_job_state()
 
     def share_job_state(self) -> None:
-        """Send the job state to the candidates, and news and assignments to all agents, where these have changed."""
+        """Send changes of the job state to the candidates, and changed `JobNews` and `NodeAssignment` messages to all
+        agents."""
         self._shares_soon = False
         members = self._members
         self._assign()
@@ -162,7 +165,8 @@ class Outbox:
         }
 
     def share_again(self, node: int) -> None:
-        """Send the full job state to an agent that lacks the base of a change."""
+        """Send the full job state to the agent of `node`, because it lacks the version to which a change must be
+        applied."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.sent = 0
             self.share_job_state()
@@ -209,7 +213,8 @@ class Outbox:
         agent.assignment = assignment
 
     def _assign(self) -> None:
-        """Compute the assignment of each node: its ranks, and the nodes that hold copies of its snapshots."""
+        """Compute the `NodeAssignment` of each node: its ranks, and the nodes that hold copies or parity of its
+        snapshots."""
         ranks_by, members = self._membership.nodes, self._members
         if self._assigned_for and self._assigned_for[0] is ranks_by and self._assigned_for[1] == members.version:
             return
@@ -224,7 +229,8 @@ class Outbox:
         tier = self._run.config.checkpoint.peer()
         groups: dict[int, Group] = {}
         if tier is not None and tier.parity is not None:
-            if len(servers) == len(ranks):  # groups need the failure domains of all nodes
+            if len(servers) == len(ranks):
+                # parity groups can be placed only if the failure domain of every node is known
                 self._groups = place_groups(domains, tier.parity, self._groups)
             complete = [group for group in self._groups if set(group) <= servers.keys()]
             groups = {node: group for group in complete for node in group}

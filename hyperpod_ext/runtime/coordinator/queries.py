@@ -1,11 +1,10 @@
-"""Queries that the coordinator sends to agents.
+"""Tracks the queries that the coordinator sends to agents, and combines the answers.
 
-One query collects heartbeats of all ranks when a rank makes no progress. A second checks that all ranks live when a
-collective broke. A third searches the durable tiers for checkpoints.
+The hang query collects the heartbeats of all ranks when a rank makes no progress. The liveness query checks whether all
+ranks are alive when a collective failed. The durable query lists the checkpoints in durable tiers.
 
-The kernel marks a process as ending before it closes the process's sockets. So if every agent checks its processes
-after a rank's connection ended, and no agent finds an ending process, then no process died and only the connection
-broke.
+The kernel marks a process as ending before it closes the process's sockets. So if a collective failed and no agent then
+finds an ending process, no process has died, and only a connection broke.
 """
 
 from __future__ import annotations
@@ -20,28 +19,30 @@ from hyperpod_ext.runtime.detection.hangs import Hang, Heartbeat, find_hung
 from hyperpod_ext.runtime.membership.actions import Fault
 
 _AGAIN_S = 0.5
-"""Shortest time between two hang queries, in seconds. Agents report a stall repeatedly."""
+"""Minimum number of seconds between two hang queries, because agents report the same stall repeatedly."""
 _ENDING = 0x4
-"""The flag PF_EXITING in a process's flags."""
+"""The bit PF_EXITING in the flags of a process in `/proc/PID/stat`."""
 _ASK_AGAIN_S = 1.0
-"""Seconds before the first retry of an unreachable durable tier. The delay doubles with each retry."""
+"""Number of seconds before the durable query is first repeated because a tier could not be reached. The delay doubles
+with each retry."""
 _UNREACHABLE_S = 60.0
-"""Seconds for which an unreachable durable tier is retried. Then the job fails, because it must not continue from an
-older step."""
+"""Number of seconds for which the durable query is repeated while a tier cannot be reached. When this time has passed,
+the job fails if the unreachable tier may have the newest step, because a job must not continue from an older step."""
 
 Excluded = tuple[tuple[str, str], ...]
-"""URL and save id of each checkpoint that an answer must leave out."""
+"""URL and save id of each checkpoint that must be left out of the answer to the durable query."""
 
 
 class HangQuery:
-    """Collects the heartbeats of all ranks, then finds the hung ranks."""
+    """The hang query: collects the heartbeats of all ranks, then finds the hung ranks."""
 
     def __init__(self) -> None:
         self._heartbeats: dict[int, Heartbeat] = {}
         self._limit_s, self._asked_at = 0.0, 0.0
 
     def stalled(self, limit_s: float) -> bool:
-        """Record that an agent reports a stall. Returns whether to request heartbeats from all agents now."""
+        """Record that an agent reports a rank without progress for `limit_s` seconds. Returns whether to request
+        heartbeats from all agents now."""
         now = time.monotonic()
         if now - self._asked_at < _AGAIN_S:
             return False
@@ -49,7 +50,8 @@ class HangQuery:
         return True
 
     def answered(self, heartbeats: Collection[Heartbeat], world_size: int) -> Hang | None:
-        """Add one agent's heartbeats. Once all ranks' heartbeats have arrived, returns the hang if there is one."""
+        """Add the heartbeats of one agent's ranks. Once the heartbeats of all ranks have arrived, returns the hang that
+        they show, or None if they show no hang."""
         self._heartbeats |= {heartbeat.rank: heartbeat for heartbeat in heartbeats}
         if len(self._heartbeats) < world_size:
             return None
@@ -59,16 +61,19 @@ class HangQuery:
 
 @dataclass(slots=True)
 class LivenessQuery:
-    """A check that all ranks live. A generation needs only one, started by its first report of a broken collective."""
+    """The liveness query: checks whether all ranks are alive. The liveness query is sent at most once in a generation,
+    after the first report of a failed collective."""
 
     generation: int
     fault: Fault
-    """The fault that counts if all ranks live."""
+    """The fault to record if all ranks turn out to be alive."""
     missing: set[int] = field(default_factory=set)
-    """Nodes with ranks that have not answered. A lost node never answers; its loss is detected when its lease ends."""
+    """Nodes with ranks that have not answered yet. A lost node never answers, but its loss is detected without this
+    query."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
-        """Record that all ranks of `node` live. Returns the fault once every node has answered, else None."""
+        """Record the answer of `node` that all its ranks are alive. Returns the fault to record once every node has
+        answered; None before that."""
         if generation != self.generation or node not in self.missing:
             return None
         self.missing.discard(node)
@@ -76,10 +81,10 @@ class LivenessQuery:
 
 
 class DurableQuery:
-    """The query for checkpoints in durable tiers. Only one query runs at a time, on the agent of one node.
+    """The durable query: requests a list of the checkpoints in durable tiers from one agent at a time.
 
     Args:
-        send: sends the query to an agent and returns the agent's node; None if no agent is connected.
+        send: function that sends the query to an agent and returns the agent's node, or None if no agent is connected.
     """
 
     def __init__(self, send: Callable[[Excluded], int | None]) -> None:
@@ -89,7 +94,7 @@ class DurableQuery:
         self._node: int | None = None
 
     def ask(self, excluded: Excluded) -> None:
-        """Request the checkpoints in the durable tiers, except the `excluded` ones."""
+        """Request the list of checkpoints in the durable tiers, without the checkpoints in `excluded`."""
         self._excluded, self._asked_at, self._wait_s = excluded, time.monotonic(), _ASK_AGAIN_S
         self._repeat()
 
@@ -97,15 +102,16 @@ class DurableQuery:
         self._node = self._send(self._excluded)
 
     def node_lost(self, node: int) -> None:
-        """Send the query to another node if it was sent to this one."""
+        """Send the query to another node if it had been sent to the lost node `node`."""
         if node == self._node:
             self._repeat()
 
     def answered(self, *, reached: bool) -> bool:
-        """Return whether to use an answer. If a tier was not reached, the query is repeated until its time is over.
+        """Return whether the received answer can be used. If a tier could not be reached, the query is repeated until
+        its time limit has passed.
 
         Args:
-            reached: whether the agent could reach all tiers.
+            reached: whether the answering agent could reach all tiers.
         """
         if not reached and self._again():
             return False
@@ -121,7 +127,7 @@ class DurableQuery:
 
 
 def all_live(pids: Collection[int]) -> bool:
-    """Return whether none of these processes on this machine is ending or has ended."""
+    """Return whether all processes with these ids are alive on this machine, that is, not ending and not ended."""
     return not any(_is_ending(pid) for pid in pids)
 
 

@@ -1,4 +1,5 @@
-"""Turns reports of agents and their workers into events for the membership."""
+"""Processes the reports of agents and their workers: calls `Membership`, writes events, and carries out the resulting
+actions."""
 
 from __future__ import annotations
 
@@ -20,19 +21,20 @@ from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
-"""Seconds between a node's first request to leave and its departure. If a job is deleted, most nodes receive SIGTERM
-within this time, and each is killed half a minute later."""
+"""Number of seconds for which requests to leave are collected. If a job is deleted, most of its nodes receive SIGTERM
+within this time, and ask to leave."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved", "saves_set_aside"})
-"""Events that are logged only for sampled ranks."""
+"""Events that are logged only for some sampled ranks."""
 _OWN = frozenset({"type", "event", "t", "self"})
-"""Event fields that a sender may not set."""
+"""Names of event fields that the sender of an event must not set."""
 _OF_STEP = frozenset(Step.model_fields)
-"""Fields that the `step` event declares. All other fields of a step are metrics of the script."""
+"""Names of the declared fields of a `step` event. All other fields of the event are metrics that the script has
+logged."""
 
 
 class _OfStep(Declared, extra="ignore"):
-    """The fields that the coordinator reads from a rank's event about a step."""
+    """The fields that the coordinator reads from events about a training step."""
 
     step: Count
     began: float = 0.0
@@ -42,13 +44,14 @@ class _OfStep(Declared, extra="ignore"):
 
 
 class StepSampler:
-    """Selects the steps to log: all steps of sampled ranks, and steps with metrics of the lowest rank that logs any."""
+    """Selects the `step` events to log: all steps of sampled ranks and, of the lowest rank that logs metrics, the steps
+    with metrics."""
 
     def __init__(self) -> None:
         self._generation, self._lowest = -1, 0
 
     def takes(self, rank: int, generation: int, fields: Iterable[str]) -> bool:
-        """Return whether to log a step of `rank`. `fields`: names of the event's fields."""
+        """Return whether to log a `step` event of `rank`. `fields`: names of the event's fields."""
         has_numbers = any(name not in _OF_STEP for name in fields)
         if has_numbers and (generation != self._generation or rank <= self._lowest):
             self._generation, self._lowest = generation, rank
@@ -57,7 +60,7 @@ class StepSampler:
 
 
 class Reports:
-    """Passes reports of agents on to the membership, to the log and to the end of the job."""
+    """Processes the reports of agents."""
 
     def __init__(self, job: JobContext, actions: Actions, lost_nodes: LostNodes) -> None:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
@@ -67,12 +70,13 @@ class Reports:
         self._hangs = HangQuery()
         self._liveness: LivenessQuery | None = None
         self._loaded: tuple[int, int, int] | None = None
-        """Generation, rank and step of the first checkpoint that a script with `mode: run` has loaded itself."""
+        """Generation, rank and step of the first checkpoint that a script with `mode: run` has loaded itself; None if
+        the script has loaded no checkpoint."""
         self._leaving: set[int] = set()
-        """Nodes that have requested to leave and have not left yet."""
+        """Nodes that have requested to leave, and whose requests are still being collected."""
 
     def take(self, node: int, report: c.FromAgent) -> None:
-        """Process a report of the agent of `node` about a rank or about the node.
+        """Process a report of the agent of `node`. The report is about a rank or about the node itself.
 
         Raises:
             WireError: the report is an event that lacks required fields.
@@ -92,7 +96,8 @@ class Reports:
             self._join(node, joins_of(report), HeldOffers(report.held, node, report.pieces, disk))
         elif report.rank < 0:
             self._of_node(node, report)
-        elif self._membership.nodes.get(report.rank) == node:  # ignore a rank that has moved to another node
+        # skip reports from a node about a rank that has moved to another node
+        elif self._membership.nodes.get(report.rank) == node:
             self._of_rank(node, report)
 
     def _of_rank(self, node: int, report: c.FromAgent) -> None:
@@ -133,7 +138,8 @@ class Reports:
                 seen = [Heartbeat.from_json(encode(heartbeat)) for heartbeat in heartbeats]
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
-            case c.ServesPeers(peer=peer):  # the node's memory server was replaced
+            case c.ServesPeers(peer=peer):
+                # the node has replaced its memory server
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
@@ -151,8 +157,8 @@ class Reports:
                 self._broken(node, report)
 
     def _leaves(self, node: int) -> None:
-        """Let a node leave on its request, a moment later. If all nodes with ranks have requested it by then, cancel
-        the job after a step that all ranks save."""
+        """Let `node` leave the job `_TOGETHER_S` seconds after its request. If all nodes with ranks request to leave
+        within this time, the job is cancelled instead, after a common step that all ranks save."""
         self._leaving.add(node)
         if self._all_leave(self._leaving):
             self._let_leave()
@@ -160,8 +166,8 @@ class Reports:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _all_leave(self, leaving: Set[int]) -> bool:
-        """Return whether all nodes with ranks are in `leaving`. Compares the counts first, because thousands may
-        leave."""
+        """Return whether all nodes with ranks are in `leaving`. The counts are compared first, because that is fast
+        even if thousands of nodes leave."""
         ranks, each = self._membership.nodes, self._run.config.workers_per_node
         return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
@@ -176,7 +182,8 @@ class Reports:
             self._actions.carry_out(self._membership.leave(node))
 
     def _resume(self, node: int, nodes: int, gone: Collection[str]) -> None:
-        """Resume held training on `nodes` nodes, on an operator's request. `gone`: addresses of removed nodes."""
+        """End the hold that `node` has on training, and continue on `nodes` nodes, as the HyperPod operator has
+        requested. `gone`: addresses of removed nodes."""
         if lost := self._members.lost_while_held:
             self._members.lost_while_held = set()
             if nodes > len(self._members.members):
@@ -186,18 +193,18 @@ class Reports:
         self._actions.carry_out(self._membership.resume(node, nodes, leaving))
 
     def late_ranks(self, now: float) -> None:
-        """Report a fault of each missing rank if the generation has not formed in time. Only the first fault of each
-        node counts against the limits."""
+        """Record a fault for each missing rank if the generation has not formed in time. Only the first fault on each
+        node counts against the restart limits."""
         if self._end.ended.done() or not self._formation.is_late(now):
             return
         membership, blamed = self._membership, set[int]()
         generation, step = membership.generation, membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
         for missing, node in [(rank, membership.nodes[rank]) for rank in membership.missing()]:
-            # an earlier fault in this loop may have renumbered the ranks
+            # an earlier fault of this loop may have given the ranks new numbers
             rank = membership.renumbering.rank_now(missing, generation)
             if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
-                continue  # a spare has just taken over the rank, or the job has ended
+                continue  # a spare has taken over the rank, or the job has ended
             fault = Fault(rank, cause, step, died=True, kind="late", late=node in blamed)
             self._fault(fault, generation, now)
             blamed.add(node)
@@ -205,7 +212,8 @@ class Reports:
     # --- a generation forms -----------------------------------------------------------------------
 
     def _join(self, node: int, joins: Iterable[c.Join | RankJoin], held: Collection[Offer]) -> None:
-        """Record that ranks of `node` wait for a generation. `held`: snapshots in the node's memory and on its disk."""
+        """Record that ranks of `node` wait for the next generation. `held`: offers of the snapshots in the node's
+        memory and on its disks."""
         host = self._members.members[node]["peer"][0]
         for join in joins:
             rank, live = join.rank, join.live
@@ -220,7 +228,7 @@ class Reports:
         self._end.check_exits()
 
     def _joining(self, report: c.Join | c.Died | c.Failed) -> None:
-        """Process a report about a worker that waits for the next rank assignment."""
+        """Process a report of a worker that was started for the next rank assignment."""
         if isinstance(report, c.Join):
             self._log("joining_worker_ready", rank=report.rank, pid=report.pid)
             self._actions.carry_out(self._membership.prepared(report.rank))
@@ -232,7 +240,7 @@ class Reports:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
         if not self._membership.restoring.awaits(report.exclude):
-            return  # the query was sent for an earlier generation
+            return  # this is the answer to a query of an earlier generation
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
@@ -251,7 +259,7 @@ class Reports:
         reported = {key: value for key, value in report.fields.items() if key not in _OWN}
         fields = {"generation": report.generation, **reported, **number}
         if self._schedule.heard({"event": event, "t": report.t, **fields}, time.monotonic()):
-            # the next coordinator needs the new interval, or it would start measuring again
+            # send the new interval to the candidates: without it, the next coordinator would measure again
             self._outbox.share_job_state()
         if self._goes_to_log(report, fields):
             self._log(event, t=report.t, **fields)
@@ -268,9 +276,11 @@ class Reports:
         return report.event not in _OF_SAMPLED or is_sampled(report.rank)
 
     def _stepped(self, report: c.Event, of: _OfStep) -> None:
-        """Process a committed step, or the start of a rank's training loop."""
+        """Process the report of a committed step (event `step`), or of the start of a rank's training loop (event
+        `begun`)."""
         membership = self._membership
-        if self._run.config.restarts_script:  # with such a script, only a `script_saved` step counts as committed
+        if self._run.config.restarts_script:
+            # a script that saves its own state has committed a step only when it has saved it (event `script_saved`)
             self._check_loaded(report, of)
             return
         membership.step_committed(of.step)
@@ -286,7 +296,7 @@ class Reports:
             self._actions.carry_out(membership.release_retained(by_all))
 
     def _check_loaded(self, report: c.Event, of: _OfStep) -> None:
-        """Fail the job if the script has loaded checkpoints of different steps on two ranks."""
+        """Fail the job if two ranks report that the script has loaded checkpoints of different steps."""
         if report.event != "begun" or of.loaded is None:
             return
         generation, rank, step = self._loaded or (-1, -1, -1)
@@ -309,15 +319,15 @@ class Reports:
             return
         died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
-            self._end.exited(rank, report.exit_code or 1)  # the process was killed after its training was done
+            self._end.exited(rank, report.exit_code or 1)  # the process was killed after training
             return
         fault = Fault(
             rank,
             report.cause,
-            report.step,  # step in the last report, the best known step of a dead process
+            report.step,  # the step of the last report, if the process is dead
             died,
             report.kind,
-            # once training has begun, a failure to start is not final
+            # a process that cannot start ends the job only if training has never begun
             final=report.final and not (isinstance(report, c.Died) and membership.began),
             code=report.code,
             hint=report.hint,
@@ -326,37 +336,40 @@ class Reports:
         self._fault(fault, self._generation_of(report), report.t, report.phase)
 
     def _generation_of(self, report: c.Died | c.Failed) -> int:
-        """Return the generation in which the reporting rank was. A reported generation that has begun has all ranks, so
-        it is returned. Otherwise return the generation that the rank joined, because its agent may already be at the
-        next one."""
+        """Return the generation in which the fault occurred. The report contains the generation of the rank's agent. If
+        the agent's generation has not begun, the agent may be ahead of the rank, so the generation that the rank joined
+        is returned."""
         if self._is_under_way(report.generation):
             return report.generation
         return report.joined or report.generation
 
     def _end_hung(self, hang: Hang) -> None:
-        """Order agents to kill the hung ranks. If no rank is to blame, abort the generation instead."""
+        """Order agents to kill the processes of the hung ranks. If the hang cannot be attributed to any rank, abort the
+        generation instead."""
         membership = self._membership
         for rank in hang.ranks:
             self._outbox.send(membership.nodes[rank], c.EndHung(rank=rank, cause=hang.cause))
-        generation = hang.first.generation  # an older generation was already aborted
+        # a hang in an older generation needs no abort, because that generation was already aborted
+        generation = hang.first.generation
         if not hang.ranks and generation == membership.generation:
             rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
             fault = Fault(rank, hang.cause, step, died=False, kind="stalled", place=phase)
             self._fault(fault, generation, time.monotonic(), phase)
 
     def _ask_who_lives(self, report: c.Event, of: _OfStep) -> None:
-        """Query all agents whether their ranks live, because a rank's collective broke without a reported cause."""
+        """Ask all agents whether their ranks are alive, because a collective of a rank failed and no cause was
+        reported."""
         generation = report.generation
         asked = self._liveness is not None and self._liveness.generation == generation
         if asked or not self._is_under_way(generation):
             return
         fault = Fault(report.rank, of.cause, of.step, died=False, kind="connection")
-        # all nodes with ranks: a node that is not connected at the moment may be lost
+        # wait for all nodes with ranks, because a node that is not connected now may be lost
         self._liveness = LivenessQuery(generation, fault, set(self._membership.nodes.values()))
         self._outbox.to_all(c.AskAlive(generation=generation))
 
     def agent_came(self, node: int) -> None:
-        """Send a query that the node may have missed because it was not connected."""
+        """Send the pending liveness query to a node that connects, because it may have missed the query."""
         query = self._liveness
         if query is not None and node in query.missing and self._is_under_way(query.generation):
             self._outbox.send(node, c.AskAlive(generation=query.generation))
@@ -377,7 +390,8 @@ class Reports:
         return generation == membership.generation and membership.phase in (JobPhase.RESTORING, JobPhase.RUNNING)
 
     def _broken(self, node: int, report: c.NodeBroken) -> None:
-        """Replace a broken node if it is lost and a spare is left. Otherwise fail the job."""
+        """Replace a node that has reported that it is broken, if the report allows it and a spare is left; otherwise
+        fail the job."""
         spares = self._run.config.spares
         if report.lost and self._formation.job_has_begun and self._membership.spares_left(spares):
             self._lost_nodes.give_up(node, report.cause)

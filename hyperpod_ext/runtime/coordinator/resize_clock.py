@@ -1,4 +1,4 @@
-"""Measures the pause of training in a resize, and whether ranks kept their processes. Pure functions."""
+"""Measures how long a resize interrupts training, and whether ranks kept their processes. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from hyperpod_ext.runtime.events.of_training import Joined
 
 
 class ResizeClock:
-    """Measures the time from the last step of one rank assignment to the first step of the next."""
+    """Measures the time from the last step in one rank assignment to the first step in the next rank assignment."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, Any] | None = None
-        """Fields of the newest `world` event until a rank makes a step in the new assignment; else None."""
+        """Fields of the newest `world` event, until a rank makes a step in the new rank assignment; None if no change
+        is being measured."""
         self._last_step_at = 0.0
         self._pids: dict[int, int] = {}
         self._pids_before: dict[int, int] = {}
         self._pids_after: dict[int, int] = {}
 
     def reassigned(self, fields: Mapping[str, Any], moved: Mapping[int, int]) -> dict[str, Any] | None:
-        """Start the clock for a new rank assignment.
+        """Start to measure the change to a new rank assignment.
 
         Args:
             fields: fields of the `world` event.
-            moved: new number of each rank that stays, by its old number.
+            moved: maps the old number of each rank that stays to its new number.
 
         Returns:
-            If this assignment replaces an ordered resize before its first step, the fields of that order's refusal.
+            The fields of a `resize_refused` event, if an ordered resize has made no step yet and is overtaken by this
+            assignment. None otherwise.
         """
         before = self._under_way
         self._under_way = {key: value for key, value in fields.items() if key != "moved"}
@@ -37,11 +39,11 @@ class ResizeClock:
         self._pids, self._pids_after = {}, {}
         if before is None or not before["order"]:
             return None
-        why = f"nodes were lost meanwhile; the job goes on with {fields['nodes']}"
+        why = f"nodes were lost in the meantime; the job has {fields['nodes']}"
         return {"order": before["order"], "nodes": before["nodes"], "why": why}
 
     def resume(self, events: Events) -> None:
-        """Continue the former coordinator's measurement from its event log."""
+        """Continue a measurement that the former coordinator has begun, from the events of its log."""
         self._under_way, unfinished = None, unfinished_resize(events)
         for event in events:
             if isinstance(event, Joined):
@@ -51,7 +53,7 @@ class ResizeClock:
                 self.reassigned(event.model_dump(exclude={"t", "event"}), unfinished.moved)
 
     def joined(self, rank: int, pid: int) -> bool:
-        """Record that process `pid` of `rank` waits for a generation. Returns whether it is a new process."""
+        """Record that process `pid` of `rank` waits for a generation. Returns whether the rank has a new process."""
         is_new = self._pids.get(rank) != pid
         if self._under_way is not None and rank in self._pids_before:
             self._pids_after[rank] = pid
@@ -59,8 +61,8 @@ class ResizeClock:
         return is_new
 
     def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
-        """Record a step of a rank. The first step of a new rank assignment ends the resize, and returns the fields of
-        its `resized` event."""
+        """Record a step of a rank. The first step in a new rank assignment ends the measurement, and returns the fields
+        of the `resized` event. For any other step, returns None."""
         resize = self._under_way
         if resize is None or generation < int(resize["generation"]):
             self._last_step_at = max(self._last_step_at, ended)

@@ -1,4 +1,5 @@
-"""Files in the run folder: orders to resize a job or to move ranks, and the nodes that the job needs.
+"""Reads and writes files in the run folder: orders to resize a job or to move ranks, and the list of nodes that the job
+needs.
 
 RUN_DIR/resizes/NAME.json      one order, written atomically; names sort by time
 RUN_DIR/nodes_wanted.json      nodes that the job needs, for the process that starts nodes
@@ -23,18 +24,18 @@ _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def read_orders(run_dir: Path) -> dict[str, Order]:
-    """Read all orders, by name, oldest first. A file that is not a valid order is skipped."""
+    """Read all order files. Returns a map from name to order, oldest first. Invalid files are skipped."""
     found = {}
     for file in json_files(run_dir / RESIZES):
         try:
             found[file.stem] = _ORDER.validate_json(read_regular(file, _LARGEST))
-        except (OSError, ValueError):  # the file is not an order
+        except (OSError, ValueError):  # skip an invalid or unreadable file
             continue
     return found
 
 
 def orders_were_left(run_dir: Path) -> bool:
-    """Return whether orders were ever written to this folder, by this run of the job or by an earlier one."""
+    """Return whether `run_dir` contains or has contained orders, for this run of the job or for an earlier run."""
     return (run_dir / RESIZES).is_dir()
 
 
@@ -43,16 +44,16 @@ def orders_due(
 ) -> list[tuple[str, Order]]:
     """Return the orders that can be carried out now, oldest first.
 
-    An order is due if it is newer than all accepted orders and its joining nodes are members. An older order that still
-    waits for nodes is dropped for good. Without this rule, the job would return to an outdated size when the nodes
-    finally join.
+    An order can be carried out if it is newer than all accepted orders, and all nodes that it adds are members. An
+    order is dropped for good once a newer order was accepted, even if its nodes join later. Without this rule, the job
+    would go back to an outdated size.
     """
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
 
 
 def orders_overtaken(orders: Mapping[str, Order], accepted: Collection[str]) -> list[tuple[str, Order]]:
-    """Return the orders that will never be carried out, because a later order was accepted first."""
+    """Return the orders that will never be carried out, because a newer order was accepted before them."""
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name < latest and name not in accepted]
 
@@ -62,8 +63,8 @@ def _joining(order: Order) -> set[int]:
 
 
 def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
-    """Write the list of nodes that the job needs. An error is only logged, and the job continues with its present
-    nodes."""
+    """Write the file with the nodes that the job needs. If writing fails, the error is logged, and the job continues
+    with its current nodes."""
     try:
         write_atomically(run_dir / WANTED, json.dumps({"nodes": sorted(nodes)}) + "\n")
     except OSError as error:
@@ -71,20 +72,21 @@ def tell_wanted(run_dir: Path, nodes: Collection[int]) -> None:
 
 
 def tell_left(run_dir: Path, node: int) -> None:
-    """Create the file that marks the node as no longer needed."""
+    """Create the file that marks `node` as no longer needed by the job."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.touch()
 
 
 def tell_here(run_dir: Path, node: int) -> None:
-    """Delete the file that marks the node as no longer needed, because an earlier agent may have created it."""
+    """Delete the file that marks `node` as no longer needed, which an earlier agent of the node may have created."""
     with _may_fail(run_dir / LEFT.format(node)) as file:
         file.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _may_fail(file: Path) -> Iterator[Path]:
-    """Log an OSError instead of raising it, so that a full or broken disk does not stop the agent."""
+    """Log an OSError of the `with` block instead of raising it, so that a full or broken disk does not stop the
+    agent."""
     try:
         yield file
     except OSError as error:

@@ -1,4 +1,5 @@
-"""The next step to copy to each tier with an interval in seconds, and the interval of snapshots in memory."""
+"""Schedules the steps to copy to tiers that have an interval in seconds, and sets the interval of snapshots in
+memory."""
 
 from __future__ import annotations
 
@@ -15,20 +16,21 @@ from hyperpod_ext.runtime.membership.membership import Membership
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 LOOK_AGAIN = 1 / 16
-"""Share of a tier's interval to wait before the next attempt to schedule an overdue step. Without this wait, each step
-of each rank would attempt it, thousands of times per second."""
+"""Share of a tier's interval to wait before the next attempt to schedule a copy that is overdue. Without this wait, the
+attempt would be repeated after each step of each rank, thousands of times per second."""
 _AHEAD = 2
-"""Number of steps by which checkpoints in durable tiers are scheduled ahead. A few steps suffice: if a node receives
-the schedule too late, this checkpoint stays incomplete and the previous one remains."""
+"""Number of steps by which copies to durable tiers are scheduled ahead. A small number is enough, because a schedule
+that reaches a node too late does little harm: that checkpoint stays incomplete, and the previous checkpoint remains."""
 
 
 class SaveSchedule:
-    """Schedules steps to copy, so far ahead that every node receives the schedule before it makes the step.
+    """Schedules the steps to copy to each tier, far enough ahead that every node receives the schedule before it makes
+    the step.
 
     Args:
-        log: writes an event to the log.
+        log: function that writes an event to the log.
         now: start of this coordinator, on the monotonic clock.
-        learned: state of the former coordinator's tuner; empty for the first coordinator.
+        learned: state of the former coordinator's interval tuner; empty for the first coordinator.
     """
 
     def __init__(
@@ -40,17 +42,18 @@ class SaveSchedule:
         self.policy = config.checkpoint
         """The checkpoint policy that all ranks use in this generation."""
         self.peer_step: int | None = None
-        """The step that was scheduled last for copies on peers, which nodes that join later need, too."""
+        """The step that was last scheduled for copies to peers; None if no step was scheduled yet. Nodes that join
+        later must also receive this step."""
         self.replicated = False
-        """Whether every rank holds the same state, so that no copies are made on peers."""
+        """Whether every rank holds the same state, so that copies to peers are not needed."""
         self._look_at: dict[str, float] = {}
-        """For each overdue tier, the time of the next attempt to schedule a step."""
+        """Maps the kind of each overdue tier to the time of the next attempt to schedule a copy."""
         if learned:
             self._take_memory_every()
 
     def begins(self, now: float) -> int | None:
-        """Tune the memory tier at the start of a generation. Returns the steps between two snapshots; None for the
-        interval in the spec."""
+        """Tune the interval of snapshots in memory at the start of a generation. Returns the number of steps between
+        two snapshots; None if the interval in the spec applies."""
         self._look_at.clear()
         every, before = self.tuner.begins(now), self.policy.memory()
         if every is not None and before is not None:
@@ -64,18 +67,20 @@ class SaveSchedule:
             self.policy = self.policy.with_memory_every(self.tuner.memory_every)
 
     def went_on(self, membership: Membership) -> None:
-        """Record that a generation starts to train, because all its ranks have restored their state."""
+        """Record that a generation starts to train, after all its ranks have restored their state."""
         self.tuner.went_on(membership)
 
     def heard(self, event: Mapping[str, Any], now: float) -> bool:
-        """Pass an event of an agent or a worker to the tuner. Returns whether an interval has changed."""
+        """Pass an event of an agent or a worker to the interval tuner. Returns whether the interval of some tier has
+        changed."""
         changed = self.tuner.heard(event, now)
         for kind, seconds in changed.items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))
         return bool(changed)
 
     def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
-        """Schedule a step for each tier that is due. Returns these tiers with their steps."""
+        """Schedule a step for each tier whose next copy is due. Returns the kind of each due tier with the step that
+        was scheduled for it."""
         named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)
@@ -100,8 +105,9 @@ class SaveSchedule:
         return step
 
     def _ahead_for_peers(self, newest: int, nodes: int) -> int | None:
-        """Return how many steps ahead to schedule the next copy on peers. None if peers get no copies, if no step was
-        measured yet, or if the scheduled step has not been reached."""
+        """Return the number of steps by which the next copy to peers is scheduled ahead. Returns None if no copy to
+        peers must be scheduled now, because no copies are needed, no step was measured yet, or the step that was
+        scheduled last is still to come."""
         ahead = self.tuner.steps_ahead()
         if ahead is None or self.replicated or nodes == 1:
             return None

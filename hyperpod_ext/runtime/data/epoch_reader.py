@@ -1,7 +1,7 @@
 """Reads a torch DataLoader so that each step has the same samples again after a fault.
 
-The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers depend on the seed, the epoch and
-the step, so that any process can read any step again.
+The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers depend only on the seed, the epoch
+and the step, so that any process can read any step again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread
 
 
 class EpochReader:
-    """The batches of `loader` for this rank, epoch by epoch.
+    """Reads the batches of `loader` for this rank, epoch by epoch.
 
     Args:
         loader: a `DataLoader`, or Accelerate's wrapper around one, that yields this rank's batches.
         seed: seed of samplers and of random numbers in samples, the same on every rank.
-        rank: makes random numbers in samples differ between ranks.
-        per_step: number of batches per optimizer step. The last step of an epoch may have fewer.
+        rank: rank of this process, by which the random numbers in samples differ between ranks.
+        per_step: number of batches per optimizer step. The last step of an epoch may have fewer batches.
 
     Raises:
-        JobFailedError: the loader has no batch sampler, or reads batches in its own way.
+        JobFailedError: the loader has no batch sampler, or its class reads batches with code of its own.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
@@ -55,7 +55,7 @@ class EpochReader:
         return -(-len(self.loader) // self._per_step)
 
     def must_be_same(self) -> dict[str, Any]:
-        """Return the values that must be equal on every rank, and after a restore."""
+        """Return the values that must be equal on every rank, and equal again after a restore."""
         kinds = [type(sampler).__name__ for sampler in chain_of(self._sampler)]
         return {
             "fingerprint": self._fingerprint(),
@@ -65,7 +65,7 @@ class EpochReader:
         }
 
     def check_same(self, state: dict[str, Any]) -> None:
-        """Compare the present values with the saved ones.
+        """Compare the present values of `must_be_same` with the saved ones.
 
         Raises:
             JobFailedError: the samples, their sampler, the seed or the number of steps per epoch differ.
@@ -74,21 +74,21 @@ class EpochReader:
             if state.get(name) != now:
                 raise JobFailedError(
                     f"the training data's {name} is {now!r} here and {state.get(name)!r} in the saved run: samples "
-                    "would repeat, and others be missed",
-                    hint="Give the data and arguments of the saved run, or begin a run of its own.",
+                    "would repeat, and others would be left out",
+                    hint="Use the data and arguments of the saved run, or start a new run.",
                 )
 
     def read(self, epoch: int, made: int) -> Generator[Read]:
-        """Yield the steps of an epoch after its first `made` steps. The samples of those first steps are not read.
+        """Yield the steps of an epoch after its first `made` steps, without reading the samples of those first steps.
 
         Raises:
             JobFailedError: a sample cannot be read, or the epoch was already begun.
         """
         if epoch < self.begun:
             raise JobFailedError(
-                f"epoch {epoch} of the training data was asked for twice", hint="Make the trainer anew for each fit."
+                f"epoch {epoch} of the training data was requested twice", hint="Make a new trainer for each fit."
             )
-        while self.begun < epoch:  # a sampler's own generator continues from epoch to epoch
+        while self.begun < epoch:  # replay earlier epochs: a sampler's generator continues across epochs
             for _ in self._steps_of(self.begun):
                 pass
         reading = self._read(self._plans(epoch, islice(self._steps_of(epoch), made, None), made))
@@ -110,8 +110,10 @@ class EpochReader:
                 each.set_epoch(epoch)  # type: ignore[union-attr]  # the line above has checked it
 
     def _fingerprint(self) -> str:
-        """Return the dataset's fingerprint, or its columns and length. The fingerprint of a datasets.Dataset is random,
-        and differs between ranks, after a `map` with a function that cannot be hashed."""
+        """Return an identification of the dataset: its type, its fingerprint or else its columns, and its length.
+
+        After a `map` with a function that cannot be hashed, the fingerprint of a datasets.Dataset is random, and
+        differs between ranks."""
         own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
         return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
@@ -128,7 +130,7 @@ class EpochReader:
             yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
 
     def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield the samples in each step's batches, from the beginning of the epoch."""
+        """Yield, for each step of the epoch, the sample numbers of the step's batches."""
         self.begun = epoch + 1
         self.begin_epoch(epoch)
         batches = seeded_aside(lambda: iter(self._sampler), *self.order_key, epoch, 0)
@@ -140,7 +142,7 @@ class EpochReader:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """Key for the random numbers that samplers draw from global generators, the same on all ranks."""
+        """Key for seeding the global generators from which samplers draw, the same on all ranks."""
         return (self._seed,)
 
     @property
@@ -150,7 +152,7 @@ class EpochReader:
 
 
 def chain_of(sampler: Any) -> list[Any]:
-    """Return a batch sampler followed by the samplers in it."""
+    """Return a batch sampler, followed by the samplers that it wraps."""
     found: list[Any] = []
     while sampler is not None and len(found) < 6:
         found.append(sampler)
@@ -161,13 +163,13 @@ def chain_of(sampler: Any) -> list[Any]:
 def _unreadable(loader: Any, base: Any) -> str | None:
     """Return why the loader's batches cannot be read by number; None if they can be."""
     if not isinstance(base, DataLoader):
-        return "it is no torch DataLoader"
+        return "it is not a torch DataLoader"
     if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):
-        return "the dataset gives no sample by its number"
+        return "the dataset has no access to a sample by its number"
     if base.batch_sampler is None:
         return "it has no batch sampler"
     if type(base).__iter__ is not DataLoader.__iter__:
-        return f"{type(base).__name__} reads batches in a way of its own"
+        return f"{type(base).__name__} reads batches with code of its own"
     if hasattr(loader, "_fetch_batches"):
         return "rank 0 reads for all ranks (dispatch_batches)"
     return None

@@ -1,4 +1,4 @@
-"""Reads one micro-batch: collated samples, with random numbers that depend only on seed, step and slot."""
+"""Reads one micro-batch: collated samples, with random numbers that depend only on seed, step and slot number."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Returned = TypeVar("Returned")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One micro-batch to read."""
+    """The sample numbers of one micro-batch to read."""
 
     step: int
     slot: int
     ids: list[int]
     counts: bool = True
-    """Whether to report skipped samples. False for a ghost, because the rank with the real micro-batch reports them."""
+    """Whether to report skipped samples. False for a ghost slot: the rank with the real micro-batch reports them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a task. A failure is a value, so that worker processes can send it."""
+    """Result of reading one task. A failure is a value, not an exception, so that worker processes can send it."""
 
     batch: Any = None
     kept: int = 0
@@ -49,14 +49,14 @@ class Fetched:
 
 
 class Fetch:
-    """Reads the micro-batches of tasks. An instance is sent to each worker process."""
+    """Reads the micro-batches of tasks. A `Fetch` object is sent to each worker process."""
 
     def __init__(self, source: Any, collate: Collate | None, seed: int, on_error: OnError) -> None:
         self._source, self._seed, self._on_error = source, seed, on_error
         self._collate = collate
 
     def __call__(self, task: Task) -> Fetched:
-        """Read `task` without changing the state of any random generator."""
+        """Read `task` with the generators as they are: the random generators are neither seeded nor restored here."""
         samples, skipped = self._samples(task)
         if skipped and (self._on_error == "fail" or not samples):
             why = "; no other sample of its micro-batch could be read either" if self._on_error == "skip" else ""
@@ -68,12 +68,13 @@ class Fetch:
         return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
-        """Read `task` in a worker process, with the generators of Python, numpy and torch seeded for this task."""
+        """Read `task` in a worker process, after seeding the generators of Python, numpy and torch for this task."""
         _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 
     def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
-        """Read a step's tasks in the training process, seeded as in `seeded`. Restores the generators afterwards."""
+        """Read the tasks of one step in the training process, seeded as in `seeded`. Restore the generators
+        afterwards."""
         # restore once per step, because seeding numpy's generator is slower than reading a few samples
         with _generators_put_back():
             return [self.seeded(task) for task in tasks]
@@ -85,13 +86,13 @@ class Fetch:
                 samples = list(at_once(task.ids))
                 if len(samples) == len(task.ids):
                     return samples, []
-            except Exception:  # the samples are read one by one below, to find the bad one
+            except Exception:  # the loop below reads the samples one by one, to find the bad one
                 pass
         samples, skipped = [], []
         for one in task.ids:
             try:
                 samples.append(self._source[one])
-            # includes StopIteration, which would end the epoch as if all samples had been read
+            # also catches StopIteration, which would otherwise end the epoch as if all samples had been read
             except Exception as error:
                 skipped.append(Skipped(one, task.step, task.slot, _text(error)))
                 if self._on_error == "fail":
@@ -113,8 +114,8 @@ def _text(error: Exception) -> str:
 
 
 def seeded_aside(call: Callable[[], Returned], *key: int) -> Returned:
-    """Return `call()`. Python's, numpy's and torch's generators are seeded from `key` for it, and restored
-    afterwards."""
+    """Return `call()`. Seed the generators of Python, numpy and torch from `key` before the call, and restore them
+    after."""
     with _generators_put_back():
         _seed_all("/".join(map(str, key)))
         return call()

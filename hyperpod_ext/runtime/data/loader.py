@@ -1,4 +1,4 @@
-"""ElasticDataLoader: steps of micro-batches, read ahead. The loader continues exactly after the optimizer's last step.
+"""ElasticDataLoader: reads steps of micro-batches ahead, and continues exactly after the optimizer's last step.
 
 loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
 run.restore(model=model, optimizer=optimizer, data=loader)
@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread
 
 @dataclass(frozen=True)
 class Step:
-    """This rank's micro-batches of one optimizer step. Iterating yields (micro-batch, weight)."""
+    """This rank's micro-batches of one optimizer step. Iterating over the object yields (micro-batch, weight)."""
 
     number: int
     """Number of the step, counted from 1 over the whole run."""
@@ -37,10 +37,10 @@ class Step:
     """Number of samples in the step, over all ranks."""
     micro_batches: list[Any] = field(repr=False)
     weights: list[float]
-    """Share of the step's samples in each micro-batch, 0.0 for a ghost. The weights of all ranks sum to 1."""
+    """Share of the step's samples in each micro-batch; 0.0 for a ghost. All weights of all ranks sum to 1."""
     slots: list[Slot] = field(repr=False)
     skipped: tuple[Skipped, ...]
-    """Samples that this rank could not read. The sum of weights lacks theirs."""
+    """Samples that this rank could not read. The sum of the weights lacks the share of these samples."""
     cursor: Cursor = field(repr=False)
     after: Cursor = field(repr=False)
     version: int = field(repr=False)
@@ -53,16 +53,16 @@ class Step:
 
 
 class ElasticDataLoader:
-    """Reads the plans of an `ElasticBatchSampler`. Accepts the sampler's arguments, and the following.
+    """Reads the plans of an `ElasticBatchSampler`. Accepts the sampler's arguments and the following ones.
 
     collate: converts a list of samples to a micro-batch. Default: torch's own function. workers: number of processes or
-    threads (`worker_kind`) that read `prefetch` steps ahead. With 0, read on demand. on_error: what to do if a sample
-    cannot be read. `fail` ends the job and names the sample. `skip` leaves the sample out, logs it, and adds it to
-    `skipped`. More than `most_skipped` samples in one process raise an error.
+        threads (`worker_kind`) that read `prefetch` steps ahead; 0 reads each step on demand. on_error: what to do if a
+        sample cannot be read. `fail` ends the job and names the sample. `skip` leaves the sample out, logs it, and adds
+        it to `skipped`. most_skipped: with `skip`, the job ends when one process has skipped more samples than this.
 
     Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and slot. The numbers are
-    equal on any rank, at any world size, and after a repetition. Threads share one generator state, so their numbers
-    may differ.
+    equal on any rank, at any world size, and when a step is repeated. Threads share one generator state, so the numbers
+    of worker threads may differ.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class ElasticDataLoader:
         self._most_skipped = most_skipped
 
     def steps(self, epochs: int | None = None) -> Generator[Step]:
-        """Yield the remaining steps: without end, or up to `epochs` whole epochs.
+        """Yield the remaining steps: without end, or until `epochs` epochs of the run are complete.
 
-        Acknowledge each step before reading the next one. After `set_world`, `set_batch`, `set_weights`,
-        `load_state_dict`, or a change of torch.distributed's world, iteration continues with the change, and steps that
-        were read ahead are dropped.
+        Acknowledge each step before reading the next one. Changes by `set_world`, `set_batch`, `set_weights`,
+        `load_state_dict`, or of torch.distributed's world take effect at the next step: steps that were read ahead are
+        dropped and read again.
 
         Raises:
             JobFailedError: a sample cannot be read, or a step was not acknowledged.
@@ -134,7 +134,7 @@ class ElasticDataLoader:
                         break
                     if self.sampler.cursor.step == plan.cursor.step:
                         raise JobFailedError(
-                            f"step {plan.cursor.step + 1} was not acknowledged: after a fault it would be made again",
+                            f"step {plan.cursor.step + 1} was not acknowledged: after a fault it would be repeated",
                             hint="Call loader.ack(step) after optimizer.step().",
                         )
                 else:
@@ -149,27 +149,27 @@ class ElasticDataLoader:
         return self.steps(self.sampler.plan(self.sampler.cursor).cursor.epoch + 1)
 
     def ack(self, step: Step) -> None:
-        """Advance the state past `step`, which the optimizer has made."""
+        """Advance the saved position past `step`, which the optimizer has made."""
         self.sampler.ack(step)
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """See ElasticBatchSampler."""
+        """Set rank and world size. See `ElasticBatchSampler.set_world`."""
         self.sampler.set_world(rank, world_size)
 
     def set_batch(self, global_batch_size: int, micro_batch_size: int | None = None) -> None:
-        """See ElasticBatchSampler."""
+        """Set the batch size. See `ElasticBatchSampler.set_batch`."""
         self.sampler.set_batch(global_batch_size, micro_batch_size)
 
     def set_weights(self, weights: Sequence[float]) -> None:
-        """See ElasticBatchSampler."""
+        """Set the weights of a mixture. See `ElasticBatchSampler.set_weights`."""
         self.sampler.set_weights(weights)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run, which is small and equal on every rank."""
+        """Return the run's position in the data: a small dict, equal on every rank."""
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`. See ElasticBatchSampler."""
+        """Continue from `state`. See `ElasticBatchSampler.load_state_dict`."""
         self.sampler.load_state_dict(state)
 
     # --- reading --------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class ElasticDataLoader:
             cursor = plan.after
 
     def _read_stream(self, source: Stream, epochs: int | None) -> Generator[Read]:
-        """Read a stream. Every rank reads every sample, so all ranks reach the end at the same step."""
+        """Read a stream. Every rank reads every sample of the stream, so all ranks reach its end at the same step."""
         cursor = self.sampler.cursor
         samples: Iterator[Any] | None = None
         while epochs is None or cursor.epoch < epochs:
@@ -205,14 +205,16 @@ class ElasticDataLoader:
                 read = list(islice(samples, batch))
             except Exception as error:
                 raise JobFailedError(
-                    f"{here}: {type(error).__name__}: {error}", hint="Mend the stream; the job goes on with this step."
+                    f"{here}: {type(error).__name__}: {error}",
+                    hint="Repair the stream; the job continues with this step.",
                 ) from error
             if len(read) < (batch if self.sampler.drop_last else 1):
                 if cursor.place == 0:
                     raise JobFailedError(
-                        f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream that has samples."
+                        f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream with more samples."
                     )
-                # set the sampler's cursor too: only the loader knows the end, and the next call may start from there
+                # only the loader knows where the stream ends; set the sampler's cursor too, because the next call may
+                # start there
                 self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)
                 samples = None
                 continue
@@ -233,7 +235,7 @@ class ElasticDataLoader:
             if one.failure:
                 raise JobFailedError(
                     f"step {number}, micro-batch {slot.index}, rank {rank}: {one.failure}",
-                    hint='Mend the data, or leave out what cannot be read: on_error="skip".',
+                    hint='Repair the data, or leave unreadable samples out: on_error="skip".',
                 )
         skipped = tuple(lost for one in fetched for lost in one.skipped)
         for lost in skipped:
@@ -243,7 +245,7 @@ class ElasticDataLoader:
             raise JobFailedError(
                 f"step {number}, rank {rank}: {len(self.skipped)} samples could not be read, "
                 f"the last is {self.skipped[-1].id}: {self.skipped[-1].error}",
-                hint="Mend the data, or raise most_skipped.",
+                hint="Repair the data, or raise most_skipped.",
             )
         weights = [
             slot.weight * one.kept / len(slot.ids) if one.kept != len(slot.ids) else slot.weight

@@ -1,8 +1,9 @@
-"""Mixes several sources into one stream, by weights. For each place, determines the source and the sample.
+"""Mixes several sources into one stream, by weights. Computes the source and sample number for each place (position) in
+the stream.
 
-A block of 4096 places holds a whole number of each source's samples, in an order of its own. The k-th sample of a
-source over the whole run is the k-th sample of the source's own shuffled epochs. So no sample is repeated before all
-other samples of its source were used, even if weights change.
+Places are grouped into blocks of 4096. Each block has a whole number of samples from each source, in an order of its
+own. The k-th sample drawn from a source over the whole run is the k-th sample of that source's own shuffled epochs. So
+no sample is repeated before all other samples of its source were used, even if weights change.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ BLOCK = 4096
 
 
 class Mixture:
-    """Several sources that are read as one. Sample numbers count through the first source, then the second, and so on.
+    """Several sources that are read as one. Sample numbers run through the first source, then the second, and so on.
 
-    `weights` are the shares of the sources, in any unit. A weight of 0 leaves a source out for now. A mixture has no
-    end, because each source begins its next epoch separately.
+    `weights` are the shares of the sources, in any unit. A source of weight 0 is not used until its weight changes. A
+    mixture has no end, because each source starts its next epoch independently of the others.
 
     Raises:
         JobFailedError: the weights are invalid, or a source has no samples or no length.
@@ -42,7 +43,7 @@ class Mixture:
         self.lengths = tuple(_needed_length(index, source) for index, source in enumerate(sources))
         if len(weights) != len(self.sources):
             raise JobFailedError(
-                f"Mixture: {len(self.sources)} sources and {len(weights)} weights", hint="Give one weight a source."
+                f"Mixture: {len(self.sources)} sources and {len(weights)} weights", hint="Give one weight per source."
             )
         self.weights = tuple(float(weight) for weight in weights)
         quotas_of(self.weights)
@@ -56,7 +57,7 @@ class Mixture:
         return self.sources[source][inside]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the source that has this sample number, and the sample's number within the source."""
+        """Return the index of the source that has this sample number, and the sample's number within that source."""
         if not 0 <= index < len(self):
             raise IndexError(f"id {index} of {len(self)} samples")
         source = bisect_right(self._ends, index)
@@ -64,14 +65,15 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the sources, independent of the weights."""
+        """Fingerprint of all sources together, independent of the weights."""
         fingerprints = [fingerprint_of(source) for source in self.sources]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Places from `start` on, mixed by `weights`. `drawn`: number of samples drawn from each source before `start`."""
+    """The places from `start` on, mixed by `weights`. `drawn`: number of samples drawn from each source before
+    `start`."""
 
     start: int
     weights: tuple[float, ...]
@@ -80,16 +82,16 @@ class Segment:
 
 @functools.lru_cache(maxsize=64)
 def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return how many samples of each source a block has: rounded by largest remainder, with sum BLOCK.
+    """Return how many samples of each source one block has: rounded by largest remainder, with sum BLOCK.
 
     Raises:
-        JobFailedError: a weight is negative, not finite, or too small for one sample in a block.
+        JobFailedError: a weight is negative, not finite, or too small for one sample per block.
     """
     if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or sum(weights) <= 0:
         raise JobFailedError(
-            f"weights {list(weights)} of a mixture", hint="Give finite numbers from 0 up, not all of them 0."
+            f"weights {list(weights)} of a mixture", hint="Give finite numbers of 0 or more, not all 0."
         )
-    # exact fractions, because rounding must not decide between equal remainders
+    # exact fractions: with floats, a rounding error could decide between equal remainders
     parts = [Fraction(weight) for weight in weights]
     total = sum(parts)
     exact = [part / total * BLOCK for part in parts]
@@ -102,13 +104,13 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
             raise JobFailedError(
                 f"weight {weight} of source {one} is {float(parts[one] / total):.2g} of all: "
                 f"less than one sample in {BLOCK}",
-                hint="Give it at least 1/4096 of the sum of weights, or 0.",
+                hint="Give the source at least 1/4096 of the sum of weights, or 0.",
             )
     return tuple(quotas)
 
 
 def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: ShuffleOrder, seed: int) -> Places:
-    """Return the sample numbers, counted through all sources, at these places in the segment."""
+    """Return the sample numbers at these places in the segment. Numbers run through all sources, as in `Mixture`."""
     sources, draws = _locate(places, segment, seed)
     ids = np.empty_like(places)
     base = 0
@@ -120,7 +122,7 @@ def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], ord
 
 
 def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
-    """Return how many samples of each source are before `place`, which is in the segment or at its end."""
+    """Return how many samples of each source were drawn before `place`, which is in the segment or at its end."""
     blocks, rest = divmod(place - segment.start, BLOCK)
     quotas = quotas_of(segment.weights)
     sources, _ = _block(segment, blocks, seed)
@@ -131,7 +133,7 @@ def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
 
 
 def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places]:
-    """Return, for each place, its source and how many samples of that source are before it."""
+    """Return, for each place, its source and the number of samples drawn from that source before the place."""
     blocks, inside = np.divmod(places - segment.start, BLOCK)
     drawn, quotas = np.array(segment.drawn, np.int64), np.array(quotas_of(segment.weights), np.int64)
     sources, draws = np.empty_like(places), np.empty_like(places)
@@ -145,7 +147,7 @@ def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places
 
 @functools.lru_cache(maxsize=16)
 def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
-    """Return, for each place in a block, its source and how many samples of that source precede it in the block."""
+    """Return, for each place in a block, its source and the number of the source's samples before it in the block."""
     quotas = quotas_of(segment.weights)
     permutation = Permutation(BLOCK, key_of("mixture", seed, segment.start, block))
     sources = np.repeat(np.arange(len(quotas)), quotas)[permutation.at(np.arange(BLOCK))]
@@ -157,7 +159,7 @@ def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
 
 
 def _ids_of_draws(draws: Places, length: int, order: ShuffleOrder, seed: int, source: int) -> Places:
-    """Return the sample numbers within a source for its k-th draws, counted over all of its epochs."""
+    """Return the sample numbers within a source for its k-th draws (`draws`), counted over all epochs of the source."""
     epochs, places = np.divmod(draws, length)
     ids = np.empty_like(draws)
     for epoch in np.unique(epochs).tolist():
@@ -170,5 +172,5 @@ def _needed_length(index: int, source: Any) -> int:
     length = length_of(source)
     if not length:
         what = "has no length" if length is None else "is empty"
-        raise JobFailedError(f"Mixture: source {index} {what}", hint="Leave it out, or give it a length.")
+        raise JobFailedError(f"Mixture: source {index} {what}", hint="Leave the source out, or give it a length.")
     return length

@@ -1,9 +1,10 @@
-"""A keyed permutation of range(n). Any part of it can be computed alone, equally on every machine and in every version.
+"""A keyed permutation of range(n). Any part can be computed separately, with the same result on every machine and
+version.
 
-Up to 2**16 items, the permutation is exactly random, because random words are sorted. Above that, a Feistel network
-over a x b >= n cells computes each place separately, in constant memory. With four rounds it would visibly differ from
-a random permutation; with eight rounds it does not. The words come from BLAKE2b and the mixer below, not from numpy's
-or torch's generators.
+Up to 2**16 items, random words are sorted, which gives an exactly uniform permutation. For more items, a Feistel
+network over a x b >= n cells computes each place separately, in constant memory. Four rounds of the network would
+visibly differ from a random permutation; eight rounds do not. The random words come from BLAKE2b and from `_mix`, not
+from the generators of numpy or torch, which may change between versions.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _S27, _S30, _S31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_of(*parts: int | str) -> bytes:
-    """Return a key of 64 bytes that is computed from `parts`."""
+    """Return a key of 64 bytes, computed from `parts`."""
     text = "\x00".join(f"{type(part).__name__}:{part}" for part in parts)
     return hashlib.blake2b(text.encode(), digest_size=64, person=b"hpx-order-1").digest()
 
@@ -51,7 +52,7 @@ class Permutation:
 
     def at(self, places: Places) -> Places:
         """Return the items at these places, as int64 of the same shape. Places must be in range(n)."""
-        if self.n == 1:  # frequent case: a small source of a mixture has many epochs in one step
+        if self.n == 1:  # frequent case: a source with one sample starts many epochs in one step of a mixture
             return np.zeros_like(places)
         if self._feistel is not None:
             return self._feistel.at(places)
@@ -65,9 +66,9 @@ class Permutation:
 
 
 class Feistel:
-    """A permutation of range(n), by a Feistel network on pairs (left, right) in a x b, with a ~ b ~ sqrt(n).
+    """A permutation of range(n): a Feistel network on pairs (left, right) in a x b, with a ~ b ~ sqrt(n).
 
-    Values outside range(n) are permuted again (cycle walking). a x b exceeds n by less than a.
+    A result outside range(n) is permuted again until it is inside (cycle walking). a x b exceeds n by less than a.
     """
 
     def __init__(self, n: int, key: bytes, rounds: int = ROUNDS) -> None:
@@ -124,7 +125,7 @@ def _drawn(n: int, key: bytes) -> NDArray[np.uint16]:
     while True:
         words = _mix(_mix(counter ^ keys[0]) ^ (keys[1] + turn))
         order = np.argsort(words, kind="stable")
-        if n < 2 or (np.diff(words[order]) != 0).all():  # equal words would favour the identity
+        if n < 2 or (np.diff(words[order]) != 0).all():  # equal words would stay in their original order, so draw again
             break
         turn += np.uint64(1)
     drawn = order.astype(np.uint16)

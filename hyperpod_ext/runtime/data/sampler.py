@@ -1,8 +1,8 @@
-"""ElasticBatchSampler: the samples of each step, and this rank's part of them.
+"""ElasticBatchSampler: chooses the samples of each step, and this rank's part of them.
 
-Sample numbers depend only on seed, order and position. The world size only decides which rank has which slot. The state
-is small and equal on every rank. The state is the position that steps have *used*: samples that were read ahead are
-read again after a fault.
+Sample numbers depend only on seed, order and position. The world size only decides which rank has which slot
+(micro-batch). The saved state is small and equal on every rank. The saved state is the position up to which steps have
+*used* samples: samples that were only read ahead are read again after a fault.
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ Uneven = Literal["ghost", "ragged", "error"]
 class ElasticBatchSampler:
     """Global batches of `global_batch_size` samples, divided into slots of `micro_batch_size`, for any number of ranks.
 
-    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. If the slots
-    cannot be divided equally among the ranks, `uneven` decides. With `ghost`, every rank gets equally many slots,
-    through additional slots of weight 0 (FSDP needs this). With `ragged`, some ranks have one slot less, and perhaps
-    none in the last step of an epoch. `error` raises.
+    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. `uneven` decides
+    what happens if the slots cannot be divided equally among the ranks. With `ghost`, every rank gets equally many
+    slots, by additional slots of weight 0 (FSDP needs this). With `ragged`, some ranks have one slot less, and perhaps
+    none in the last step of an epoch. With `error`, the sampler raises.
 
     An instance is a `batch_sampler` for `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step, so that
-    the state follows the used samples. torchdata's StatefulDataLoader counts on its own: with it, pass
-    acknowledge=False.
+    the saved state follows the used samples. torchdata's StatefulDataLoader counts the batches itself: use
+    acknowledge=False with it.
 
-    rank and world_size: default to torch.distributed's, or else to the environment's, read at each iteration.
-    fingerprint: fingerprint of the source, for a source that has none or whose fingerprint changes between runs.
+    rank and world_size: default to torch.distributed's values, or without a process group to RANK and WORLD_SIZE, read
+    at each iteration.
+    fingerprint: replaces the source's fingerprint. Needed if the source has no fingerprint, or a fingerprint that
+        changes between runs.
 
     Raises:
-        JobFailedError: batch sizes do not divide, a source has no length, or there are too few samples for one
-            step.
+        JobFailedError: the micro-batch size does not divide the batch size, a source has no length, or there are too
+            few samples for one step.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class ElasticBatchSampler:
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether the data have no epochs, as with a mixture, where only each source has epochs."""
+        """Whether the data has no epochs. True for a mixture: only each of its sources has epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None
@@ -95,7 +97,7 @@ class ElasticBatchSampler:
         self.cursor = Cursor()
         """Position of the first step that is not acknowledged."""
         self.version = 0
-        """Incremented when earlier plans become invalid."""
+        """Counter of changes. A plan with a smaller version is no longer valid."""
         self._given: tuple[int, int] | None = None
         self.unacknowledged = 0
         """Number of passes over the data that ended since the last acknowledged step."""
@@ -109,7 +111,8 @@ class ElasticBatchSampler:
 
     @property
     def step_size(self) -> int:
-        """Number of samples in the next step, which with `samples: fewer` is smaller while ranks are missing."""
+        """Number of samples in the next step. With the setting `samples: fewer` it is smaller while ranks are
+        missing."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
@@ -126,13 +129,13 @@ class ElasticBatchSampler:
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Slot]:
-        """Return this rank's slots in the next step, which stay the same until the step is acknowledged."""
+        """Return this rank's slots in the next step. The slots stay the same until the step is acknowledged."""
         return self.plan(self.cursor).slots
 
     def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
-        """Return the step at `cursor`. If this epoch is over, return the first step of the next epoch.
+        """Return the plan of the step at `cursor`. If that epoch is over, return the first step of the next epoch.
 
-        available: number of samples left in a stream, if fewer than a batch.
+        available: number of samples left in a stream, if that is less than a batch. None for other sources.
         """
         batch = self.step_size
         length = None if self.endless else self.length
@@ -157,13 +160,13 @@ class ElasticBatchSampler:
             slots.append(Slot(index, part, len(part) / extent.count))
         missing = most_owned(count, world_size) - len(slots) if self.uneven == "ghost" else 0
         if missing:
-            # use a full micro-batch of real samples, so that shapes and collectives are the usual ones
+            # a ghost is a full micro-batch of real samples, so that shapes and collectives are the usual ones
             ghost = self.ids(epoch, extent.start, min(extent.start + micro, end))
             slots += [Slot(GHOST, ghost, 0.0)] * missing
         return slots
 
     def ids(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the sample numbers at the places from `start` up to, but not including, `stop` of an epoch."""
+        """Return the sample numbers at places `start` up to, but not including, `stop` of an epoch."""
         places = np.arange(start, stop, dtype=np.int64)
         if self._segment is not None:
             found = ids_of_mixture(places, self._segment, self.source.lengths, self._order, self.seed)
@@ -177,7 +180,9 @@ class ElasticBatchSampler:
     # --- changes --------------------------------------------------------------------------------
 
     def ack(self, step: Any = None) -> None:
-        """Advance the state past the next step, which the optimizer has made. `step`: its number, or a loader's step.
+        """Advance the saved position past the next step, which the optimizer has made.
+
+        `step`: the number of that step, or the loader's `Step`. With None, the step's number is not checked.
 
         Raises:
             JobFailedError: `step` is not the next step, or was planned before the sampler was changed.
@@ -185,14 +190,14 @@ class ElasticBatchSampler:
         number = step if isinstance(step, int) else step.cursor.step + 1 if step is not None else self.cursor.step + 1
         if number != self.cursor.step + 1:
             raise JobFailedError(
-                f"step {number} was acknowledged; the next one to be is {self.cursor.step + 1}",
+                f"step {number} was acknowledged, but the next step is {self.cursor.step + 1}",
                 hint="Acknowledge each step once, in order, after optimizer.step().",
             )
         if step is not None and not isinstance(step, int):
             if step.version != self.version:
                 raise JobFailedError(
-                    f"step {number} was taken before the sampler was changed",
-                    hint="Change world, batch or weights after ack(), before the next step is taken.",
+                    f"step {number} was planned before the sampler was changed",
+                    hint="Change world, batch or weights after ack(), before the loader yields the next step.",
                 )
             self.cursor = step.after
         else:
@@ -200,10 +205,11 @@ class ElasticBatchSampler:
         self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """Set rank and world size, from the next step on. With None for both, use torch.distributed's each time.
+        """Set rank and world size, from the next step on. If both are None, use torch.distributed's values at each
+        step.
 
         Raises:
-            JobFailedError: the rank does not exist, or slots do not divide with uneven="error".
+            JobFailedError: the rank does not exist, or uneven="error" and the slots cannot be divided equally.
         """
         given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
         if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
@@ -229,7 +235,7 @@ class ElasticBatchSampler:
         if segment is None or len(weights) != len(segment.weights):
             parts = 0 if segment is None else len(segment.weights)
             raise JobFailedError(
-                f"set_weights: {len(weights)} weights for {parts} sources", hint="One weight for each of a Mixture's."
+                f"set_weights: {len(weights)} weights for {parts} sources", hint="Give one weight per source."
             )
         wanted = tuple(float(weight) for weight in weights)
         quotas_of(wanted)
@@ -240,14 +246,14 @@ class ElasticBatchSampler:
     # --- state ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the run, with only numbers and text, and equal on every rank."""
+        """Return the run's position in the data: a dict of numbers and text, equal on every rank."""
         return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, which any rank of any world size may have saved.
 
-        A batch size or weights that were changed during the run stay changed, unless the script now passes other
-        arguments than at that time.
+        A batch size or weights that were changed during the run stay changed, unless the script now passes arguments
+        that differ from the saved run's arguments.
 
         Raises:
             JobFailedError: the state belongs to other samples or another order, or is damaged.
@@ -265,7 +271,7 @@ class ElasticBatchSampler:
         self.version += 1
 
     def saved_at(self, cursor: Cursor) -> Saved:
-        """Return the state to save if the next step is at `cursor`."""
+        """Return the state to save if the next step is the one at `cursor`."""
         return Saved(
             order=name_of(self._order),
             seed=self.seed,
@@ -281,16 +287,16 @@ class ElasticBatchSampler:
     # --- as a batch sampler ---------------------------------------------------------------------
 
     def __iter__(self) -> MicroBatches:
-        """Return the sample numbers of this rank's micro-batches, up to the end of the epoch."""
+        """Return an iterator over the sample numbers of this rank's micro-batches, up to the end of the epoch."""
         if self.unacknowledged > 1:
             raise JobFailedError(
-                "two epochs were read and no step of them was acknowledged: the same samples would come again",
+                "two epochs were read, but no step was acknowledged: the same samples would be used again",
                 hint="Call ack() after each optimizer step; under StatefulDataLoader give acknowledge=False.",
             )
         return MicroBatches(self)
 
     def __len__(self) -> int:
-        """Return how many micro-batches this rank has in a whole epoch."""
+        """Return the number of micro-batches that this rank has in a whole epoch."""
         if self.length is None or self.endless:
             raise TypeError("a stream or mixture has no number of batches")
         batch, micro = self.step_size, self._batch[1]
@@ -307,10 +313,10 @@ class ElasticBatchSampler:
 
     def _check_length(self) -> None:
         if self.length is not None and not 0 < self.length <= MOST:
-            raise JobFailedError(f"source: {self.length} samples", hint="It needs at least one, at most 2**62.")
+            raise JobFailedError(f"source: {self.length} samples", hint="A source needs 1 to 2**62 samples.")
         if self.length is None and self._order is not None:
             raise JobFailedError(
-                f"shuffle: a Stream comes in its own order, not {name_of(self._order)}", hint="Give shuffle=False."
+                f"shuffle: a Stream has its own order, not {name_of(self._order)}", hint="Give shuffle=False."
             )
 
     def _checked_batch(self, batch: int, micro: int) -> tuple[int, int]:
@@ -322,22 +328,24 @@ class ElasticBatchSampler:
             )
         if self.drop_last and self.length is not None and not self.endless and self.length < batch:
             raise JobFailedError(
-                f"an epoch of {self.length} samples has no step of {batch}: drop_last would drop all of it",
+                f"an epoch of {self.length} samples is smaller than a step of {batch}: drop_last would drop all of it",
                 hint="Give drop_last=False or a smaller global_batch_size.",
             )
         return batch, micro
 
     @property
     def _most_samples(self) -> int:
-        """Largest number of samples in a step, which is less than a batch if an epoch is smaller than a batch."""
+        """Number of samples in the largest step. The largest step is smaller than a batch if an epoch is."""
         return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
-        """Check the slots per rank. `full`: whether the step is of the largest size. Without slots, a rank would plan
-        forever."""
+        """Check that `slots` micro-batches can be divided among the ranks. `full`: whether the step has the largest
+        size.
+
+        A rank that never gets a slot would search for its next micro-batch without end."""
         if self.uneven == "ragged" and full and slots < world_size:
             raise JobFailedError(
-                f"{slots} micro-batches for {world_size} ranks: some would never have one",
+                f"{slots} micro-batches for {world_size} ranks: some ranks would never get one",
                 hint='Choose a smaller micro_batch_size, or uneven="ghost".',
             )
         if self.uneven == "error" and slots % world_size:
@@ -348,8 +356,9 @@ class ElasticBatchSampler:
 
 
 class MicroBatches(Iterator[list[int]]):
-    """One pass over the rest of an epoch, for torch's DataLoader. Its state, for StatefulDataLoader, is the position
-    after the batches that were returned."""
+    """One pass over the rest of an epoch, for torch's DataLoader.
+
+    `state_dict`, for StatefulDataLoader, is the position after the batches that were returned."""
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
@@ -364,7 +373,7 @@ class MicroBatches(Iterator[list[int]]):
     def __next__(self) -> list[int]:
         if self._planned_for != (self._sampler.version, self._sampler.world):
             raise JobFailedError(
-                "the sampler was changed while a loader went through it", hint="Begin a new pass over the loader."
+                "the sampler was changed while a loader iterated over it", hint="Begin a new pass over the loader."
             )
         while not self._slots:
             plan = self._sampler.plan(self._cursor)
@@ -376,7 +385,7 @@ class MicroBatches(Iterator[list[int]]):
                 self._move()
         slot = self._slots.popleft()
         if not self._slots:
-            self._move()  # move before the last batch is returned, because StatefulDataLoader counts returned batches
+            self._move()  # advance before returning the last batch, because StatefulDataLoader counts returned batches
         return slot.ids
 
     def _move(self) -> None:

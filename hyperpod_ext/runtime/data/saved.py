@@ -1,4 +1,4 @@
-"""The saved state of a sampler: a few numbers, which are validated when they are read."""
+"""The saved state of a sampler: a few numbers, which are validated when the state is loaded."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The saved fields, including those that must match when the state is loaded."""
+    """The fields of a sampler's saved state, including those that must match when the state is loaded."""
 
     order: str
     seed: int
     fingerprint: str
     cursor: Cursor
     asked_batch: tuple[int, int]
-    """Global and micro-batch size that the script has passed."""
+    """Global batch size and micro-batch size that the script passed as arguments."""
     batch: tuple[int, int]
-    """Global and micro-batch size in use."""
+    """Global batch size and micro-batch size in use, which the script may have changed during the run."""
     asked_weights: tuple[float, ...] | None
     segment: Segment | None
     length: int | None
-    """Number of samples in an epoch, not saved because the fingerprint contains it."""
+    """Number of samples in an epoch. Not saved, because the fingerprint contains it."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -51,12 +51,13 @@ class Saved:
         return state
 
     def check_same(self, here: Saved) -> None:
-        """Raise JobFailedError unless samples and order are equal to those in `here`."""
+        """Raise JobFailedError unless this saved state has the same samples and order as `here`, the sampler's own
+        state."""
         if self.fingerprint != here.fingerprint:
             raise JobFailedError(
                 f"the samples are not those of the saved run: fingerprint {here.fingerprint}, saved "
                 f"{self.fingerprint} (each ends with the number of samples)",
-                hint="Bring the data of the saved run back, or begin a run of its own.",
+                hint="Restore the data of the saved run, or start a new run.",
             )
         for name, then, now in (
             ("order (of shuffle)", self.order, here.order),
@@ -65,11 +66,11 @@ class Saved:
         ):
             if then != now:
                 raise JobFailedError(
-                    f"{name} is {now!r} here and {then!r} in the saved run: samples would repeat, and others be missed",
-                    hint="Give what the saved run had, or begin a run of its own.",
+                    f"{name} is {now!r} here and {then!r} in the saved run: samples would repeat, others be left out",
+                    hint="Use the value of the saved run, or start a new run.",
                 )
         if here.length is not None and self.cursor.place > here.length:
-            raise damaged(f"place {self.cursor.place} of {here.length} samples")
+            raise damaged(f"place {self.cursor.place} is beyond the {here.length} samples")
         if self.segment is not None and here.segment is not None:
             if len(self.segment.weights) != len(here.segment.weights):
                 raise damaged(f"{len(self.segment.weights)} weights for {len(here.segment.weights)} sources")
@@ -78,17 +79,17 @@ class Saved:
 
 
 def read_state(state: Any) -> Saved:
-    """Parse a saved state, with all checks that do not need a sampler.
+    """Parse a saved state, and do all checks that do not need a sampler.
 
     Raises:
-        JobFailedError: the state is not a sampler's, or belongs to a newer version.
+        JobFailedError: the state is not the state of a sampler, or was saved in another format version.
     """
     if not isinstance(state, dict) or "v" not in state:
         raise damaged("it is not the state of an elastic sampler")
     if state["v"] != VERSION:
         raise JobFailedError(
-            f"data position: saved in form {state['v']!r}, this version reads {VERSION}",
-            hint="Go on with the version of hyperpod_ext that saved it.",
+            f"data position: saved in format {state['v']!r}, but this version reads {VERSION}",
+            hint="Continue with the version of hyperpod_ext that saved it.",
         )
     batch = _numbers(state, "batch")
     if len(batch) != 4 or 0 in batch:
@@ -97,7 +98,7 @@ def read_state(state: Any) -> Saved:
     if "mix" in state:
         mix = state["mix"]
         if not isinstance(mix, dict):
-            raise damaged("mix is no table")
+            raise damaged("mix is not a table")
         asked, weights = _weights(mix, "asked"), _weights(mix, "weights")
         segment = Segment(_number(mix, "start"), weights, tuple(_numbers(mix, "drawn")))
         if not len(segment.drawn) == len(weights) == len(asked):
@@ -117,9 +118,9 @@ def read_state(state: Any) -> Saved:
 
 
 def damaged(what: str) -> JobFailedError:
-    """Return the error for an invalid state."""
+    """Return the error for an invalid saved state."""
     return JobFailedError(
-        f"data position cannot be read: {what}", hint="Load what state_dict() gave, or an older checkpoint."
+        f"data position cannot be read: {what}", hint="Load a result of state_dict(), or an older checkpoint."
     )
 
 

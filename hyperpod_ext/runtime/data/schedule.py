@@ -1,4 +1,4 @@
-"""Learning rates that depend only on the step, so that a resize or a fault does not change them."""
+"""Learning rates that depend only on the step number, so that a resize or a fault does not change them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ def learning_rate(
     final: float = 0.0,
     shape: Literal["cosine", "linear", "constant"] = "cosine",
 ) -> float:
-    """Return the learning rate of step 1, 2, ..., `total_steps`. The rate rises to `peak` in `warmup_steps` equal
-    parts, then falls to `final` at the last step. Later steps stay at `final`.
+    """Return the learning rate of a step, counted from 1 to `total_steps`.
+
+    The rate rises to `peak` in `warmup_steps` equal parts, then falls to `final` at the last step. Later steps stay at
+    `final`. With shape "constant", the rate stays at `peak` after the warm-up.
 
     Raises:
         JobFailedError: the step is invalid, or there are more warm-up steps than steps.
@@ -26,7 +28,7 @@ def learning_rate(
     if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
         raise JobFailedError(
             f"learning_rate: step {step} of {total_steps}, {warmup_steps} of them warm-up, shape {shape!r}",
-            hint='Steps count from 1, warm-up is at most all of them, shapes are "cosine", "linear" and "constant".',
+            hint='step is from 1, warmup_steps at most total_steps, shape "cosine", "linear" or "constant".',
         )
     if step <= warmup_steps:
         return peak * step / warmup_steps

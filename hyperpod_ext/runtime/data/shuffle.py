@@ -13,18 +13,19 @@ from hyperpod_ext.runtime.data.permutation import EXACT_UP_TO, Permutation, Plac
 
 @dataclass(frozen=True, slots=True)
 class BlockShuffle:
-    """Shuffle blocks, then samples within windows of blocks, so that samples read together are close on disk."""
+    """Shuffles blocks, then samples within windows of consecutive blocks, so that samples read together are close on
+    disk."""
 
     block: int = 4096
-    """Number of samples that stay together, which should be about one read from storage."""
+    """Number of samples that stay together. A block should be about as large as one read from storage."""
     window: int = 16
-    """Number of blocks that are shuffled together. `block * window` is at most 65536."""
+    """Number of blocks whose samples are shuffled together. `block * window` is at most 65536."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.window < 1 or self.block * self.window > EXACT_UP_TO:
             raise JobFailedError(
                 f"shuffle: blocks of {self.block} in windows of {self.window}",
-                hint=f"Both are at least 1, and their product at most {EXACT_UP_TO}.",
+                hint=f"block and window are at least 1, their product is at most {EXACT_UP_TO}.",
             )
 
 
@@ -48,7 +49,7 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
 
 
 def name_of(order: ShuffleOrder) -> str:
-    """Return the name of the order in saved state."""
+    """Return the name by which the saved state identifies the order."""
     if order is None:
         return "1/sequential"
     return f"1/block/{order.block}/{order.window}" if isinstance(order, BlockShuffle) else "1/global"
@@ -64,7 +65,7 @@ def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Plac
 
 
 def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Shuffle places within windows of consecutive places."""
+    """Shuffle the places within each window of consecutive places."""
     size = order.block * order.window
     windows = places // size
     moved = np.empty_like(places)
@@ -76,7 +77,7 @@ def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | st
 
 
 def _in_blocks(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Return the samples at these places after whole blocks were shuffled. The last block may be short."""
+    """Return the sample numbers at these places, after whole blocks were shuffled. The last block may be short."""
     blocks = -(-n // order.block)
     short = n - (blocks - 1) * order.block
     permutation = Permutation(blocks, key_of("blocks", *key))

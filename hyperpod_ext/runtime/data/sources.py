@@ -1,4 +1,4 @@
-"""Sources of samples: objects with `__len__` and `__getitem__`, shards that are read whole, or plain streams."""
+"""Sources of samples: objects with `__len__` and `__getitem__`, shards that are loaded as a whole, or streams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class Shards:
-    """Shards that `read(shard)` reads whole, a few of which stay in memory. Made for `shuffle="block"`."""
+    """Shards that `read(shard)` loads as a whole. The `keep` most recent shards stay in memory. For
+    `shuffle="block"`."""
 
     def __init__(
         self,
@@ -25,7 +26,7 @@ class Shards:
         fingerprint: str | None = None,
     ) -> None:
         if any(length < 1 for length in lengths) or not lengths:
-            raise JobFailedError("Shards: every shard needs at least one sample", hint="Leave empty ones out.")
+            raise JobFailedError("Shards: every shard needs at least one sample", hint="Leave empty shards out.")
         self.lengths = tuple(lengths)
         self.fingerprint = fingerprint or f"shards/{_digest(repr(self.lengths))}"
         self._ends = list(accumulate(self.lengths))
@@ -57,7 +58,7 @@ class Shards:
         if len(samples) != self.lengths[shard]:
             raise JobFailedError(
                 f"shard {shard} has {len(samples)} samples, not {self.lengths[shard]}",
-                hint="It changed after its length was taken; take the lengths anew, and begin anew.",
+                hint="The shard was changed after its length was read. Read the lengths again, and start a new run.",
             )
         with self._lock:
             self._held[shard] = samples
@@ -67,10 +68,10 @@ class Shards:
 
 
 class Stream:
-    """Samples that can only be read in order. `open(start)` yields them from number `start` on.
+    """Samples that can only be read in order. `open(start)` yields the samples from number `start` on.
 
-    Every rank reads the whole stream and keeps its own part, so the stream must be the same on all ranks. The length
-    may be unknown. At the end, the next epoch begins with `open(0)`.
+    Every rank reads the whole stream and keeps only its own part, so the stream must be the same on all ranks. The
+    length of the stream may be unknown. When the stream ends, the next epoch begins with `open(0)`.
     """
 
     def __init__(self, open: Callable[[int], Iterator[Any]], *, fingerprint: str) -> None:
@@ -89,12 +90,12 @@ def length_of(source: Any) -> int | None:
     kind = type(source).__name__
     if not hasattr(type(source), "__getitem__"):
         raise JobFailedError(
-            f"source: {kind} gives no sample by its number",
-            hint="Wrap what can only be read in order: Stream(open, fingerprint=...); "
-            "of a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
+            f"source: {kind} has no access to a sample by its number",
+            hint="Wrap samples that can only be read in order: Stream(open, fingerprint=...); "
+            "for a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
         )
     try:
-        # the len() of a MosaicML StreamingDataset is only one rank's share
+        # the len() of a MosaicML StreamingDataset counts only one rank's share
         length = source.num_samples if hasattr(source, "shards") and hasattr(source, "num_samples") else len(source)
     except (TypeError, NotImplementedError) as error:
         raise JobFailedError(
@@ -105,7 +106,7 @@ def length_of(source: Any) -> int | None:
 
 
 def fingerprint_of(source: Any) -> str:
-    """Return the source's fingerprint: its own `fingerprint`, or a Hugging Face dataset's, or otherwise its type.
+    """Return the fingerprint of a source: its attribute `fingerprint`, or a Hugging Face dataset's, or else its type.
 
     The length is always part of the fingerprint.
     """

@@ -1,4 +1,4 @@
-"""Read plans in this thread, in other threads or in other processes, and yield the results in order."""
+"""Reads step plans in this thread, in other threads or in other processes, and yields the results in order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ Read = tuple[StepPlan, list[Fetched]]
 
 
 def in_this_thread(fetch: Fetch, plans: Iterator[StepPlan]) -> Generator[Read]:
-    """Read each step on demand."""
+    """Read each step when the caller asks for it, in the calling thread."""
     for plan in plans:
         yield plan, fetch.aside(_tasks(plan))
 
 
 def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead. Threads are not seeded, because they share one generator state."""
+    """Read up to `prefetch` steps ahead. Random generators are not seeded, because threads share one generator
+    state."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
     ahead: deque[tuple[StepPlan, list[Future[Fetched]]]] = deque()
     try:
@@ -50,10 +51,11 @@ def in_processes(
     start_method: str | None,
     init: Callable[[int], object] | None = None,
 ) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead in processes of torch's DataLoader. Each first calls `init` with its number.
+    """Read up to `prefetch` steps ahead in processes of torch's DataLoader. `init`: called in each process with its
+    worker number.
 
     Raises:
-        RuntimeError: a worker was killed. The job then repeats the step, as after any fault.
+        RuntimeError: a worker was killed. The job then repeats the step, as after any other fault.
         JobFailedError: a worker ended without being killed.
     """
     import torch
@@ -78,8 +80,8 @@ def in_processes(
         prefetch_factor=each,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # receives one task's result, without a batch_size
         multiprocessing_context=start_method,
-        # without a generator, the iterator would draw a seed from torch's global generator, which would change the
-        # random numbers of dropout in the step after a restart
+        # without this argument, the iterator would draw a seed from torch's global generator; dropout would then draw
+        # other numbers in the first step after a restart
         generator=torch.Generator(),
         worker_init_fn=functools.partial(_begin, os.getpid() if _forks(start_method) else None, init),
     )
@@ -93,8 +95,8 @@ def in_processes(
                 except StopIteration:
                     if not given:
                         return
-                    raise JobFailedError("a worker process ended before its work", hint="See its output.") from None
-                except RuntimeError as error:  # torch raises it for a dead worker
+                    raise JobFailedError("a worker process of the loader ended early", hint="See its output.") from None
+                except RuntimeError as error:  # torch raises RuntimeError for a dead worker
                     raise RuntimeError(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]} "
                         "If a worker process was killed, see whether memory or /dev/shm is short."
@@ -106,16 +108,16 @@ def in_processes(
 
 
 def _forks(start_method: str | None) -> bool:
-    """Return whether workers are children of this thread and this thread lives as long as the process."""
+    """Return whether worker processes are forked from the main thread, so that they can die with it."""
     method = start_method or multiprocessing.get_start_method()
     return method == "fork" and threading.current_thread() is threading.main_thread()
 
 
 def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker: int) -> None:
-    """Start a worker that dies together with its parent.
+    """Start a worker process that dies together with its parent.
 
-    torch's workers check their parent only every five seconds, and keep its sockets open until then. Other ranks would
-    wait for the dead parent.
+    torch's workers check their parent only every five seconds, and keep the parent's sockets open until then. Without
+    `die_with_parent`, other ranks would wait for the dead parent until then.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -124,7 +126,7 @@ def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker:
 
 
 class _Seeded:
-    """A `Fetch` in the form of a dataset that is indexed by tasks."""
+    """A `Fetch` in the form of a dataset whose indices are tasks."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

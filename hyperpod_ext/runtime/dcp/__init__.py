@@ -1,8 +1,10 @@
-"""Checkpoints through torch.distributed.checkpoint, for scripts under plain torchrun:
+"""Checkpoints through torch.distributed.checkpoint (DCP), for scripts under plain torchrun.
+
+Scripts import the classes of this package as follows:
 
     from hyperpod_ext.runtime import TieredStorageReader, TieredStorageWriter, Tiers
 
-These classes are imported at their first use, so that the memory server never imports torch.
+This package imports a class only when it is first used, so that the memory server never imports torch.
 """
 
 from __future__ import annotations

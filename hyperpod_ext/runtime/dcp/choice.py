@@ -1,4 +1,7 @@
-"""Choose the step that all ranks load and each rank's source. A source that fails on one rank is refused by all."""
+"""Choose the step that all ranks load, and each rank's source of its state: memory, another node, or a durable tier.
+
+If a source fails on one rank, no rank uses that source again.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ class Refused:
     """A source that a rank could not read, and the reason."""
 
     place: OfferKey
+    """Identity of the source: tier, rank, node, save ID and URL."""
     why: str
 
 
@@ -37,20 +41,26 @@ class Loader(Protocol):
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
     ) -> tuple[dict[int, Any], list[Refused]]:
-        """Return the opened snapshots and the failures of all ranks. Called by all ranks together."""
+        """Return the opened snapshots and the failures of all ranks. Collective.
+
+        Args:
+            found: manifests and plans of the snapshots that this rank has opened, by the snapshot's rank.
+            failures: the sources that this rank could not read.
+        """
 
     def open_source(self, source: Source) -> Snapshot:
-        """Return one rank's snapshot with a verified manifest. Its bytes are not verified. Called by a single rank."""
+        """Return the snapshot in `source`, whose manifest is verified, but whose data is not. This call is not
+        collective."""
 
 
 class Choice:
-    """The step that is being loaded."""
+    """A step chosen to be loaded, with the snapshots that this rank has opened."""
 
     def __init__(self, tiers: Loader, decision: Decision) -> None:
         self._tiers, self.decision = tiers, decision
         self._snapshots: dict[int, Snapshot] = {}
         self._shards: dict[tuple[int, int], torch.Tensor] = {}
-        """Verified shards, by rank and index of the item in the rank's image."""
+        """Verified shards, by the rank that saved them and the index of the item in that rank's snapshot."""
         self.contents: Contents
 
     @property
@@ -58,7 +68,7 @@ class Choice:
         return self.decision.step
 
     def open(self) -> list[Refused]:
-        """Open the snapshots of the step, on all ranks together; return those that could not be opened."""
+        """Open the snapshots of the step, and return the sources that a rank could not open. Collective."""
         mine: dict[int, Any] = {}
         failures: list[Refused] = []
         for rank in self._assigned[self._tiers.rank]:
@@ -66,9 +76,9 @@ class Choice:
                 snapshot = self._snapshot(rank)
                 assert snapshot.manifest is not None
                 if self._source(rank).kind == "durable":
-                    _ = snapshot.image  # checks the file's MAC, on one rank, before the step is chosen
+                    _ = snapshot.image  # this access checks the MAC of the file, before the step is chosen
                 mine[rank] = {"manifest": snapshot.manifest, "plan": snapshot.plan.to_json()}
-            except Exception as error:  # any error, because the other ranks wait for this rank's answer
+            except Exception as error:  # catch any error, because the other ranks wait for this rank's answer
                 failures.append(self._refusal(rank, error))
         found, failures = self._tiers.gather_found(mine, failures)
         if not failures:
@@ -84,7 +94,11 @@ class Choice:
         return contents_of(parts)
 
     def verify(self, places: Iterable[tuple[str, tuple[int, ...]]]) -> list[Refused]:
-        """Read and verify the shards that this rank needs; return the failures of all ranks, on every rank."""
+        """Read and verify the shards that this rank needs, and return the failures of all ranks. Collective.
+
+        Args:
+            places: the shards, each as a tensor's name and the shard's offsets in the tensor.
+        """
         failures: list[Refused] = []
         wanted: dict[int, set[int]] = {}
         for place in places:
@@ -95,12 +109,12 @@ class Choice:
                 snapshot, chosen = self._snapshot(rank), sorted(numbers)
                 shards = snapshot.read([snapshot.plan.items[number] for number in chosen])
                 self._shards |= {(rank, number): shard for number, shard in zip(chosen, shards, strict=True)}
-            except Exception as error:  # any error, because the other ranks wait for this rank's answer
+            except Exception as error:  # catch any error, because the other ranks wait for this rank's answer
                 failures.append(self._refusal(rank, error))
         return self._tiers.gather_found({}, failures)[1]
 
     def shard(self, place: tuple[str, tuple[int, ...]]) -> torch.Tensor:
-        """Return a shard that `verify` has read."""
+        """Return a shard that `verify` has read. `place`: the tensor's name and the shard's offsets in the tensor."""
         return self._shards[self._holder(place)]
 
     def value(self, name: str) -> Any:
@@ -110,7 +124,10 @@ class Choice:
 
     @cached_property
     def _assigned(self) -> dict[int, list[int]]:
-        """Saved ranks whose snapshots each current rank opens for all. Together they are all ranks of the step."""
+        """For each current rank, the saved ranks whose snapshots it opens on behalf of all current ranks.
+
+        Each saved rank of the step is assigned to exactly one current rank.
+        """
         assigned: dict[int, list[int]] = {rank: [] for rank in self.decision.sources}
         having: dict[int, list[int]] = {}
         for rank, sources in sorted(self.decision.sources.items()):
@@ -121,7 +138,8 @@ class Choice:
         return assigned
 
     def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Return rank and item of an image with this shard. This rank's own source is preferred."""
+        """Return the saved rank and the item index of a snapshot with this shard, from this rank's own source if
+        possible."""
         holders = self.contents.holders[place]
         own = self.decision.source(self._tiers.rank).rank
         return next((held for held in holders if held[0] == own), holders[0])
@@ -132,7 +150,10 @@ class Choice:
         return self._snapshots[owner]
 
     def _source(self, owner: int) -> Source:
-        """Return this rank's source of `owner`'s image: its own source, or else that of another rank."""
+        """Return the source from which this rank reads the snapshot of saved rank `owner`.
+
+        A source of another rank is returned only if this rank's own sources do not have the snapshot.
+        """
         mine, node = self._tiers.rank, self._tiers.nodes.node_of
         ranks = sorted(self.decision.sources, key=lambda rank: (rank != mine, node[rank] != node[mine], rank))
         for rank in ranks:

@@ -1,7 +1,7 @@
-"""Exchange JSON among all ranks, as tensors over a separate process group. Nothing is pickled.
+"""Exchange JSON among all ranks, as tensors over a separate process group, without pickle.
 
-The group is separate so that these collectives cannot be mixed up with the script's. It uses gloo, which works next to
-NCCL and in a thread.
+A separate process group keeps these collectives apart from the script's own. The group uses gloo, which works alongside
+NCCL and from any thread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import error_of
 
 
 class Ranks:
-    """The ranks that save and load together. All must make this object, and call its methods in the same order."""
+    """The ranks that save and load together. Every rank makes this object, and calls its methods in the same order."""
 
     def __init__(self) -> None:
         self.rank, self.world_size = 0, 1
@@ -28,7 +28,7 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
-                # never destroyed: gloo may wait for ever for a rank that has ended already
+                # this group is never destroyed, because gloo may then wait forever for a rank that has already ended
                 self._group = dist.new_group(backend="gloo")
 
     @property
@@ -36,13 +36,14 @@ class Ranks:
         return self._group
 
     def all_gather(self, what: str, value: Any) -> list[Any]:
-        """Return every rank's value, by rank.
+        """Return the values of all ranks, ordered by rank.
 
         Args:
-            what: name of the call.
+            what: name of this call, the same on every rank.
+            value: this rank's value.
 
         Raises:
-            JobFailedError: ranks are in different calls.
+            JobFailedError: the ranks are in calls with different names.
         """
         data = json.dumps(value).encode()
         with self._one_at_a_time:
@@ -55,7 +56,7 @@ class Ranks:
         return [_read(tensor, size) for tensor, size in zip(theirs, sizes, strict=True)]
 
     def broadcast(self, what: str, value: Any = None) -> Any:
-        """Return rank 0's value. The other ranks' `value` is ignored."""
+        """Return rank 0's `value`, which the other ranks need not pass. Collective."""
         data = json.dumps(value).encode() if self.rank == 0 else b""
         with self._one_at_a_time:
             size = self._sizes(what, len(data))[0]
@@ -66,10 +67,10 @@ class Ranks:
         return _read(padded, size)
 
     def vote(self, what: str, error: Exception | None) -> None:
-        """Raise on all ranks if any rank has an error; otherwise return on all.
+        """Raise an error on all ranks if any rank passes an `error`. Collective.
 
         Raises:
-            HyperpodExtError: the error of the lowest rank with an error, on every rank.
+            HyperpodExtError: the error of the lowest rank that has one.
         """
         answers = self.all_gather(what, None if error is None else _described(error))
         for rank, described in enumerate(answers):
@@ -79,7 +80,7 @@ class Ranks:
                 raise error_of(described) from error
 
     def _sizes(self, what: str, size: int) -> list[int]:
-        """Exchange message lengths, and check that all ranks are in the same call `what`."""
+        """Return the message lengths of all ranks, after checking that all ranks are in the same call `what`."""
         if self._group is None:
             return [size]
         mine = torch.tensor([zlib.crc32(what.encode()), size], dtype=torch.int64)
@@ -87,9 +88,9 @@ class Ranks:
         dist.all_gather(theirs, mine, group=self._group)
         if len({int(each[0]) for each in theirs}) > 1:
             raise JobFailedError(
-                f"rank {self.rank} is at {what!r}, and other ranks are not",
-                hint="Saves, loads and the calls of Tiers are for all ranks, in the same order on each; wait for "
-                "an async_save before the next of them.",
+                f"rank {self.rank} is in the call {what!r}, but other ranks are in other calls",
+                hint="All ranks must save, load and call the methods of Tiers in the same order. Wait until an "
+                "async_save has ended before the next such call.",
             )
         return [int(each[1]) for each in theirs]
 
@@ -110,5 +111,5 @@ def _padded(data: bytes, size: int) -> torch.Tensor:
 def _read(tensor: torch.Tensor, size: int) -> Any:
     data = bytearray(size)
     if size:
-        torch.frombuffer(data, dtype=torch.uint8).copy_(tensor[:size])  # torch may be without numpy
+        torch.frombuffer(data, dtype=torch.uint8).copy_(tensor[:size])  # no `tensor.numpy()`, as numpy may be missing
     return json.loads(data)

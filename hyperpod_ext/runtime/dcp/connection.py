@@ -1,4 +1,4 @@
-"""Connect the ranks of a script to each other, to their node's memory server, and to those of other nodes."""
+"""Connect the ranks of a script to each other, to their node's memory server, and to other nodes' memory servers."""
 
 from __future__ import annotations
 
@@ -25,14 +25,17 @@ T = TypeVar("T")
 
 
 class MemoryConnection:
-    """One rank's connection to its node's memory server. All ranks call each method together, unless noted."""
+    """One rank's connection to its node's memory server.
+
+    Every method is a collective call, which all ranks make together, unless its docstring says otherwise.
+    """
 
     def __init__(self, job: str, policy: CheckpointPolicy, secret_file: Path | None, idle_exit_s: float) -> None:
         self._job, self._policy = job, policy
         self.ranks = Ranks()
         if self.ranks.world_size == 1 < int(os.environ.get("WORLD_SIZE", "1")):
             raise JobFailedError(
-                f"Tiers were made in one of {os.environ['WORLD_SIZE']} processes that do not know each other yet",
+                f"Tiers were made before the job's {os.environ['WORLD_SIZE']} processes have a process group",
                 hint="Call torch.distributed.init_process_group first.",
             )
         directory = self.together("directory", runtime_dir)
@@ -45,7 +48,7 @@ class MemoryConnection:
         """Whether this rank sends its node's requests to the memory server."""
         agent = os.environ.get(ENV_MEMORY_SOCKET)
         self.ours = agent is None
-        """Whether the ranks start the memory server themselves, without an agent."""
+        """Whether the ranks start the memory server themselves, because the node has no agent."""
         self._secret_file = self.together("secret file", lambda: self._find_secret(secret_file))
         self.secret = self.together("secret", lambda: read_secret(self._secret_file))
         self._check_secrets()
@@ -60,13 +63,13 @@ class MemoryConnection:
         if self.ours:
             self.for_node("memory server", lambda: self._memory.connect(place, self.node))
         self.client = self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
-        if self.ours:  # otherwise the agent has checked them
+        if self.ours:  # an agent would have checked the durable tiers already
             self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
-        """Addresses of the memory servers, by node."""
+        """Host and port of each node's memory server, by node; empty if nodes exchange no snapshots."""
 
     def together(self, what: str, act: Callable[[], T]) -> T:
-        """Return `act()`; if it fails on one rank, raise its error on all ranks."""
+        """Return this rank's result of `act()`. If `act()` raises on any rank, raise that error on all ranks."""
         result, error = None, None
         try:
             result = act()
@@ -76,11 +79,16 @@ class MemoryConnection:
         return result  # type: ignore[return-value]  # there was no error
 
     def for_node(self, what: str, act: Callable[[], T]) -> T | None:
-        """Return `act()` on the first rank of each node and None on others; if it fails on one, raise on all."""
+        """Call `act()` on the first rank of each node and return its result there; return None on other ranks.
+
+        If `act()` raises on any rank, raise that error on all ranks.
+        """
         return self.together(what, lambda: act() if self.leads else None)
 
     def held(self) -> r.Snapshots:
-        """Return this node's snapshots, after the requests of all earlier processes are done. Called by a single rank.
+        """Return the snapshots on this node, once the memory server has handled all requests of earlier processes.
+
+        This call is not collective.
 
         Raises:
             ConflictError: another process saves under the job's name.
@@ -100,9 +108,9 @@ class MemoryConnection:
             return given or Path(os.environ[ENV_SECRET_FILE])
         if self.nodes.machines > 1:
             raise HyperpodExtError(
-                f"the {self.nodes.machines} machines of job {self._job} need a secret that all of them have",
-                hint=f"Put at least 16 random bytes into a file of mode 600, the same on each, and name it in "
-                f"{ENV_SECRET_FILE} or secret_file.",
+                f"the {self.nodes.machines} machines of job {self._job} have no common secret",
+                hint="Write the same 16 or more random bytes into a file of mode 600 on each machine, and set "
+                f"{ENV_SECRET_FILE} or secret_file to its path.",
             )
         return secret_file_of(self._job, durable=bool(self._policy.durable()))
 

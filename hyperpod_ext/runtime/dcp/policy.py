@@ -1,4 +1,4 @@
-"""Read the checkpoint policy of a script: an object, a mapping, or the path of a job's spec."""
+"""Read the checkpoint policy that a script passes as an object, as a mapping, or as the path of a job's spec."""
 
 from __future__ import annotations
 
@@ -23,11 +23,15 @@ Policy = CheckpointPolicy | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.environ) -> CheckpointPolicy:
-    """Return the policy, after checking it and the job's name.
+    """Return the checkpoint policy, after checking the policy and the job's name.
+
+    Args:
+        job: the job's name.
+        given: the script's policy; None: the policy of the environment's job config, or else the default policy.
 
     Raises:
-        ConfigError: the policy or the name is invalid; with all problems.
-        NotFoundError: the file does not exist.
+        ConfigError: the policy or the job's name is invalid. The error lists all problems.
+        NotFoundError: the spec file does not exist.
     """
     try:
         policy = _read(given, environ)
@@ -51,12 +55,12 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             text = environ.get(ENV_RUNTIME)
             return RuntimeConfig.from_json(text).checkpoint if text else CheckpointPolicy()
         case Mapping():
-            return CheckpointPolicy.model_validate_json(_text(given))  # from JSON, so that lists are valid tuples
+            return CheckpointPolicy.model_validate_json(_text(given))  # in JSON, a tuple may be a list
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(
             [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]
         )
-    # imported here, because only a path needs the YAML reader
+    # import the YAML reader only here, because only a policy in a spec file needs it
     job: JobConfig = import_module("hyperpod_ext.config.files.load").load(JobConfig, Path(given))
     return job.checkpoint
 
@@ -66,9 +70,10 @@ def _text(given: object) -> str:
 
 
 def _config_error(model: type[Config], given: object, error: ValidationError) -> ConfigError:
-    """Return an error with the same messages as for mistakes in a file."""
+    """Return a ConfigError with the messages that the same mistakes would cause in a spec file."""
     try:
         import_module("hyperpod_ext.config.files.load").load_text(model, _text(given), "Tiers")
     except ConfigError as found:
         return ConfigError([replace(problem, line=None) for problem in found.problems])
-    return ConfigError([Problem(str(each["msg"]), source="Tiers") for each in error.errors()])  # not of `given`
+    # `given` itself is valid, so the error is about the job's config in the environment
+    return ConfigError([Problem(str(each["msg"]), source="Tiers") for each in error.errors()])

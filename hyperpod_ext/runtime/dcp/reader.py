@@ -1,4 +1,4 @@
-"""Load with `dcp.load` from the nearest tier with a step that all ranks can load and verify."""
+"""Load with `dcp.load`, from the fastest tier that has a step which all ranks can load and verify."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from hyperpod_ext.runtime.dcp.steps import names_step, step_of
 from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 ShardKey = tuple[str, tuple[int, ...]]
+"""A shard: name of the tensor, and offsets of the shard in it."""
 
 
 class TieredStorageReader(StorageReader):
-    """Loads one step on all ranks, also a step saved with another world size.
+    """Loads one step on all ranks, even if the step was saved with another world size.
 
-    The state changes only after every rank has verified all shards that it needs. If a source fails on one rank, all
-    ranks refuse it, and try the next tier or the next older step. No stored or received data is unpickled.
+    The script's state changes only after every rank has verified all shards that it needs. If a source fails on one
+    rank, all ranks try the next tier, or the next older step. No stored or received data is unpickled.
 
     Args:
         tiers: the tiers to load from.
-        step: step to load, instead of a `checkpoint_id` such as `step_100`. Default: the newest step.
+        step: the step to load; a `checkpoint_id` such as `step_100` in `dcp.load` takes precedence; None: the newest
+            step.
     """
 
     def __init__(self, tiers: Tiers, step: int | None = None) -> None:
@@ -40,13 +42,15 @@ class TieredStorageReader(StorageReader):
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
-    def read_metadata(self) -> Metadata:  # with **kwargs, torch would call it once more, for one rank alone
-        """Choose a step, and return its metadata over all ranks."""
+    # this method has no **kwargs, because torch calls a method that has them once more, on one rank only
+    def read_metadata(self) -> Metadata:
+        """Choose a step, and return the metadata of all ranks' snapshots of that step."""
         self._choice, self._error = None, None
         try:
             self._choice = self._tiers.choose(self._step)
         except HyperpodExtError as error:
-            self._error = error  # raised in the next call, because torch would replace it here with its own error
+            # `set_up_storage_reader` raises this error; if it were raised here, torch would replace it by its own error
+            self._error = error
             return Metadata({})
         return self._choice.contents.metadata
 
@@ -61,7 +65,7 @@ class TieredStorageReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Verify all shards on all ranks, then copy them. After a failure, all ranks try the next source together."""
+        """Verify the shards on all ranks, then copy them. If a source fails, all ranks try another source together."""
         choice = self._choice
         assert choice is not None, "read_data before read_metadata"
         while failures := choice.verify(_place(item) for item in plan.items if item.type is LoadItemType.TENSOR):
@@ -82,8 +86,8 @@ class TieredStorageReader(StorageReader):
 
     @staticmethod
     def _plan_again(planner: LoadPlanner, metadata: Metadata) -> LoadPlan:
-        """Return a new load plan, for a step that is sharded differently from the damaged one."""
-        planner.metadata = metadata  # type: ignore[attr-defined]  # as DefaultLoadPlanner keeps it
+        """Return a new load plan, for an older step whose sharding differs from the damaged step's."""
+        planner.metadata = metadata  # type: ignore[attr-defined]  # an attribute of DefaultLoadPlanner
         return planner.finish_plan(planner.create_local_plan())
 
     @classmethod
@@ -106,7 +110,10 @@ def _copy(item: ReadItem, shard: torch.Tensor, planner: LoadPlanner) -> None:
 
 
 def _give(item: ReadItem, value: Any, planner: LoadPlanner) -> None:
-    """Load a plain value. Planners accept bytes of `torch.save`; these are made here from verified JSON."""
+    """Load a plain value, which was read from verified JSON.
+
+    Planners accept only bytes written by `torch.save`, so write the value with it.
+    """
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)

@@ -1,4 +1,4 @@
-"""Convert torch's save plans to our images, and our layouts to torch's metadata."""
+"""Convert torch's save plans to the contents of our snapshots, and our snapshots' layouts to torch's metadata."""
 
 from __future__ import annotations
 
@@ -31,10 +31,15 @@ ShardKey = tuple[str, tuple[int, ...]]
 
 
 def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[str, Path]) -> Parts:
-    """Return the values of the items, as the tree from which they were flattened.
+    """Return the values of `items` in the tree from which DCP has flattened them.
+
+    Args:
+        items: the items of this rank's save plan.
+        planner: returns the values of the items.
+        paths: path in the tree for each flat name.
 
     Raises:
-        JobFailedError: a named value is neither a tensor nor writable as JSON, or one rank has several shards of it.
+        JobFailedError: a value is neither a tensor nor writable as JSON, or this rank has several shards of a tensor.
     """
     leaves: dict[Path, Any] = {}
     for item in items:
@@ -42,10 +47,10 @@ def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[st
         leaf = _chunk(item, planner) if item.type is not WriteItemType.BYTE_IO else _value(item, planner)
         path = paths.get(name, (name,))
         if path in leaves:
-            raise JobFailedError(f"{name} is given in several shards on one rank; a snapshot holds one of each tensor")
+            raise JobFailedError(f"{name} has several shards on one rank, but a snapshot holds one shard of a tensor")
         leaves[path] = leaf
     tree = _nest(leaves)
-    if tree is None:  # this rank has only some elements of a list: keep flat names
+    if tree is None:  # this rank has only some elements of a list, which cannot be nested: keep the flat names
         tree = {".".join(map(str, path)): leaf for path, leaf in leaves.items()}
     return take_apart(tree, Chunk)
 
@@ -67,7 +72,8 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk:
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    look_up = getattr(planner, "lookup_object", None)  # of DefaultSavePlanner; `resolve_data` would pickle the value
+    # DefaultSavePlanner has the method `lookup_object`; the method `resolve_data` would pickle the value
+    look_up = getattr(planner, "lookup_object", None)
     if look_up is None:
         raise JobFailedError(
             f"{item.index.fqn} is no tensor, and {type(planner).__name__} has no lookup_object to get it from",
@@ -77,7 +83,10 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
 
 
 def _nest(leaves: Mapping[Path, Any]) -> Any:
-    """Return the tree with these leaves, with lists for nodes with numeric keys; None if a list lacks elements."""
+    """Return the tree with the given leaves; None if a list of the tree lacks elements.
+
+    A node whose keys are numbers becomes a list.
+    """
     if () in leaves:
         return leaves[()]
     below: dict[str | int, dict[Path, Any]] = {}
@@ -96,22 +105,22 @@ def _nest(leaves: Mapping[Path, Any]) -> Any:
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a step, over all of its ranks."""
+    """The contents of a step, gathered from the snapshots of all its ranks."""
 
     metadata: Metadata
     holders: Mapping[ShardKey, Sequence[tuple[int, int]]]
-    """Images with each shard: rank, and index of the item."""
+    """The snapshots that have each shard: rank of the snapshot, and index of the item in it."""
     values: Mapping[int, Mapping[str, Any]]
-    """Plain values of each rank."""
+    """The values of each saved rank that are no tensors, by name."""
 
     def value(self, name: str, rank: int) -> Any:
-        """Return the plain value saved by `rank`, or else by the lowest rank that has it."""
+        """Return the plain value `name` of `rank`'s snapshot, or else of the lowest rank's snapshot that has it."""
         ranks = [rank, *sorted(self.values)]
         return next(self.values[one][name] for one in ranks if name in self.values.get(one, ()))
 
 
 def contents_of(parts: Mapping[int, tuple[Plan, Sequence[Any]]]) -> Contents:
-    """Return the contents of a step, from each rank's plan and plain values."""
+    """Return the contents of a step. `parts`: the layout plan and the plain values of each rank's snapshot."""
     tensors: dict[str, TensorStorageMetadata] = {}
     holders: dict[ShardKey, list[tuple[int, int]]] = {}
     values: dict[int, dict[str, Any]] = {}
@@ -141,7 +150,7 @@ _TENSOR = torch.empty(0)
 
 
 def _values(plan: Plan, plain: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Return plain values by torch's flat names, and the path of each name."""
+    """Return the plain values by torch's flat names, and for each flat name its path in the tree."""
     count = sum(1 for node in plan.shape if node == "T")
     flat, paths = flatten_state_dict(put_together(plan.shape, [_TENSOR] * count, plain))
     return {name: value for name, value in flat.items() if value is not _TENSOR}, paths

@@ -1,4 +1,7 @@
-"""Steps and generations of a run under plain torchrun. Pure: the same calls give the same result on every rank."""
+"""Steps and generations of saves under plain torchrun.
+
+These classes do no I/O, so that equal calls on all ranks give equal results.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ _STEP = re.compile(r"(?:.*[^0-9A-Za-z])?(?:step[-_]?)?(\d+)")
 
 
 def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
-    """Return the step N of a checkpoint id `step_N` or `N`, with or without directories before it.
+    """Return the step N of a checkpoint id `step_N` or `N`, which may be the last part of a path.
 
     Raises:
-        ConfigError: the id names no step.
+        ConfigError: the id does not end with a step number.
     """
     match = _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/"))
     if match is None:
@@ -46,34 +49,36 @@ class Entry:
     """The start of a generation."""
 
     base: int
-    """Step after which the generation begins; later steps of older generations are abandoned."""
+    """Step after which the generation begins. Later steps of older generations are no longer used."""
     drop: int | None
-    """Snapshots after this step are dropped at once; None: none, before the first save is complete."""
+    """Snapshots of later steps than this are deleted at once; None: none are deleted until the first save is complete.
+    """
 
 
 @dataclass(slots=True)
 class SaveHistory:
-    """The loads and saves of this run.
+    """The loads and saves of this process, from which the generation of each save follows.
 
-    The steps of a generation only increase. A new generation begins with the first save, after a failed save, and when
-    the script goes back to a step that it has saved already.
+    Within a generation, each save has a later step than the save before it. A new generation begins with the first
+    save, after a failed save, and when the script saves a step again.
     """
 
     generation: int = 0
+    """Generation of the last save; 0: there is no save since the start or the last load."""
     restored: int | None = None
-    """Loaded step."""
+    """The step that was loaded last; None: none."""
     complete: int | None = None
-    """Newest step saved by all ranks."""
+    """Newest step that all ranks have saved; None: none."""
     torn: bool = False
-    """Whether the last save failed: some ranks may have it, so its step must not count as the newest."""
+    """Whether the last save failed. Some ranks may have its step, which must not count as the newest step."""
     saves: int = 0
-    """Number of this generation's saves that are complete on all ranks."""
+    """Number of saves in this generation that all ranks have completed."""
 
     def needs_new(self, step: int) -> bool:
         return self.generation == 0 or self.torn or (self.complete is not None and step <= self.complete)
 
     def entry(self, step: int) -> Entry:
-        """Return the start of a new generation with `step` as its first save."""
+        """Return the start of a new generation whose first save is `step`."""
         base = self.complete if self.complete is not None else self.restored
         if base is None:
             return Entry(min(0, step - 1), None)
@@ -83,11 +88,14 @@ class SaveHistory:
         self.generation, self.torn, self.saves = generation, False, 0
 
     def loaded(self, step: int) -> None:
-        """Record that `step` was loaded; the next save begins a generation after it."""
+        """Record that `step` was loaded. The next save begins a new generation, which starts after `step`."""
         self.generation, self.restored, self.complete, self.torn, self.saves = 0, step, None, False, 0
 
     def saved(self, step: int, complete: bool) -> int:
-        """Record the end of a save; return the number of complete saves of the generation."""
+        """Record the end of the save of `step`, and return the generation's number of complete saves.
+
+        `complete`: whether all ranks have saved the step.
+        """
         self.torn = not complete
         if complete:
             self.complete = step

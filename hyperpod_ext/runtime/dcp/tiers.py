@@ -1,4 +1,5 @@
-"""Checkpoint tiers for a script under plain torchrun: one object per process, made by all ranks together."""
+"""Checkpoint tiers for a script under plain torchrun. Each process makes one `Tiers` object, at the same time as all
+other ranks."""
 
 from __future__ import annotations
 
@@ -29,18 +30,19 @@ from hyperpod_ext.runtime.snapshot.tree import Parts
 
 
 class Tiers:
-    """The tiers of one job, used by its writers and readers.
+    """The checkpoint tiers of one job, used by its `TieredStorageWriter` and `TieredStorageReader` objects.
 
     Every rank must make this object, after `init_process_group`, and call its methods in the same order. The first rank
-    of each node starts the node's memory server if there is none. The server outlives this process.
+    of each node starts the node's memory server, unless one is already running. The memory server continues after this
+    process has ended.
 
     Args:
-        job: name of the checkpoints; only one training at a time may use it.
-        policy: a `CheckpointPolicy`, a dict with its fields, or the path of a job.yaml. Default: memory only.
-        secret_file: file with at least 16 bytes, readable by this user only, which authenticates checkpoints and nodes.
-            Default: HPX_SECRET_FILE; on a single machine, a file made in the user's state directory.
-        idle_exit_s: seconds without a connection after which the memory server ends and frees its memory. All due
-            copies to slower tiers are done first.
+        job: name of the job whose checkpoints are saved and loaded; only one training at a time may use the name.
+        policy: a `CheckpointPolicy`, a dict with its fields, or the path of a job.yaml; None: only the memory tier.
+        secret_file: file with at least 16 bytes, readable only by this user, which authenticates checkpoints and nodes;
+            None: HPX_SECRET_FILE, or on a single machine a file that is made in the user's state directory.
+        idle_exit_s: seconds without a connection after which the memory server makes all due copies to slower tiers,
+            ends, and frees its memory.
     """
 
     def __init__(
@@ -60,9 +62,9 @@ class Tiers:
         self._timer = DueByTime(time.monotonic())
         self._failed: dict[str, int] = {}
         self._restoring: RestoreCoordinator | None = None
-        """Decides on rank 0 what all ranks load; None on other ranks."""
+        """On rank 0, the object that decides which step and sources all ranks load; None on other ranks."""
         self.local_plan: SavePlan | None = None
-        """This rank's local plan of the last save, before the planner removed state that other ranks also have."""
+        """This rank's local plan of the last save, before DCP's planner removed state that other ranks also save."""
 
     def _attach(self) -> Checkpointer:
         return Checkpointer(
@@ -71,7 +73,7 @@ class Tiers:
             world_size=self._ranks.world_size,
             job=self.job,
             secret=self.secret,
-            # the script requested the save, so it is never skipped: `skip` only concerns the copies
+            # `skip` in the policy applies only to copies to slower tiers, because the script itself requests each save
             when_busy="supersede" if self.policy.when_busy == "supersede" else "wait",
         )
 
@@ -83,23 +85,25 @@ class Tiers:
         return self._ranks.group
 
     def latest(self) -> int | None:
-        """Return the newest step that all ranks can load, according to manifests and their MACs; None: there is none.
+        """Return the newest step that all ranks can load; None if there is no checkpoint. Collective.
+
+        The step's manifests are read and their MACs verified. The data is verified only when it is loaded.
 
         Raises:
             UnreachableError: a durable tier cannot be listed.
-            NoCheckpointError: there are checkpoints, but none can be read.
+            NoCheckpointError: there are checkpoints, but none of them can be read.
         """
         choice = self._choose(None)
         return None if choice is None else choice.step
 
     def wait_durable(self, timeout_s: float, *, newest: bool = False) -> bool:
-        """Wait until all due copies are in the slower tiers; return False after `timeout_s`.
+        """Wait until all due copies are in the slower tiers. Returns False after `timeout_s` seconds. Collective.
 
         Args:
-            newest: also upload the newest checkpoint, even if the policy does not make it due.
+            newest: whether to upload the newest checkpoint, too, even if the policy does not make its upload due.
 
         Raises:
-            HyperpodExtError: a tier refuses a checkpoint; with the reason.
+            HyperpodExtError: a tier has refused a checkpoint. The message has the tier's reason.
         """
         step = self._history.complete
 
@@ -116,7 +120,7 @@ class Tiers:
         return all(each is not False for each in self._ranks.all_gather("idle", idle))
 
     def _check_copies(self) -> None:
-        """Raise HyperpodExtError if a copy has failed since the last call."""
+        """Raise HyperpodExtError if a copy to a slower tier has failed since the last call."""
         for tier in self._client.ask(r.Status()).copying:
             before = self._failed.get(tier["tier"], 0)
             self._failed[tier["tier"]] = int(tier["failed"])
@@ -124,13 +128,13 @@ class Tiers:
                 raise HyperpodExtError(f"{tier['tier']}: {tier['last_error']}")
 
     def close(self) -> None:
-        """Disconnect from the memory server. It finishes due copies, and ends after `idle_exit_s`."""
+        """Disconnect from the memory server, which makes all due copies and ends after `idle_exit_s` seconds."""
         self._node.close()
 
     # --- saving, for the writer -------------------------------------------------------------------
 
     def begin_save(self, step: int) -> Save:
-        """Return the name of the next save, after all ranks have agreed on it. Begins a new generation if needed.
+        """Return the step and the generation of the next save, and begin a new generation if needed. Collective.
 
         Raises:
             JobFailedError: the ranks save different steps.
@@ -142,7 +146,7 @@ class Tiers:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        # by rank 0's clock; no rank seals this step before every node has the request
+        # rank 0's clock decides which tiers are due; every node has the request before any rank completes this step
         if kinds := answers[0][1]:
             self._timer.name(kinds, now)
             self._node.for_node("schedule copy", lambda: self._schedule(step, kinds))
@@ -153,12 +157,12 @@ class Tiers:
             self._client.ask(r.ScheduleCopy(step=step, kind=kind))
 
     def _enter(self, step: int) -> None:
-        """Begin a generation with a higher number than all snapshots in memory and in durable tiers."""
+        """Begin a generation whose number is higher than that of all snapshots in memory and in durable tiers."""
         generation = self._negotiate(None, saves=True)[1]
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
-        self._client.forget_slot()  # slots of dropped snapshots are free now
+        self._client.forget_slot()  # so that the next save gets a slot in memory that a deleted snapshot has freed
         self._history.enter(generation)
 
     def _tell_generation(self, generation: int) -> None:
@@ -175,20 +179,24 @@ class Tiers:
             )
             self._client.ask(enter)
         else:
-            # the loaded step is not saved again, so a running upload of it must continue
+            # again=False, because this run does not save the loaded step again: a running upload of it must continue
             self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run, again=False))
 
     def copy(self, save: Save, parts: Parts) -> None:
-        """Copy this rank's state to shared memory, and seal it. Called by a single rank."""
+        """Copy this rank's state to shared memory, and add the snapshot's checksums. This call is not collective."""
         extras = {"sharing": "alike" if is_unsharded(parts) else "shard"}
         self._checkpointer.save(save.step, save.save_id, save.generation, parts, extras)
         self._checkpointer.flush()
 
     def end_save(self, save: Save, error: Exception | None) -> None:
-        """End a save on all ranks: it counts only if every rank has saved.
+        """End a save. The checkpoint is valid only if every rank has saved its state. Collective.
+
+        Args:
+            save: the save.
+            error: this rank's error; None: it has saved its state.
 
         Raises:
-            HyperpodExtError: a rank's error, on every rank. The checkpoint before is unchanged.
+            HyperpodExtError: a rank had an error, which is raised on every rank. The previous checkpoint is unchanged.
         """
         try:
             self._ranks.vote("saved", error)
@@ -206,17 +214,19 @@ class Tiers:
     # --- loading, for the reader ------------------------------------------------------------------
 
     def choose(self, step: int | None, failures: Sequence[Refused] = ()) -> Choice:
-        """Return a step that every rank has opened: the newest one, or `step`.
+        """Return a step whose snapshots all ranks have opened. Collective.
 
         Args:
-            failures: failures of the last choice, the same on every rank; those sources are not chosen again.
+            step: the step to load; None: the newest.
+            failures: sources of the last choice that a rank could not read, which are not chosen again; the same on
+                every rank.
 
         Raises:
-            NoCheckpointError: there is no such step.
+            NoCheckpointError: there is no step that all ranks can load.
         """
         choice = self._choose(step, failures)
         if choice is None:
-            hint = "tiers.latest() says which is the newest; None: there is nothing to load."
+            hint = "tiers.latest() returns the newest step, or None if there is no checkpoint."
             raise NoCheckpointError(
                 f"There is no checkpoint that all {self._ranks.world_size} ranks can load.", hint=hint
             )
@@ -232,10 +242,12 @@ class Tiers:
         return None
 
     def _negotiate(self, step: int | None, *, saves: bool = False) -> tuple[Decision, int]:
-        """Return the source that all ranks load, and the number of the next generation.
+        """Return rank 0's decision on the sources that ranks load, and the next generation's number. Collective.
 
         Args:
-            saves: whether a save follows. The script then has the state, so a lost saved step is no error.
+            step: the step to load; None: the newest.
+            saves: whether the caller is about to save, so that the script has a state, and the loss of a saved step is
+                no error.
         """
         offers = self._node.for_node("offers", lambda: self._offers(0 if saves else self._history.complete or 0))
         answers = self._ranks.all_gather("held", offers or {})
@@ -245,12 +257,16 @@ class Tiers:
         return self._decide(lambda restoring: restoring.begin(answers))
 
     def _refuse(self, failures: Sequence[Refused]) -> Decision:
-        """Return the next decision, without the failed sources."""
+        """Return the next decision, which uses none of the failed sources. Collective."""
         refused, why = {one.place for one in failures}, "; ".join(one.why for one in failures)
         return self._decide(lambda restoring: restoring.refuse_offers(refused, why))[0]
 
     def _decide(self, act: Callable[[RestoreCoordinator], Decision]) -> tuple[Decision, int]:
-        """Return rank 0's decision, and the number of the next generation, on all ranks."""
+        """Return rank 0's decision and the number of the next generation, the same on all ranks. Collective.
+
+        Args:
+            act: makes the decision, on rank 0 only.
+        """
         restoring = self._restoring
         decision = self._node.together("decide", lambda: act(restoring).to_json() if restoring else None)
         answer = self._ranks.broadcast("decision", [decision, restoring.generation if restoring else 0])
@@ -261,21 +277,22 @@ class Tiers:
         return {**offers, "committed": committed}
 
     def _durable(self, exclude: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """Return the checkpoints in durable tiers, except `exclude`. Called by rank 0."""
+        """Return the checkpoints in durable tiers, except those in `exclude`. Only rank 0 calls this method."""
         answer = encode(self._client.ask(r.Durable(exclude=tuple(exclude))))
         return {**answer, "unreachable": ()} if self._history.generation else answer
 
     def gather_found(
         self, found: Mapping[int, Any], failures: Sequence[Refused]
     ) -> tuple[dict[int, Any], list[Refused]]:
-        """Return the opened snapshots and the failures of all ranks."""
+        """Return the opened snapshots and the failures of all ranks. Collective."""
         mine = [[list(one) for one in found.items()], [[list(one.place), one.why] for one in failures]]
         everyones = self._ranks.all_gather("found", mine)
         refused = [Refused(tuple(place), why) for _, each in everyones for place, why in each]
         return {int(rank): one for each, _ in everyones for rank, one in each}, refused
 
     def open_source(self, source: Source) -> Snapshot:
-        """Return one rank's snapshot with a verified manifest. Its bytes are not verified. Called by a single rank."""
+        """Return the snapshot in `source`, whose manifest is verified, but whose data is not. This call is not
+        collective."""
         match source.kind:
             case "memory":
                 return self._checkpointer.load(source.rank, source.save_id)
@@ -285,9 +302,9 @@ class Tiers:
                 return self._checkpointer.fetch(source.url, source.folder, source.rank)
             case _:
                 if source.node not in self._node.addresses:
-                    raise NotFoundError(f"it is in the memory of node {source.node}, which serves no other nodes")
+                    raise NotFoundError(f"the snapshot is in memory of node {source.node}, which serves no other nodes")
                 return self._checkpointer.read_peer(self._node.addresses[source.node], source.rank, source.save_id)
 
     def loaded(self, step: int) -> None:
-        """Record that the state was loaded from `step`; the next save follows that step. Called by a single rank."""
+        """Record that this rank's state was loaded from `step`. This call is not collective."""
         self._history.loaded(step)

@@ -1,4 +1,4 @@
-"""Save with `dcp.save` and `dcp.async_save` to the tiers."""
+"""Save with `dcp.save` and `dcp.async_save` to the checkpoint tiers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from hyperpod_ext.runtime.dcp.tiers import Tiers
 
 
 class TieredStorageWriter(StorageWriter):
-    """Saves to shared memory that outlives the process. The policy decides about copies to slower tiers.
+    """Saves to shared memory that outlives the process. The checkpoint policy determines the copies to slower tiers.
 
     `dcp.save` returns when every rank's state is complete and checksummed in its node's memory. If one rank cannot
-    save, it raises on all ranks, and the checkpoint before is unchanged.
+    save, `dcp.save` raises on all ranks, and the previous checkpoint is unchanged.
 
-    Each rank saves all state of its local plan, also state that other ranks have, and not only the part that the
-    planner assigns to it. So it can restore from its own memory. Durable tiers store equal images once.
+    Each rank saves the whole state in its local plan, including state that other ranks also save, and not only the part
+    that the planner assigns to the rank. This allows each rank to restore from its own node's memory. A durable tier
+    stores equal snapshots of several ranks only once.
 
     Args:
         tiers: the tiers to save to.
-        step: step of this checkpoint, instead of a `checkpoint_id` such as `step_100`.
+        step: step of this checkpoint; a `checkpoint_id` such as `step_100` in `dcp.save` takes precedence.
     """
 
     def __init__(self, tiers: Tiers, step: int | None = None) -> None:
@@ -48,7 +49,7 @@ class TieredStorageWriter(StorageWriter):
         self._save = self._tiers.begin_save(self._step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        if getattr(plan, "usable", True):  # a caching planner sends its plan only if it has changed
+        if getattr(plan, "usable", True):  # a planner with a cache marks an unchanged plan as not usable
             self._tiers.local_plan = plan
         return plan
 
@@ -63,7 +64,7 @@ class TieredStorageWriter(StorageWriter):
         try:
             own = self._tiers.local_plan or plan
             self._tiers.copy(save, parts_of(own.items, planner, own.planner_data or {}))
-        except Exception as problem:  # `end_save` raises it on all ranks
+        except Exception as problem:  # `end_save` raises this error on all ranks
             error = problem
         self._tiers.end_save(save, error)
         written: Future[list[WriteResult]] = Future()
@@ -71,7 +72,7 @@ class TieredStorageWriter(StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Do nothing: the ranks have agreed already, and the memory server derives the metadata."""
+        """Do nothing: `write_data` has completed the save, and the memory server makes the metadata from snapshots."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -79,6 +80,7 @@ class TieredStorageWriter(StorageWriter):
 
     def __getstate__(self) -> Any:
         raise JobFailedError(
-            "the tiers' writer cannot be sent to another process",
-            hint="dcp.async_save with AsyncCheckpointerType.THREAD: the memory server is the other process already.",
+            "a TieredStorageWriter cannot be sent to another process",
+            hint="Call dcp.async_save with AsyncCheckpointerType.THREAD. No other process is needed, because the "
+            "memory server already copies in the background.",
         )

@@ -1,1 +1,1 @@
-"""How faults are found: heartbeats, hangs, deaths of processes, health checks, and preemption notices."""
+"""Detection of faults: heartbeats, hangs, deaths of processes, health checks, and preemption notices."""

@@ -1,8 +1,8 @@
-"""Recognizes exceptions after which a process's CUDA context is unusable, so that every later call fails.
+"""Recognizes exceptions after which the process's CUDA context is unusable: every later CUDA call would fail.
 
 Pure functions. Sources: the entries of `cudaError_t` in `driver_types.h` whose description says that "the process must
-be terminated and relaunched", and the entries for uncorrectable memory and NVLink errors. The texts are from
-`cudaGetErrorString`, which torch, NCCL and Triton quote. No such error has been provoked on a GPU yet.
+be terminated and relaunched", and the entries for uncorrectable memory and NVLink errors. The texts are those of
+`cudaGetErrorString`, which torch, NCCL and Triton quote. None of these errors has been provoked on a GPU yet.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CudaError:
-    """An error after which the CUDA context of the process is unusable."""
+    """A CUDA error after which the CUDA context of the process is unusable."""
 
     code: int
     name: str
     text: str
-    """Text that the error's message contains."""
+    """Text by which the error is recognized in an exception's message."""
 
 
 CUDA_ERRORS = (
@@ -35,26 +35,26 @@ CUDA_ERRORS = (
     CudaError(718, "cudaErrorInvalidPc", "invalid program counter"),
     CudaError(719, "cudaErrorLaunchFailure", "unspecified launch failure"),
 )
-"""All such errors. Out of memory is not one of them: no work was started, and the context stays usable."""
+"""All errors that make the context unusable. Out of memory is not among them: the context stays usable after it."""
 
 
 def unusable_context(error: BaseException) -> CudaError | None:
-    """Return the error that made CUDA unusable in this process; None if the process can continue.
+    """Return the CUDA error that made the process's context unusable; None if the process can continue.
 
-    The exception's causes are checked too, because a script may catch the error and raise its own.
+    The exception's causes are checked too, because a script may catch the CUDA error and raise another exception.
     """
     return next((found for one in _chain(error) if (found := _of_one(one)) is not None), None)
 
 
 def _of_one(error: BaseException) -> CudaError | None:
     message = str(error)
-    if "cuda" not in message.lower():  # some of the texts are ordinary words
+    if "cuda" not in message.lower():  # some texts in `CUDA_ERRORS` are ordinary words
         return None
     return next((known for known in CUDA_ERRORS if known.text in message), None)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception and all its causes, each of them once."""
+    """Yield an exception and all its causes, each only once."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

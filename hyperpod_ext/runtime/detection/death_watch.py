@@ -1,8 +1,9 @@
 """Detects a worker's death before the kernel has freed the worker's memory.
 
 SIGCHLD and pidfd report a killed process only after the kernel has freed all of its memory, which took 0.1 to 0.4 s per
-GiB on the machines where it was measured. Before that, the kernel releases the robust mutexes of the process's threads.
-So each worker's main thread holds such a mutex in the page that it shares with its agent, and the agent waits for it.
+GiB on the machines where it was measured. The kernel releases the robust mutexes of the process's threads earlier. So
+each worker's main thread holds a robust mutex in the page that the worker shares with its agent, and the agent waits
+for that mutex.
 """
 
 from __future__ import annotations
@@ -14,24 +15,25 @@ import os
 from pathlib import Path
 
 _AT = 1024
-"""Offset of the mutex in the page, behind the heartbeat."""
+"""Offset of the mutex in the page, in bytes. The heartbeat is before the mutex."""
 _ATTRIBUTES_BYTES = 64
 _PF_EXITING = 0x4
 _FLAGS, _EXIT_CODE = 6, 49
-"""Indices of fields in /proc/PID/stat, counted from the state."""
+"""Indices of fields in /proc/PID/stat, where the state has index 0."""
 _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/neuron0")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _held: list[LivenessLock] = []
-"""Locks that threads of this process hold, kept in memory because the kernel accesses them when threads end."""
+"""Locks that threads of this process hold. The locks must stay in memory, because the kernel uses them when threads
+end."""
 
 
 class LivenessLock:
-    """A robust mutex in a worker's page. The worker's main thread holds it until the thread ends."""
+    """A robust mutex in the page of a worker. The worker's main thread holds the mutex until the thread ends."""
 
     def __init__(self, path: Path) -> None:
-        """Use the existing page in the file `path`."""
+        """Use the mutex in an existing page, which is the file `path`."""
         descriptor = os.open(path, os.O_RDWR)
         try:
             page = mmap.mmap(descriptor, mmap.PAGESIZE)
@@ -41,7 +43,7 @@ class LivenessLock:
         self._mutex = ctypes.c_void_p(ctypes.addressof(self._place))
 
     def prepare(self) -> None:
-        """Initialize the mutex. Call this once, before the worker starts."""
+        """Initialize the mutex. The agent calls this once, before the worker starts."""
         attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
         _libc.pthread_mutexattr_init(attributes)
         _libc.pthread_mutexattr_setpshared(attributes, 1)
@@ -49,39 +51,40 @@ class LivenessLock:
         _libc.pthread_mutex_init(self._mutex, attributes)
 
     def hold(self) -> None:
-        """Hold the mutex until this thread ends. Call this before any `wait`."""
+        """Lock the mutex, and hold it until this thread ends. Call `hold` before another process calls `wait`."""
         _held.append(self)
         _libc.pthread_mutex_lock(self._mutex)
 
     def wait(self) -> bool:
-        """Block until the mutex is free. Returns whether its holder has ended. Releases the GIL while blocked."""
+        """Block until the mutex is free. Returns whether the mutex's holder has ended. Other Python threads run
+        meanwhile."""
         result = _libc.pthread_mutex_lock(self._mutex)
-        if result in (0, errno.EOWNERDEAD):  # otherwise the mutex would stay on this thread's list of robust mutexes
+        if result in (0, errno.EOWNERDEAD):  # else the kernel would count the mutex as this thread's
             _libc.pthread_mutex_unlock(self._mutex)
         return bool(result == errno.EOWNERDEAD)
 
 
 def dying_of(pid: int) -> int | None:
-    """Return the `waitpid` status that a process will have, if a signal is ending it and none of its threads runs any
-    more.
+    """Return the `waitpid` status that a process will have, if a signal is ending the process and all its threads have
+    stopped.
 
-    None if this is not so or is not known yet. A thread that ends normally, or a process that executes another program,
-    releases its mutexes, too.
+    None if no signal is ending the process, or if that is not known yet. A released mutex is not enough: a thread that
+    ends normally, or a process that executes another program, releases its mutexes, too.
     """
     try:
         if not all(_stat(path)[_FLAGS] & _PF_EXITING for path in Path(f"/proc/{pid}/task").iterdir()):
             return None
         status = _stat(Path(f"/proc/{pid}"))[_EXIT_CODE]
-    except (OSError, IndexError):  # the process or one of its threads has just ended; callers try again
+    except (OSError, IndexError):  # the process or a thread of it has just ended; callers try again
         return None
     return status if os.WIFSIGNALED(status) else None
 
 
 def has_gpu() -> bool:
-    """Return whether this node has a device whose memory a dying process keeps until its end."""
+    """Return whether this node has a GPU or Neuron device, whose memory a dying process keeps until its end."""
     return any(Path(path).exists() for path in _GPUS)
 
 
 def _stat(process: Path) -> list[int]:
     fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return [0, *map(int, fields[1:])]  # leave out the state, which is a letter
+    return [0, *map(int, fields[1:])]  # leave out the state, which is a letter; it keeps index 0

@@ -1,4 +1,4 @@
-"""Describes in one line why a process ended or an exception was raised. Imports no heavy modules."""
+"""Describes in one line why a process ended or why an exception was raised. Imports no heavy modules."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ FaultKind = Literal[
     "connection",
     "lost",
 ]
-"""Kind of a fault. `CAUSES` explains each kind."""
+"""Kind of a fault. `CAUSES` describes each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """One kind of fault, which is also a row of the table in docs/faults.md."""
+    """Description of one kind of fault, which is also a row of the table in docs/faults.md."""
 
     kind: FaultKind
     meaning: str
-    """Description of the fault."""
+    """What has happened if a fault is of this kind."""
     reported: str
-    """What the reported cause contains."""
+    """Contents of the cause that is reported for a fault of this kind."""
     inject: str = ""
-    """Options of `hp-ext chaos` that reliably provoke the fault; empty if none do."""
+    """Options of `hp-ext chaos` that reliably cause a fault of this kind; empty if there are none."""
     no_progress: bool = False
-    """Whether this kind is a way of detecting a hang. A repeated hang may be detected differently, so all such kinds
-    count as one."""
+    """Whether faults of this kind are hangs. All such kinds count as the same fault, because a hang that repeats may be
+    detected in a different way."""
 
 
 CAUSES = (
@@ -63,61 +63,61 @@ CAUSES = (
     Cause(
         "out-of-memory",
         "memory ran out, of the machine or of a device",
-        "an exception that says so, or SIGKILL while the kernel's count of such kills rose (cgroup v2 or v1, else the "
-        "machine's)",
+        "an exception about memory, or SIGKILL while the kernel's count of such kills rose (of cgroup v2 or v1, else "
+        "of the machine)",
         inject="--oom --rank 1",
     ),
     Cause(
         "hang",
-        "the rank made no progress and was ended",
-        "where, for how long there was no progress, and the line of your script",
+        "the rank made no progress and was killed",
+        "phase and step, the time without progress, and the line of your script",
         inject="--hang --rank 1 --how deadlock",
         no_progress=True,
     ),
     Cause(
         "heartbeat",
-        "the process fell silent and was ended",
-        "where, for how long there was no heartbeat, and the line of your script",
+        "the process had no heartbeat and was killed",
+        "phase and step, the time without a heartbeat, and the line of your script",
         inject="--hang --rank 1 --how gil",
         no_progress=True,
     ),
     Cause(
         "stuck",
-        "the process did not leave its generation and was ended",
-        "the generation that it did not leave after a fault elsewhere, and the line of your script",
+        "the process did not leave its generation and was killed",
+        "the generation that it did not leave after another rank's fault, and the line of your script",
     ),
     Cause(
         "late",
-        "the process did not join the next generation in time; its node is there",
+        "the process did not join the next generation in time, although its node is alive",
         "the generation that it did not join",
     ),
     Cause(
         "stalled",
-        "no rank makes progress, and none is behind",
-        "which ranks, and where",
+        "no rank makes progress, and no rank is behind the others",
+        "the ranks, and their phase and step",
         no_progress=True,
     ),
     Cause(
         "log-rule",
-        "what rank 0 printed, or did not print, broke a rule of `log_rules`, and the process was ended",
+        "rank 0's output broke a rule of `log_rules`, and the process was killed",
         "the rule's name, how it was broken, and the line",
     ),
     Cause(
         "connection",
-        "a connection ended between ranks that all live",
-        "what the rank raised when its connection to another one ended",
+        "a connection between ranks ended, although all ranks are alive",
+        "the exception that the rank raised when its connection to another rank ended",
     ),
-    Cause("lost", "the node is gone", "the node, and how it was noticed", inject="--sigkill --node 1"),
+    Cause("lost", "the node is lost", "the node, and how its loss was noticed", inject="--sigkill --node 1"),
 )
-"""All kinds of faults."""
+"""Descriptions of all kinds of faults."""
 
 NO_PROGRESS = frozenset(cause.kind for cause in CAUSES if cause.no_progress)
-"""Kinds of faults that detect a hang."""
+"""Kinds of faults that are hangs, however they were detected."""
 
 _MEANINGS = {
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a mapped file or /dev/shm ran full, or a bad access in native code",
-    signal.SIGABRT: "native code gave up",
+    signal.SIGBUS: "no space left for a mapped file or /dev/shm, or a bad access in native code",
+    signal.SIGABRT: "native code aborted",
     signal.SIGFPE: "a division in native code",
     signal.SIGILL: "an instruction that this processor does not have",
 }
@@ -132,26 +132,26 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
-    """Why a process ended."""
+    """The kind of fault for which a process ended, and its description."""
 
     kind: FaultKind
     cause: str
-    """Description in one line."""
+    """Description of the cause in one line."""
 
 
 _LONGEST_LINE = 1_000
 _END_OF_LOG = 64 << 10
-"""Number of bytes to read at the end of a log. Of a longer last line, only the end is read."""
+"""Number of bytes to read at the end of a log. If the last line is longer, only its end is read."""
 
 
 def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
-    """Return the cause for a status of `os.wait`.
+    """Return the cause of a process's end for its wait status.
 
     Args:
-        status: the status from the kernel.
-        kill_reason: why this project killed the process; empty if it did not.
-        last_log_line: last line in the process's log, which for an exception has the type and message.
-        oom: whether the kernel killed a process on this node for lack of memory at about that time.
+        status: the wait status, as `os.wait` returns it.
+        kill_reason: why hyperpod_ext killed the process; empty if it did not kill it.
+        last_log_line: last line in the process's log. After an exception, this is the exception's type and message.
+        oom: whether the kernel killed a process on this node for lack of memory at about the same time.
     """
     if kill_reason:
         return ExitCause("heartbeat" if kill_reason.startswith("no heartbeat") else "hang", kill_reason)
@@ -161,32 +161,33 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
         return ExitCause("out-of-memory" if is_out_of_memory(last_log_line) else "exit", cause)
     number = os.WTERMSIG(status)
     if number == signal.SIGKILL and oom:
-        return ExitCause("out-of-memory", f"{how}: by the kernel, which had no memory left for it")
+        return ExitCause("out-of-memory", f"{how}: by the kernel, because no memory was left")
     meaning = _MEANINGS.get(signal.Signals(number)) if number in set(signal.Signals) else None
     return ExitCause("signal", f"{how}: {meaning}" if meaning else how)
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Return whether an exception's line says that the machine or a device ran out of memory."""
+    """Return whether a line, as from an exception, says that memory of the machine or of a device ran out."""
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
 class OomKills:
-    """Counts the processes that the kernel has killed in this container for lack of memory."""
+    """Counts the processes in this container that the kernel has killed for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc, self._cgroup = proc, cgroup
         self._known = read_oom_kills(proc, cgroup)
 
     def since_last(self) -> bool:
-        """Return whether the kernel has killed any such process since the last call."""
+        """Return whether the kernel has killed a process for lack of memory since the last call."""
         before, self._known = self._known, read_oom_kills(self._proc, self._cgroup)
         return self._known > before
 
 
 def read_oom_kills(proc: Path, cgroup: Path) -> int:
-    """Return the number of kills that this process's memory cgroup (version 2 or 1) has counted, or else the
-    machine."""
+    """Return the number of kills for lack of memory that this process's memory cgroup (version 2 or 1) has counted.
+
+    If no cgroup counts them, return the number of the whole machine."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         place = path.lstrip("/")
@@ -214,7 +215,8 @@ def _lines(file: Path) -> list[str]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return a line such as `ValueError: bad sample (train.py:57)`, with the innermost line of the script."""
+    """Return a line such as `ValueError: bad sample (train.py:57)`. The line number is of the innermost frame in the
+    script."""
     text = str(error).splitlines()[0] if str(error) else ""
     if isinstance(error, SyntaxError) and error.filename:
         text = error.msg
@@ -223,12 +225,13 @@ def one_line(error: BaseException) -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line, cut to `_LONGEST_LINE` characters."""
+    """Return a line, shortened to `_LONGEST_LINE` characters and its full length if it is longer."""
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({len(line):,} characters)"
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a process's log, which for an exception has the type and message."""
+    """Return the last line of a process's log that is not blank. After an exception, this line has the exception's type
+    and message."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -240,8 +243,8 @@ def last_line(log: Path) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """Return a text such as `ValueError at train.py:57`. The text stays equal if the error repeats with other numbers
-    in it."""
+    """Return a text such as `ValueError at train.py:57`, which stays equal if the error repeats with a different
+    message."""
     return f"{type(error).__name__} at {_line_of(error)}"
 
 
@@ -254,5 +257,5 @@ def _line_of(error: BaseException) -> str:
 
 
 def is_users(filename: str) -> bool:
-    """Return whether a file belongs to the script, and not to a library or to this project."""
+    """Return whether a file belongs to the user's script, and not to a library or to hyperpod_ext."""
     return not (filename.startswith((_OURS, "<")) or "site-packages" in filename or "/lib/python3" in filename)

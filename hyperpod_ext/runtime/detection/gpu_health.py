@@ -1,4 +1,5 @@
-"""Health of NVIDIA GPUs, through NVML and the CUDA driver if they are installed. Imports both only when used.
+"""Checks NVIDIA GPUs, through NVML and the CUDA driver if they are installed. NVML and the driver are loaded only when
+they are used.
 
 NVML and the driver are opened once and stay open, because opening them takes longer than all queries together.
 """
@@ -16,7 +17,7 @@ from hyperpod_ext.runtime.detection.xid_codes import unhealthy_by
 
 
 def unhealthy_reason() -> str | None:
-    """Return why a GPU of this node should not be used. None if all GPUs are healthy, or if there is no GPU."""
+    """Return why a GPU of this node should not be used; None if all GPUs are healthy, or if there is no GPU."""
     nvml = _nvml()
     if nvml is None:
         return None
@@ -30,7 +31,7 @@ def unhealthy_reason() -> str | None:
 
 @functools.cache
 def _nvml() -> Any:
-    """Return NVML, opened. None on a machine without NVML or without a GPU."""
+    """Return NVML after opening it; None on a machine without NVML or without a GPU."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -51,7 +52,7 @@ def _of_one(nvml: Any, index: int, xids: Sequence[int]) -> str | None:
             return str(error)
         pending = failed = 0
     if failed:
-        return "memory rows could not be remapped; it must be replaced"
+        return "memory rows could not be remapped; the GPU must be replaced"
     action = _recovery_action(nvml, handle)
     if action is None and (why := _by_counters(nvml, handle, pending)) is not None:
         return why
@@ -59,7 +60,7 @@ def _of_one(nvml: Any, index: int, xids: Sequence[int]) -> str | None:
 
 
 def _recovery_action(nvml: Any, handle: Any) -> int | None:
-    """Return the recovery action that the driver recommends. None if the driver or `pynvml` is too old."""
+    """Return the recovery action that the driver recommends for a GPU; None if the driver or `pynvml` is too old."""
     field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", None)
     if field is None:
         return None
@@ -71,8 +72,10 @@ def _recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
-    """Return why a GPU without a recovery action is unhealthy. Any error counts, because contained errors look the
-    same."""
+    """Return why a GPU is unhealthy, from its error counters; None if it is healthy. Used for drivers that report no
+    recovery actions.
+
+    Any uncorrected error counts, because the counters do not show which errors were contained."""
     try:
         counter = nvml.NVML_VOLATILE_ECC
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
@@ -82,12 +85,13 @@ def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
         errors = 0
     if errors:
         return f"{errors} uncorrected memory errors (ECC)"
-    return "memory rows wait to be remapped; it must be reset" if pending else None
+    return "memory rows wait to be remapped; the GPU must be reset" if pending else None
 
 
 @functools.cache
 def _event_set(nvml: Any) -> Any:
-    """Return an event set that collects Xids from the first check on. None if the driver does not report Xids."""
+    """Return an event set that collects Xids (errors of the driver) from now on; None if the driver does not report
+    them."""
     try:
         events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -99,7 +103,7 @@ def _event_set(nvml: Any) -> Any:
 
 
 def _events(nvml: Any) -> dict[int, list[int]]:
-    """Return the Xids since the last call, by index of the GPU."""
+    """Return the Xids that were reported since the last call, by the GPU's index."""
     events = _event_set(nvml)
     found: dict[int, list[int]] = {}
     while events is not None:
@@ -112,14 +116,15 @@ def _events(nvml: Any) -> dict[int, list[int]]:
 
 
 def _context() -> str | None:
-    """Return why the CUDA driver does not start; None if it does. Opens no context, because each worker opens its
-    own."""
-    # A child of a process that has initialized CUDA cannot use a GPU. The agent may still run this, because it forks no
-    # workers. The fork server forks them, and is started before the first check. Memory servers use no GPU.
+    """Return why the CUDA driver does not start; None if it starts, or if there is no driver.
+
+    The check opens no CUDA context, because each worker opens its own."""
+    # After a process has initialized CUDA, its forked children cannot use a GPU. The agent may run this check, because
+    # it forks no workers: the fork server does, and it is started before the first check. Memory servers use no GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None  # the machine has only NVML
+        return None  # only NVML is installed, not the driver
     code = driver.cuInit(0)
     if code in (0, 100):  # the driver has started, or no device is visible
         return None

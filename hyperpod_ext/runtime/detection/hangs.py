@@ -1,7 +1,7 @@
 """Finds the hung rank from the heartbeats of all ranks. Pure functions.
 
-In synchronous training, one hung rank makes all other ranks wait for it in a collective, and from outside all ranks
-look the same. But the waiting ranks have made more progress than the rank for which they wait.
+In synchronous training, one hung rank makes all other ranks wait in a collective. From outside, all ranks then look the
+same. But the waiting ranks have made more progress than the rank for which they wait.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from hyperpod_ext.runtime.detection.heartbeat import IN_STEP, Phase, Reading
 
 _REMEMBERED = 256
 _SLOW = 0.95
-"""Quantile of the step times that counts as a slow step, high enough to include evaluations but not a single
-outlier."""
+"""Quantile of the step times that counts as a slow step. The quantile is high enough to include steps with an
+evaluation, but not a single outlier."""
 _SILENT_S = 2.0
-"""Seconds without a beat after which a process has no GIL or no processor. A process normally beats four times per
-second."""
+"""Time in seconds without a heartbeat after which a process seems to have no GIL or no processor. A healthy process has
+about four heartbeats per second."""
 _LIVELY = 10.0
-"""Factor for the limit of a rank that is behind but makes progress, because it may be evaluating while others wait."""
+"""Factor by which the limit is longer for a rank that is behind but makes progress: it may evaluate while others
+wait."""
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Durations of a job's steps so far, in seconds."""
+    """Durations of a job's steps so far, in seconds, and the time limits that follow from them."""
 
     policy: HangPolicy
     usual: list[float] = field(default_factory=list)
-    """The newest steps, except the first step of each generation."""
+    """Durations of the newest steps, without the first step of each generation."""
     first: list[float] = field(default_factory=list)
-    """First steps of generations, which may compile, allocate memory, and open connections."""
+    """Durations of first steps of generations. A first step may compile, allocate memory, and open connections."""
 
     def add(self, seconds: float, *, first: bool) -> None:
         times = self.first if first else self.usual
@@ -41,8 +42,9 @@ class StepTimes:
         del times[:-_REMEMBERED]
 
     def limit_s(self, phase: Phase, *, first: bool) -> float:
-        """Return the seconds without progress that mean a hang in `phase`. `first`: whether it is the generation's
-        first step."""
+        """Return the time in seconds without progress that means a hang in `phase`.
+
+        `first`: whether the rank makes the first step of its generation."""
         if phase not in IN_STEP or (first and not self.first) or not (self.usual or self.first):
             return self.policy.first_step_s
         slow = max(self.first) if first or not self.usual else quantile(self.usual, _SLOW)
@@ -50,14 +52,14 @@ class StepTimes:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is at least as large as a share `share` of the values."""
+    """Return the smallest value such that at least the share `share` of all values is not larger."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """State of one rank at one moment. Times are ages in seconds, so that other machines can use them."""
+    """State of one rank at one moment. Times are ages in seconds, so that other machines can compare them."""
 
     rank: int
     generation: int
@@ -65,11 +67,11 @@ class Heartbeat:
     phase: Phase
     collectives: int
     quiet_s: float
-    """Seconds since the last progress."""
+    """Time in seconds since the rank's last progress."""
     silent_s: float
-    """Seconds since the process last ran Python code."""
+    """Time in seconds since the process last ran Python code."""
     stopped: bool = False
-    """Whether the kernel has stopped the process, because of SIGSTOP or a debugger."""
+    """Whether the kernel has stopped the process, for example by SIGSTOP or a debugger."""
 
     @classmethod
     def of(cls, rank: int, reading: Reading, *, quiet_since: float, stopped: bool, now: float) -> Heartbeat:
@@ -93,7 +95,8 @@ class Heartbeat:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Sort key for progress. Ranks that wait in a collective are further than the ranks for which they wait."""
+        """Sort key for progress. A rank that waits in a collective has a larger key than the rank for which it
+        waits."""
         return (self.step, int(self.phase), self.collectives)
 
     @property
@@ -103,16 +106,16 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """The ranks to kill, with the reason. Without ranks, the reason why all ranks must leave the generation."""
+    """A hang: the ranks to kill, and the reason. If `ranks` is empty, all ranks must leave the generation instead."""
 
     ranks: tuple[int, ...]
     cause: str
     first: Heartbeat
-    """Heartbeat of the first rank without progress."""
+    """Heartbeat of the first rank that makes no progress."""
 
 
 def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
-    """Return why this rank must be killed, whatever the other ranks do; empty if it must not be killed."""
+    """Return why this rank must be killed, whatever the other ranks do; empty if it need not be killed."""
     if heartbeat.silent_s < policy.heartbeat_s:
         return ""
     what = "stopped by a signal" if heartbeat.stopped else "alive, but runs no Python code"
@@ -120,17 +123,18 @@ def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
 
 
 def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: float) -> Hang | None:
-    """Return the hang, once a rank has made no progress for `limit_s`. None if there is no hang, or if it is unknown.
+    """Return the hang if some rank has made no progress for `limit_s` seconds; None if there is no hang, or if it is
+    unclear which rank hangs.
 
-    `heartbeats`: heartbeats of all ranks, from about the same moment.
+    `heartbeats`: heartbeats of all ranks, read at about the same moment.
     """
     if len(heartbeats) < world_size or len({heartbeat.generation for heartbeat in heartbeats.values()}) != 1:
-        return None  # a rank is missing, and its fault is handled elsewhere
+        return None  # a rank is missing: its fault is handled elsewhere
     quiet = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat.quiet_s >= limit_s / 2}
     if not any(heartbeat.quiet_s >= limit_s for heartbeat in quiet.values()):
         return None
     frozen = [rank for rank, heartbeat in quiet.items() if heartbeat.stopped or heartbeat.silent_s > _SILENT_S]
-    if frozen:  # frozen ranks wait for no rank; all other ranks wait for them
+    if frozen:  # a frozen rank waits for no other rank, but all other ranks wait for it
         return Hang(tuple(sorted(frozen)), _why(heartbeats[frozen[0]]), heartbeats[frozen[0]])
     least = min(heartbeat.position for heartbeat in heartbeats.values())
     behind = sorted(rank for rank, heartbeat in heartbeats.items() if heartbeat.position == least)
@@ -160,7 +164,7 @@ def _nobody(heartbeats: Mapping[int, Heartbeat], behind: Sequence[int]) -> Hang:
 
 
 def _returned(heartbeats: Mapping[int, Heartbeat]) -> str:
-    """Return a phrase about a rank that has returned from training, because other ranks may wait for it in vain."""
+    """Return a phrase about a rank whose training function has returned. Other ranks may wait for that rank in vain."""
     done = [each for each in heartbeats.values() if each.phase is Phase.DONE]
     return "".join(
         f"; rank {each.rank} has returned from its training function in step {each.step}" for each in done[:1]

@@ -1,7 +1,7 @@
-"""Checks the health of a node, at the start and before a worker is restarted after a fault.
+"""Checks the health of a node when the agent starts, and before a worker is restarted after a fault.
 
 A check is a function that returns why the node is unhealthy, or None. The checks in this module have names. A job may
-name further checks as `module:function`.
+use checks of its own, as `module:function`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from hyperpod_ext.runtime.detection import gpu_health
 
 _MIB = 1 << 20
 _ROOM = frozenset({"shared-memory", "disk"})
-"""Names of the checks of free space."""
+"""Names of the checks for free space, whose result may improve within seconds."""
 _LOOK_AGAIN_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class HealthContext:
-    """The input of all checks."""
+    """The input of every health check."""
 
     config: RuntimeConfig
     run_dir: Path
@@ -38,14 +38,14 @@ class HealthContext:
     shm: Path = Path("/dev/shm")
     net: Path = Path("/sys/class/net")
     begun: bool = False
-    """Whether the job has trained before, so that this check is for a replacement process."""
+    """Whether the job has trained already, so that the check is for a replacement process."""
 
 
 class HealthCheck(Protocol):
     """A health check, which must change nothing and must return soon."""
 
     def __call__(self, context: HealthContext) -> str | None:
-        """Return a sentence on why the node is unhealthy; None if it is healthy."""
+        """Return a sentence that says why the node is unhealthy; None if it is healthy."""
 
 
 def shared_memory(context: HealthContext) -> str | None:
@@ -59,9 +59,10 @@ def shared_memory(context: HealthContext) -> str | None:
 
 
 def disk(context: HealthContext) -> str | None:
-    """Check that the run folder and every file tier are writable and have free space.
+    """Check that the run directory and the folder of every file tier are writable and have free space.
 
-    Skipped once the job has trained: the job can continue without them, and its warnings name failed writes.
+    The check is skipped if the job has trained already: the job can continue without these folders, and its warnings
+    name failed writes.
     """
     if context.begun:
         return None
@@ -83,7 +84,7 @@ def disk(context: HealthContext) -> str | None:
 
 
 def network(context: HealthContext) -> str | None:
-    """Check that the network interface to the other nodes is up."""
+    """Check that the network interface through which this node reaches other nodes is up."""
     exact = context.config.interface or os.environ.get("GLOO_SOCKET_IFNAME", "")
     names = [name for name in exact.split(",") if name and name[0] not in "^="]
     for name in names:
@@ -94,23 +95,25 @@ def network(context: HealthContext) -> str | None:
     if choice and not (is_loopback and choice.startswith("^")):
         names = _chosen_by_nccl(choice, [entry.name for entry in sorted(context.net.iterdir())])
         if not names:
-            return f"no network interface is as NCCL_SOCKET_IFNAME says, {choice}; there are: {_listed(context.net)}"
+            return f"no network interface matches NCCL_SOCKET_IFNAME ({choice}); there are: {_listed(context.net)}"
     if is_loopback and not names:
         names = ["lo"]
     candidates = names or [entry.name for entry in sorted(context.net.iterdir()) if entry.name != "lo"]
     states = {name: _state(context.net / name) for name in candidates}
-    if not states or any(state in ("up", "unknown") for state in states.values()):  # the state of loopback is `unknown`
+    if not states or any(state in ("up", "unknown") for state in states.values()):  # loopback's state is `unknown`
         return None
     return "no network interface is up: " + ", ".join(f"{name} is {state}" for name, state in states.items())
 
 
 def _chosen_by_nccl(choice: str, there: list[str]) -> list[str]:
-    """Return the interfaces that NCCL_SOCKET_IFNAME allows. `^` (exclude) and `=` (exact) apply to the whole list.
-    Without `=`, the names are prefixes. An excluding list also excludes loopback, which reaches no other node."""
+    """Return the interfaces in `there` that NCCL_SOCKET_IFNAME allows.
+
+    A leading `^` (exclude) or `=` (exact) applies to all names in the variable. Without `=`, the names are prefixes. A
+    list with `^` also excludes loopback, through which no other node can be reached."""
     is_excluding = choice.startswith("^")
     choice = choice.removeprefix("^")
     is_exact = choice.startswith("=")
-    # NCCL also allows a port after the name
+    # NCCL also allows `:port` after a name
     listed = [name.partition(":")[0] for name in choice.removeprefix("=").split(",")]
     wanted = [name for name in listed if name]
     matched = [name for name in there if (name in wanted if is_exact else name.startswith(tuple(wanted)))]
@@ -129,7 +132,7 @@ def _state(interface: Path) -> str:
 
 
 def gpu(context: HealthContext) -> str | None:
-    """Check ECC errors, Xids and the CUDA driver of every GPU, if there are GPUs."""
+    """Check ECC errors, Xids (errors of the driver) and the CUDA driver for every GPU. Without GPUs, return None."""
     del context
     return gpu_health.unhealthy_reason()
 
@@ -140,19 +143,19 @@ CHECKS: Mapping[str, HealthCheck] = {
     "network": network,
     "gpu": gpu,
 }
-"""All checks, by name."""
+"""All named checks, by name."""
 
 
 def find_check(name: str) -> HealthCheck:
-    """Return the check with this name.
+    """Return the check with this name, or the function `module:function`.
 
     Raises:
-        JobFailedError: the check does not exist.
+        JobFailedError: the check or function does not exist.
     """
     if name in CHECKS:
         return CHECKS[name]
     module, colon, function = name.partition(":")
-    hint = f"Checks here are {', '.join(CHECKS)}; one of your own is named as module:function."
+    hint = f"Checks are {', '.join(CHECKS)}, or your own function as module:function."
     if not colon:
         raise JobFailedError(f"there is no health check {name!r} (restart.health.checks)", hint=hint)
     try:
@@ -164,10 +167,10 @@ def find_check(name: str) -> HealthCheck:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The result of all checks."""
+    """The results of all checks that were run."""
 
     unhealthy: Mapping[str, str]
-    """Error of each failed check, by name of the check."""
+    """Why the node is unhealthy, by the name of each failed check; empty if the node is healthy."""
     seconds: float
 
     def sentence(self) -> str:
@@ -175,7 +178,7 @@ class Health:
 
 
 async def examine(context: HealthContext) -> Health:
-    """Run the job's checks concurrently. A check has failed if it raises or does not return in time.
+    """Run the job's checks concurrently. A check that raises or does not return in time counts as failed.
 
     Raises:
         JobFailedError: the name of a check is unknown.
@@ -189,9 +192,10 @@ async def examine(context: HealthContext) -> Health:
 
 
 async def examine_until_fit(context: HealthContext) -> Health:
-    """Examine the node. While the node only lacks free space, repeat for up to `timeout_s`.
+    """Run the job's checks. If only free space is lacking, repeat the checks until they pass, at most for `timeout_s`
+    seconds.
 
-    The memory of a dead process may be freed in this time, and files may be deleted.
+    Meanwhile the memory of a dead process may be freed, and files may be deleted.
 
     Raises:
         JobFailedError: the name of a check is unknown.
@@ -206,8 +210,9 @@ async def examine_until_fit(context: HealthContext) -> Health:
 
 
 async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> str | None:
-    """Run a check in a thread of its own. At the timeout the thread is abandoned, because it may hang in a file
-    system."""
+    """Run a check in a thread of its own, and return its result.
+
+    If the check takes too long, the thread is left running, because it may hang in a file system."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[str | None] = loop.create_future()
 
@@ -218,7 +223,7 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
     def work() -> None:
         try:
             found = check(context)
-        except Exception as error:  # user code may raise any error, which is then the result
+        except Exception as error:  # a user's function may raise any error, which then is the result
             found = f"{type(error).__name__}: {error}"
         with contextlib.suppress(RuntimeError):  # the event loop has ended
             loop.call_soon_threadsafe(set_answer, found)

@@ -1,6 +1,6 @@
-"""A worker's heartbeat: a few bytes of shared memory with its present step and phase.
+"""A worker's heartbeat: a page of shared memory with the worker's present step and phase.
 
-At each change of phase, the worker writes its page without a system call or a message. The agent can read the page at
+The worker writes its page at each change of phase, without a system call or a message. The agent can read the page at
 any time, even if the worker is stopped, hung or dead. Imports no heavy modules.
 """
 
@@ -16,36 +16,37 @@ from enum import IntEnum
 from pathlib import Path
 
 ENV_HEARTBEAT = "HPX_HEARTBEAT"
-_MARK = struct.Struct("<QQQQd")  # marks, generation, step, phase, when
-_BEAT = struct.Struct("<Qd")  # collectives, when
-_BEAT_AT = 64  # in another cache line, because another thread writes it
+_MARK = struct.Struct("<QQQQd")  # number of changes of phase, generation, step, phase, time
+_BEAT = struct.Struct("<Qd")  # number of collectives, time
+_BEAT_AT = 64  # in another cache line than the phase, because another thread writes it
 _ORDERS_AT = 128
-_UNPROTECTED = struct.Struct("<Qd")  # rank + 1, when
+_UNPROTECTED = struct.Struct("<Qd")  # rank + 1, time
 _UNPROTECTED_AT = 192
 _BYTES = mmap.PAGESIZE
 
 
 class Phase(IntEnum):
-    """Activity of a rank, in the order of a step. A rank that waits in a collective is further than the other ranks."""
+    """What a rank is doing, in the order of a step. A rank that waits in a collective has made more progress than
+    others."""
 
     START = 0
-    """Everything before the first step, such as building and restoring."""
+    """Time before the first step, for example to build the model and restore."""
     DATA = 1
     FORWARD = 2
-    """The forward pass and the loss."""
+    """The forward pass and the computation of the loss."""
     BACKWARD = 3
-    """The backward pass, overlapped with the all-reduce of gradients."""
+    """The backward pass, during which gradients are all-reduced."""
     OPTIMIZER = 4
     REST = 5
-    """The rest of the step, such as schedules and logging."""
+    """The rest of a step, for example schedules and logging."""
     CHECKPOINT = 6
-    """Committing the step, and starting the step's snapshot."""
+    """Committing the step, and starting its snapshot."""
     AFTER = 7
-    """The time after the last step."""
+    """Time after the last step, in the training function."""
     DONE = 8
-    """The training function has returned, but other ranks are not done."""
+    """The training function has returned, but other ranks are not done yet."""
     AWAY = 9
-    """The time between two generations."""
+    """Time between two generations."""
 
     @property
     def word(self) -> str:
@@ -53,29 +54,29 @@ class Phase(IntEnum):
 
 
 IN_STEP = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.REST, Phase.CHECKPOINT})
-"""Phases inside a step, in which progress is expected."""
+"""Phases inside a step. A rank inside a step should make progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The contents of a heartbeat page."""
+    """The contents of a heartbeat page at one moment."""
 
     marks: int
-    """Number of changes of phase so far; 0 before the first."""
+    """Number of changes of phase so far; 0 before the first change."""
     generation: int
     step: int
-    """The present step."""
+    """Number of the step that the rank is making."""
     phase: Phase
     marked_at: float
-    """Time of the last change of phase, on the machine's monotonic clock."""
+    """Time of the last change of phase, in seconds of the machine's monotonic clock."""
     collectives: int
-    """Number of collective operations that this rank has begun in its generation."""
+    """Number of collectives that this rank has begun in its generation."""
     beat_at: float
-    """Time at which the process last held the GIL."""
+    """Time at which the process last had the GIL, in seconds of the machine's monotonic clock."""
 
 
 class HeartbeatPage:
-    """The shared page of one worker. One process writes to it, and its agent reads it."""
+    """The shared page of one worker. The worker writes to the page, and the worker's agent reads the page."""
 
     def __init__(self, page: mmap.mmap, path: str = "") -> None:
         self._page, self.path = page, path
@@ -84,10 +85,11 @@ class HeartbeatPage:
 
     @classmethod
     def create(cls, path: Path) -> HeartbeatPage:
-        """Create a page at `path`, in a folder that is private to this user. A former process keeps its own page.
+        """Create a page as the file `path`, in a private folder of this user. An earlier process at this path keeps its
+        page.
 
-        On a full or broken disk the page is anonymous memory at another `path`, because accessing a file's page without
-        disk space would raise SIGBUS.
+        If the disk is full or broken, the page is anonymous memory with another `path`, because using the page of a
+        file without disk space would raise SIGBUS.
         """
         try:
             path.unlink(missing_ok=True)
@@ -110,7 +112,8 @@ class HeartbeatPage:
 
     @classmethod
     def of(cls, path: str | None) -> HeartbeatPage:
-        """Open the page that an agent made for this process. Without a path, make a private page."""
+        """Open the page that the agent has made for this process. Without a path, make a page that no other process
+        sees."""
         if path is None:
             return cls(mmap.mmap(-1, _BYTES))
         descriptor = os.open(path, os.O_RDWR)
@@ -120,37 +123,38 @@ class HeartbeatPage:
             os.close(descriptor)
 
     def mark(self, phase: Phase) -> None:
-        """Record that the worker has reached `phase`. Takes less than a microsecond."""
+        """Record that the worker has entered `phase`. The call takes less than a microsecond."""
         self.phase = phase
         self._marks += 1
         _MARK.pack_into(self._page, 0, self._marks, self.generation, self.step, phase, time.monotonic())
 
     def beat(self, collectives: int) -> None:
-        """Record that the process runs Python code."""
+        """Record that the process is running Python code, and how many collectives it has begun."""
         _BEAT.pack_into(self._page, _BEAT_AT, collectives, time.monotonic())
 
     def read(self) -> Reading:
-        """Return the page's contents."""
+        """Return the present contents of the page."""
         marks, generation, step, phase, marked_at = _MARK.unpack_from(self._page, 0)
         collectives, beat_at = _BEAT.unpack_from(self._page, _BEAT_AT)
         known = Phase(phase) if phase in Phase._value2member_map_ else Phase.START
         return Reading(marks, generation, step, known, marked_at, collectives, beat_at)
 
     def report_unprotected(self, rank: int) -> None:
-        """Record that `rank` makes an optimizer step that no checkpoint covers."""
+        """Record that `rank` makes an optimizer step that no checkpoint saves."""
         _UNPROTECTED.pack_into(self._page, _UNPROTECTED_AT, rank + 1, time.monotonic())
 
     @property
     def unprotected(self) -> tuple[int, float] | None:
-        """Rank and time of an optimizer step that no checkpoint covers; None if there was none."""
+        """Rank and time of the last optimizer step that no checkpoint saves; None if there was none."""
         number, when = _UNPROTECTED.unpack_from(self._page, _UNPROTECTED_AT)
         return (number - 1, when) if number else None
 
     def order(self) -> None:
-        """Announce orders to the worker, which reads them at its next change of phase."""
+        """Announce to the worker that it has orders to read. The worker reads the orders at its next change of
+        phase."""
         self._page[_ORDERS_AT] = (self._page[_ORDERS_AT] + 1) % 256
 
     @property
     def orders(self) -> int:
-        """A number that changes whenever there are new orders."""
+        """A number from 0 to 255 that changes each time the worker gets new orders."""
         return self._page[_ORDERS_AT]

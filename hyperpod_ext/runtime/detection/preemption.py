@@ -1,7 +1,7 @@
-"""Notices that this node will be preempted, from EC2 for a Spot instance, or from a file.
+"""Notices that this node will be preempted: from EC2 for a Spot instance, or by a file.
 
-EC2's instance metadata are read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets a
-different endpoint, and AWS_EC2_METADATA_DISABLED=true disables the metadata.
+EC2's instance metadata is read with a token (IMDSv2). As in AWS's own tools, AWS_EC2_METADATA_SERVICE_ENDPOINT sets
+another endpoint, and AWS_EC2_METADATA_DISABLED=true turns the metadata off.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _TOKEN_S = 21_600
 _TIMEOUT_S = 2.0
 _LONGEST = 4096
 _PAUSE_S = 60.0
-"""Seconds to wait after the metadata did not answer. In a container, the metadata may never be reachable."""
+"""Time in seconds to wait after the metadata could not be read. In a container, the metadata may never be reachable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """A notice that this node will be preempted."""
+    """Announcement that this node will be preempted."""
 
     cause: str
     seconds_left: float | None = None
-    """Seconds until the preemption; None if unknown."""
+    """Time in seconds until the preemption; None if unknown."""
 
 
 class Metadata:
-    """EC2's instance metadata, at `endpoint`."""
+    """Access to EC2's instance metadata at `endpoint`."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
-        # use no proxy, because the endpoint is local
+        # no proxy, because the endpoint is on this machine
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._token = ""
 
     def spot_action(self) -> str | None:
-        """Return EC2's announcement of an interruption; None if there is none.
+        """Return the text in which EC2 announces an interruption; None if no interruption is announced.
 
         Raises:
             OSError: the metadata cannot be read.
@@ -62,7 +62,7 @@ class Metadata:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            self._token = ""  # the token may have expired
+            self._token = ""  # the error may mean that the token has expired
             raise
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> str:
@@ -75,9 +75,9 @@ class Metadata:
 
 
 def read_action(text: str, now: datetime) -> PreemptionNotice:
-    """Parse EC2's notice, such as `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
+    """Parse EC2's announcement, such as `{"action": "terminate", "time": "2026-11-21T08:22:00Z"}`. Pure.
 
-    An unreadable text counts as a notice, too, because EC2 returns a text only if there is a notice.
+    A text that cannot be parsed also counts as a notice, because EC2 returns a text only if there is a notice.
     """
     try:
         action_json = json.loads(text)
@@ -88,7 +88,7 @@ def read_action(text: str, now: datetime) -> PreemptionNotice:
 
 
 def is_ec2() -> bool:
-    """Return whether this machine is an EC2 instance, according to the machine's firmware."""
+    """Return whether this machine is an EC2 instance, according to its firmware."""
     try:
         return "Amazon EC2" in _VENDOR.read_text()
     except OSError:
@@ -96,7 +96,7 @@ def is_ec2() -> bool:
 
 
 def metadata_of(notices: Notices) -> Metadata | None:
-    """Return the metadata to poll; None if there are none to poll."""
+    """Return the metadata to poll for notices; None if no metadata should be polled."""
     forbidden = os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true"
     if notices.ec2 is False or (notices.ec2 is None and (forbidden or not is_ec2())):
         return None
@@ -109,16 +109,16 @@ async def watch(
     take: Callable[[PreemptionNotice], bool],
     unheard: Callable[[str], None],
 ) -> None:
-    """Poll until a notice is accepted.
+    """Poll the metadata and the file until a notice is accepted.
 
     Args:
-        take: receives the notice. Returns False to receive it again later.
-        unheard: receives the reason when the metadata become unreadable.
+        take: receives a notice. If `take` returns False, `take` receives the notice again later.
+        unheard: receives the reason when the metadata cannot be read any more.
     """
     file = notices.file
     failures, again_at = 0, 0.0
     while metadata is not None or file is not None:
-        # check in a thread, because the file's disk may hang
+        # use a thread, because the disk with the file may hang
         there = file is not None and await asyncio.to_thread(os.path.exists, file)
         notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
@@ -128,7 +128,7 @@ async def watch(
                 failures = 0
             except OSError as error:
                 failures += 1
-                if failures == 2:  # at the first failure, the token may have expired
+                if failures == 2:  # the first failure may only mean that the token has expired
                     unheard(str(error))
                 if failures > 1:
                     again_at = time.monotonic() + _PAUSE_S

@@ -1,4 +1,4 @@
-"""Checks the requirements of a node before its workers start. An error is a sentence now, but would be a SIGBUS
+"""Checks the requirements of a node before its workers start. Without the checks, a full /dev/shm would cause a SIGBUS
 later."""
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from hyperpod_ext.runtime.storage.open import open_tier
 
 _MIB = 1 << 20
 _TIER_S = 60.0
-"""Seconds for which a durable tier may be unreachable before the start of the job fails."""
+"""Time in seconds after which a durable tier that is unreachable makes the start of the job fail."""
 
 
 def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/shm")) -> None:
-    """Check the requirements of this node, and raise a single error that names all missing ones.
+    """Check all requirements of this node, and raise one error for all that are missing.
 
     Raises:
-        JobFailedError: requirements are missing. The message has one line for each, with what to do.
+        JobFailedError: requirements are missing. The message has a line for each, with what to do.
     """
     lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
     if lacks:
@@ -28,12 +28,13 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
 
 
 def check_tiers(config: RuntimeConfig) -> None:
-    """Check that checkpoints can be written, so that no bucket is missing or denies access, and no disk is full.
+    """Check that checkpoints can be written to the shared tiers: a bucket may be missing or deny access, a disk may be
+    full.
 
-    A job starts even if the disks of its own nodes fail.
+    The disks of the job's own nodes are not checked: a job starts even if they fail.
 
     Raises:
-        UnreachableError: a tier has an error. The message says what to do.
+        UnreachableError: a tier cannot be written. The message says what to do.
     """
     for tier in config.checkpoint.shared():
         open_tier(tier, config.name, deadline_s=_TIER_S).check()
@@ -42,7 +43,7 @@ def check_tiers(config: RuntimeConfig) -> None:
 def _script(script: Path) -> str | None:
     if script.is_file():
         return None
-    return f"{script}: no such script in {Path.cwd()}; is the image the one that has it?"
+    return f"{script}: no such script in {Path.cwd()}; is it in the container image?"
 
 
 def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:

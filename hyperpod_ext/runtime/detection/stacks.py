@@ -1,6 +1,6 @@
-"""Writes the stacks of all threads of a hung process to its log before the process is killed.
+"""Writes the stacks of all threads of a hung process to the process's log, before the process is killed.
 
-`faulthandler` writes the stacks from a signal handler in C, which needs neither the GIL nor the main thread.
+`faulthandler` writes the stacks in a signal handler in C, which needs neither the GIL nor the main thread.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
-"""Signal that makes a worker dump its stacks: a real-time signal that nothing else uses. Slurm and Lightning use
-SIGUSR1."""
+"""Signal that makes a worker write its stacks. The signal is a real-time signal that nothing else uses: Slurm and
+Lightning use SIGUSR1."""
 _LOOK_S = 0.005
 _QUIET_S = 0.04
-"""Seconds after which a dump that has not grown is complete, even if its process computes or waits for a core."""
+"""Time in seconds after which a dump that does not grow counts as complete, even if its process uses a core."""
 _libc = ctypes.CDLL(None)
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended."""
+    """Return the kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended.
+
+    Empty if the process does not exist."""
     return _state_in(Path(f"/proc/{pid}/stat"))
 
 
@@ -40,20 +42,21 @@ def _state_in(stat: Path) -> str:
 
 
 def _computes(pid: int) -> bool:
-    """Return whether any thread of a process runs or waits for a core."""
+    """Return whether a thread of the process is running or waits for a core."""
     return any(_state_in(stat) == "R" for stat in Path(f"/proc/{pid}/task").glob("*/stat"))
 
 
 async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
-    """Make process `pid` write the stacks of its threads to its log. A stopped process is continued for this.
+    """Make process `pid` write the stacks of its threads to its log. If the process is stopped, it is continued.
 
-    Returns whether the stacks arrived within `limit_s`. If not, the log gets the kernel's state of the process.
+    Returns whether the stacks were written within `limit_s` seconds. If no stacks were written, the kernel's state of
+    the process is logged.
     """
     stopped = state_of(pid) == "T"
-    _note(log, f"--- stack of every thread of process {pid}, which is to be ended because it hangs\n")
+    _note(log, f"--- stack of every thread of process {pid}, which will be killed because it hangs\n")
     before = _size(log)
     with contextlib.suppress(ProcessLookupError):
-        if stopped:  # the main thread receives this signal first when the process continues
+        if stopped:  # on SIGCONT, the main thread then handles DUMP_SIGNAL first
             _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
         else:
@@ -73,17 +76,18 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
 
 
 def _note(log: Path, line: str) -> None:
-    with contextlib.suppress(OSError), open_private(log, "a") as file:  # a full disk must not prevent the kill
+    with contextlib.suppress(OSError), open_private(log, "a") as file:  # the kill must not depend on the disk
         file.write(line)
 
 
 def line_in_script(log: Path, since: int) -> str:
-    """Return the main thread's line in the script, such as `train.py:57`, from stacks in a log after `since` bytes."""
+    """Return the script's line in which the main thread was, such as `train.py:57`, from stacks after byte `since` of a
+    log."""
     text = ""
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since)
         text = file.read().decode(errors="replace")
-    # the kernel delivers the signal to the main thread
+    # the kernel delivers the signal to the main thread, so the main thread is faulthandler's current thread
     main = text.partition("\nCurrent thread ")[2].partition("\n\n")[0]
     frames = (_FRAME.match(line) for line in main.splitlines())
     own = (frame for frame in frames if frame is not None and is_users(frame["file"]))

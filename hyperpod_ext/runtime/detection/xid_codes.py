@@ -1,7 +1,7 @@
-"""Remedies for errors of the NVIDIA driver (Xids), and recovery actions that the driver itself recommends (NVML).
+"""What to do about errors of the NVIDIA driver (Xids), and about recovery actions that the driver recommends (NVML).
 
 Pure tables. Sources: NVIDIA's Xid catalog (docs.nvidia.com/deploy/xid-errors, "mnemonic" and "immediate action"), and
-the recovery actions in `nvml.h`, which drivers from version 570 on report. Not yet tested on a GPU.
+the recovery actions in `nvml.h`, which drivers from version 570 on report. The tables are not yet tested on a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Remedy(Enum):
-    """Remedy for an Xid."""
+    """What must be done after an Xid."""
 
     RESTART_PROCESS = "the process is restarted; the GPU is healthy"
     RESET_GPU = "the GPU must be reset"
@@ -22,11 +22,11 @@ class Remedy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One error that the driver can report."""
+    """An error that the NVIDIA driver can report."""
 
     code: int
     mnemonic: str
-    """The mnemonic in NVIDIA's catalog."""
+    """Name of the error in NVIDIA's catalog."""
     meaning: str
     remedy: Remedy
 
@@ -53,23 +53,22 @@ RECOVERY_ACTIONS = {
     0: "",
     1: "the GPU must be reset",
     2: "the node must be rebooted",
-    3: "traffic between GPUs must end, and the driver be asked again",
-    4: "it works at reduced capacity and must be reset when its work is done",
+    3: "traffic between GPUs must end before the driver is asked again",
+    4: "the GPU works at reduced capacity and must be reset when its work is done",
 }
-"""Texts by number of `NVML_GPU_RECOVERY_ACTION_*`; empty if no action is needed. Numbers from 5 on differ between
-versions of NVML."""
+"""Text for each number of `NVML_GPU_RECOVERY_ACTION_*`; empty if no action is needed. From 5 on, the numbers' meanings
+differ between versions of NVML."""
 
 _BY_CODE = {xid.code: xid for xid in XIDS}
 
 
 def unhealthy_by(action: int | None, xids: Iterable[int]) -> str | None:
-    """Return why a GPU should not be used, from its driver's recovery action and its recent Xids. None if it may be
-    used.
+    """Return why a GPU should not be used; None if it may be used.
 
-    If the driver reports an action, the Xids do not count, because the driver knows more.
+    If the driver reports a recovery action, the Xids are ignored, because the driver knows more.
 
     Args:
-        action: recovery action; None if this driver reports none.
+        action: number of the recovery action; None if this driver does not report one.
     """
     if action is not None:
         return _by_action(action)
@@ -83,7 +82,7 @@ def _by_action(action: int) -> str | None:
 
 def _by_xid(code: int) -> str | None:
     xid = _BY_CODE.get(code)
-    if xid is None:  # the catalog has over a hundred Xids, and most of them need a person
+    if xid is None:  # the catalog has over a hundred Xids; most of them need a person
         return f"Xid {code}, which is not known here"
     if xid.remedy is Remedy.RESTART_PROCESS:
         return None

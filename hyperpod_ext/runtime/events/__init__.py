@@ -1,1 +1,1 @@
-"""The log of a job's events, and its evaluation: phases, capacity, and the report."""
+"""The log of a job's events, and what is computed from it: phases of each rank, number of nodes, and the report."""

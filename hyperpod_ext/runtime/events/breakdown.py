@@ -1,12 +1,11 @@
-"""Details of the report beyond the job's sums: each rank's time by phase, and shares over time. Pure functions.
+"""Details of a job's report: the time of each rank by phase, shares over time, tiers and traffic. Pure functions.
 
-phases     seconds of each phase, by rank. The phases of a rank add up to the wall time
+phases     seconds in each phase, by rank. A rank's phases add up to the wall time
 over_time  share of all ranks' time in each phase, in up to 120 equal parts of the job
-timeline   in each recovery: spans of each rank from the fault to the end of the first new step
-tiers      age of the newest copy in each tier, at every change
+timeline   in each recovery: spans of each rank, from the fault to the end of the first new step
+tiers      how many steps the newest copy in each tier is behind, whenever an agent reports it
 traffic    bytes that ranks restored, by source
-snapshots  number of snapshots, and how long the training thread waited for one on average, in the snapshot's step or
-           the next
+snapshots  number of snapshots, and the mean time that the training thread waited for a snapshot
 """
 
 from __future__ import annotations
@@ -22,14 +21,15 @@ from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, tota
 
 _PARTS = 120
 _SHORTEST_S = 0.00005
-"""Shortest span in a timeline; times in a timeline have four digits."""
+"""Minimum duration in seconds of a span in a timeline. Times in a timeline have four digits after the point."""
 _POINTS = 400
-"""Maximum number of points in the series of a tier's age. Longer series are thinned out."""
+"""Maximum number of points that describe one tier over time. Of a longer series, every n-th point is kept."""
 
 
 def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields above. Also adds `timeline` to each of `recoveries`, for the time from its `t` for
-    `seconds`."""
+    """Return the fields listed at the top of this module. Also add `timeline` to each of `recoveries`.
+
+    `recoveries`: entries whose `t` and `seconds` say when the recovery began and how long it took."""
     start, wall = events.start, events.end - events.start
     phases: dict[str, dict[str, float]] = {}
     over_time = OverTime(start, wall)
@@ -50,7 +50,7 @@ def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str,
 
 
 class OverTime:
-    """Sums all ranks' spans over equal parts of the job."""
+    """Sums the spans of all ranks in each of 120 equal parts of the job."""
 
     def __init__(self, start: float, wall: float) -> None:
         self._start = start
@@ -70,7 +70,8 @@ class OverTime:
                 sums[index] += max(0.0, overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """Return `part_s`, the seconds of one part, and for each phase that occurs its shares, from 0 to 1."""
+        """Return `part_s`, the duration of one part in seconds, and each phase's shares of all ranks' time, from 0 to
+        1."""
         if not self._ranks or self._part <= 0:
             return {"part_s": 0.0, "shares": {}}
         total = self._part * self._ranks
@@ -81,9 +82,10 @@ class OverTime:
 
 
 def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
-    """Return `[phase, seconds from `began`, seconds]` for each span in the window. Merges equal phases in a row."""
+    """Return `[phase, start, duration]` of each span in a time window, in seconds from `began`. Merges equal
+    neighbours."""
     pieces: list[list[Any]] = []
-    # by bisection, because a month's spans are too many to scan for each recovery
+    # find the window by bisection: a month's spans are too many to scan for each recovery
     first = bisect_right(found, began, key=lambda span: span.ended)
     last = bisect_left(found, began + seconds, key=lambda span: span.began)
     for span in found[first:last]:
@@ -98,7 +100,8 @@ def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[An
 
 
 def _tiers(events: Events) -> list[dict[str, Any]]:
-    """Return how many steps each node's newest copy in a tier was behind the newest step, according to its agent."""
+    """Return, for each node's copies to each tier, how many steps the newest copy was behind the job's newest step,
+    over time."""
     newest, points = 0, dict[tuple[str, int], list[list[Any]]]()
     reported: dict[tuple[str, int], Copying] = {}
     for event in events:
@@ -123,7 +126,7 @@ def _thinned(points: list[list[Any]]) -> list[list[Any]]:
 
 
 def _traffic(events: Events) -> dict[str, dict[str, int]]:
-    """Return the number of restores, bytes from other nodes and bytes from the own node, by source."""
+    """Return the number of restores, the bytes from other nodes and the bytes from the own node, by source."""
     traffic: dict[str, dict[str, int]] = {}
     for event in events.of(Restored):
         sums = traffic.setdefault(event.came_from, {"restores": 0, "bytes_moved": 0, "bytes_local": 0})

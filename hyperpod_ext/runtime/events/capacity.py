@@ -1,4 +1,4 @@
-"""Compute a job's number of nodes over time, and the duration of each resize, from its event log. Pure functions."""
+"""Computes from the event log how many nodes a job had over time, and how long each resize took. Pure functions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PHASES: dict[str, type[Event]] = {
     "groups_open": Generation,
     "state_there": Go,
 }
-"""Phases of a resize in order, each with the event that ends the phase."""
+"""Phases of a resize in order, each with the kind of event that ends it."""
 
 
 def capacity_of(events: Events) -> dict[str, float]:
-    """Return `nodes` and `spares` at the job's start, and `missing_node_s`.
+    """Return the numbers of `nodes` and `spares` at the job's start, and `missing_node_s`.
 
-    `missing_node_s` counts node-seconds of lost nodes, and of all nodes while the job waited for a replacement. Nodes
-    removed by an order are not missing.
+    `missing_node_s` is the sum, in seconds, of the times during which each lost node was missing. While the job waited
+    for a replacement, all its nodes count as missing. Nodes removed by an order do not count.
     """
     started = events.first(JobStarted)
     nodes, spares = (started.nodes, started.spares) if started is not None else (0, 0)
@@ -61,13 +61,13 @@ def find_resizes(events: Events) -> list[dict[str, Any]]:
 
 
 def unfinished_resize(events: Events) -> RanksReassigned | None:
-    """Return the resize for which all ranks have stopped and not yet made a step; None if there is none."""
+    """Return the resize after whose stop no rank has made a step yet; None if there is none."""
     last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
     return last if isinstance(last, RanksReassigned) else None
 
 
 def orders_accepted(events: Events) -> set[str]:
-    """Return the names of the resize orders that a coordinator has accepted."""
+    """Return the names of the resize orders that the coordinator has accepted."""
     return {event.order for event in events if isinstance(event, Resizing) and event.order}
 
 
@@ -92,7 +92,7 @@ def _resize(events: Events, index: int, resized: Resized) -> dict[str, Any]:
 
 
 def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
-    """Return the index of the last event of a kind before `end`."""
+    """Return the index of the last event of this kind before index `end`; `default` if there is none."""
     return next((i for i in range(end - 1, -1, -1) if isinstance(events[i], kind)), default)
 
 
@@ -100,7 +100,7 @@ def _last(events: Events, end: int, kind: type[Event], default: int) -> int:
 
 
 def find_continued(events: Events, steps: int) -> list[dict[str, Any]]:
-    """Return one entry for each time that the job continued with fewer ranks. `steps`: the job's last step."""
+    """Return one entry for each period in which the job continued with fewer ranks. `steps`: the job's last step."""
     worlds = [event for event in events.of(Resized) if event.full_size is not None]
     ends = [world.step for world in worlds[1:]] + [steps]
     return [
@@ -125,18 +125,19 @@ def _continued(events: Events, world: Resized, end: int) -> dict[str, Any]:
 
 
 def _what_differs(world: Resized, *, ordered: bool) -> str:
-    """Return how the steps differ from a run without the fault. Empty if all ranks share the micro-batches and seed
-    them by step."""
+    """Return how steps made while ranks were missing differ from the steps of a job without the fault.
+
+    Empty if they do not differ: all ranks share the micro-batches and seed them by step."""
     if world.samples == "fewer":
         share = f"{world.world_size} of {world.full_size} ranks' share of the samples"
-        return f"each step had {share}, so gradients are means over fewer, and weights are others"
+        return f"each step had {share}, so gradients are means over fewer samples, and weights differ"
     if not ordered:
-        return "the same samples, their gradients summed in another order: weights differ in their last digits"
+        return "the same samples, but gradients were summed in another order: weights differ in their last digits"
     return ""
 
 
 def differences(continued: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each entry that differs from a run without the fault."""
+    """Yield a sentence for each entry of `find_continued` whose steps differ from those of a job without the fault."""
     for one in continued:
         if one["differs"]:
             steps = f"Steps {one['first_step']} to {one['last_step']} were made by {one['ranks']} of {one['of']} ranks"

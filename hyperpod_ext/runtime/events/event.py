@@ -1,7 +1,7 @@
-"""The base class of all events, and the decoding of log lines. The kinds of events are listed in `kinds.py`.
+"""The base class of all events, and the parsing of log lines. `kinds.py` lists the kinds of events.
 
-Writers pass a name and fields, and `decode` refuses undeclared fields. Readers are more lenient: `read` accepts former
-names, drops unknown fields, and returns `Other` for an unknown kind.
+Writers pass a name and fields, and `decode` refuses undeclared fields. Reading is more lenient: `read` accepts names of
+earlier versions, drops unknown fields, and returns `Other` for an unknown kind.
 """
 
 from __future__ import annotations
@@ -15,46 +15,46 @@ from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 VERSION = 3
-"""Version of the event log. Increment it when readers of the previous version would misread a log."""
+"""Version of the event log's format. Increment it when readers of the previous version would misread a log."""
 NOTE = "not_as_declared"
-"""Field with the error message of an event that was written although its fields do not match the declaration."""
+"""Field in the line of an event whose fields do not match its declaration. The value is the error message."""
 
 
 JobTime = Annotated[float, Unit("s")]
-"""A time in seconds of the monotonic clock on the coordinator's machine."""
+"""Time in seconds of the monotonic clock on the coordinator's machine."""
 
 
 class Event(Declared):
-    """Something that happened to a job."""
+    """Base class of events. An event is something that happened to a job, as one line of the event log."""
 
     reader = "event log"
     was: ClassVar[tuple[str, ...]] = ()
     """Names of this kind of event in logs of earlier versions."""
     fields_were: ClassVar[Mapping[str, str]] = {}
-    """Present name of each field that had another name in logs of earlier versions."""
+    """Present name of each field that has another name in logs of earlier versions."""
 
     t: JobTime
     """Time of the event, in seconds of the monotonic clock on the coordinator's machine."""
     generation: Count | None = None
-    """The generation of the process that wrote the event."""
+    """Number of the generation of the process that wrote the event."""
 
 
 class ByCoordinator(Event):
-    """An event written by the coordinator."""
+    """Base class of events that the coordinator writes."""
 
     sender = "coordinator"
 
 
 class ByAgent(Event):
-    """An event written by a node's agent."""
+    """Base class of events that a node's agent writes."""
 
     sender = "agent"
     node: Count
-    """The node of the agent that wrote the event."""
+    """Number of the node whose agent wrote the event."""
 
 
 class ByWorker(Event):
-    """An event written by a rank's process."""
+    """Base class of events that a worker (the process of a rank) writes."""
 
     sender = "worker"
     rank: Count
@@ -62,18 +62,19 @@ class ByWorker(Event):
 
 
 class Other(Event):
-    """A log line that is not an event of a known kind."""
+    """A log line of an unknown kind, or with wrong fields."""
 
     name: str
     why: str = ""
-    """The error in the line. Empty if its kind belongs to another version."""
+    """Error message about the line's fields. Empty if only the kind is unknown, because another version wrote the
+    line."""
 
 
 E = TypeVar("E", bound=Event)
 
 
 class Events(list[Event]):
-    """Events in the order of their log, with an index by kind that is built once."""
+    """Events in the order of their log. An index by kind is built on first use."""
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
@@ -94,17 +95,17 @@ class Events(list[Event]):
 
     @property
     def start(self) -> float:
-        """Time of the first event; 0 without events."""
+        """Time of the first event, in seconds; 0 if there are no events."""
         return self[0].t if self else 0.0
 
     @cached_property
     def end(self) -> float:
-        """Time of the last event; 0 without events."""
+        """Time of the last event, in seconds; 0 if there are no events."""
         return max((event.t for event in self), default=0.0)
 
 
 class EventKinds(Kinds[Event]):
-    """All declared kinds of events."""
+    """The set of all declared kinds of events."""
 
     def __init__(self, kinds: Iterable[type[Event]]) -> None:
         known = list(kinds)
@@ -112,10 +113,10 @@ class EventKinds(Kinds[Event]):
         self._by_any_name = {name: kind for kind in known for name in (*kind.was, declared.name_of(kind, self.key))}
 
     def read(self, entry: Mapping[str, Any]) -> Event:
-        """Return the event in a log line of this or an earlier version.
+        """Parse the event in a log line that this version or an earlier version wrote.
 
         Raises:
-            WireError: a field is missing or wrong.
+            WireError: a field is missing or has a wrong value.
         """
         name = entry.get("event")
         kind = self._by_any_name.get(name) if isinstance(name, str) else None
@@ -125,13 +126,13 @@ class EventKinds(Kinds[Event]):
         if kind.fields_were:
             fields = {kind.fields_were.get(field, field): value for field, value in entry.items()}
         try:
-            return declared.read(kind, fields, str(name))  # nearly all lines are of this version
+            return declared.read(kind, fields, str(name))  # nearly all lines were written by this version
         except WireError:
             return declared.read(kind, _known(kind, fields), str(name))
 
 
 def _known(kind: type[Event], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return only the fields that the kind declares."""
+    """Return only those fields that the kind declares."""
     if kind.model_config.get("extra") == "allow":
         return {name: value for name, value in fields.items() if name != "event"}
     return {name: value for name, value in fields.items() if name in kind.model_fields and name != "event"}

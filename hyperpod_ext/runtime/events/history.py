@@ -1,4 +1,5 @@
-"""Failure counts and step times of a job, from its event log, for the planner's failure rates."""
+"""Number of failures and duration of steps in a job, from its event log. The planner computes failure rates from these
+numbers."""
 
 from __future__ import annotations
 
@@ -16,32 +17,32 @@ from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
 from hyperpod_ext.runtime.events.reading import read_events
 
 _CORRELATED_S = 10.0
-"""Nodes lost within this many seconds of one another count as one correlated failure."""
+"""Nodes that are lost within this many seconds of each other count as one correlated failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A job's measured failures and durations, in seconds."""
+    """The failures and durations measured in one job. Durations are in seconds."""
 
     nodes: int
     wall_s: float
     step_s: float | None
-    """Median duration of complete steps; None if the job made no step."""
+    """Median duration of committed steps in seconds; None if the job made no step."""
     process: Fit
     node: Fit
     correlated: Fit
     recovery_s: float | None
-    """Median time from the detection of a fault until all ranks continued; None without a recovery."""
+    """Median time in seconds from the detection of a fault until all ranks continued; None without a recovery."""
     rehearsed: int = 0
-    """Number of injected faults. The failure counts exclude them."""
+    """Number of injected faults, which the failure counts leave out."""
     warnings: tuple[str, ...] = ()
 
     def rates(self) -> Rates:
-        """Return the failure rates, in failures per second of one node."""
+        """Return the failure rates per node, in failures per second."""
         counts = f"{self.process.events} of processes, {self.node.events} of nodes, {self.correlated.events} of several"
         source = (
             f"the job's own history: {counts}, in {self.wall_s / 3600:.2f} h on {self.nodes} nodes; "
-            "a class without any counts as half of one"
+            "a class without failures counts as half a failure"
         )
         if self.rehearsed:
             source += f"; {self.rehearsed} injected fault{'s'[: self.rehearsed != 1]} left out"
@@ -49,11 +50,11 @@ class JobHistory:
 
 
 def read_history(path: Path) -> JobHistory:
-    """Return the history in `path`, which is an events.jsonl or a job's run directory.
+    """Return the history of the job in `path`: an events.jsonl, or the run directory of the job.
 
     Raises:
         NotFoundError: the file does not exist.
-        ConfigError: the file cannot be read, or its events span no time.
+        ConfigError: the file cannot be read, or the time from its first to its last event is 0.
     """
     file = path / "events.jsonl" if path.is_dir() else path
     try:
@@ -70,11 +71,11 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
     """Return the history of a job's events.
 
     Raises:
-        ConfigError: the events span no time.
+        ConfigError: the time from the first to the last event is 0.
     """
     wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:
-        message = f"holds {len(events)} events and no time between them: nothing can be concluded"
+        message = f"holds {len(events)} events with no time between them, so no rates can be computed"
         hint = "let the job run for a while, or give rates with --rates or --mtbf-hours"
         raise ConfigError([Problem(message, source=source, hint=hint)])
     started, (faults, lost, rehearsed) = events.first(JobStarted), _unrehearsed(events)
@@ -97,9 +98,9 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
 
 
 def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
-    """Return faults and lost nodes without the injected ones and their consequences, and the number of injected faults.
+    """Return the faults and lost nodes without injected ones and their consequences, and the number of injected faults.
 
-    The first fault of a rank or node after its injection counts as injected, unless that rank makes a step in between.
+    The first fault of a rank or node after an injection counts as injected, unless the rank made a step in between.
     """
     faults, lost, rehearsed = list[Fault](), list[NodeLost](), 0
     ranks, nodes, lost_at = set[int](), set[int](), dict[int, float]()
@@ -128,7 +129,7 @@ def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
 
 
 def _together(moments: Sequence[float]) -> list[int]:
-    """Return, for each failure, the number of nodes that were lost together."""
+    """Return the number of nodes in each loss: nodes lost within `_CORRELATED_S` seconds count as lost together."""
     sizes: list[int] = []
     for index, moment in enumerate(moments):
         if index and moment - moments[index - 1] <= _CORRELATED_S:

@@ -1,10 +1,11 @@
-"""A job's events in the durable tier, next to its checkpoints, where they outlive the nodes. Each node writes its own
-parts.
+"""Stores a job's events in the durable tier next to its checkpoints, where they outlive the nodes.
+
+Each node writes its own files, called parts:
 
     NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      start time of the writer, node, number of the part
 
-A part is a log with its own first line, which records its machine's clock. The writer replaces its newest part as the
-part grows, so readers see either the former part or the new one, never a mixture.
+A part is a log with a first line of its own, which records the clock of its machine. As the newest part grows, the
+writer replaces it. So a reader sees either the old or the new content of the part, never a mixture.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry, ObjectStore
 
 EVERY_S = 10.0
-"""Shortest time between two uploads, in seconds. Events in `AT_ONCE` are uploaded earlier."""
+"""Minimum time between two uploads, in seconds. The kinds of events in `AT_ONCE` are uploaded earlier."""
 AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LOOK_S = 0.5
 _READ_BYTES = 4 << 20
-"""Bytes read from the log at a time."""
+"""Number of bytes to read from the log at a time."""
 _CLOSE_S = 60.0
 _FOLDER = "events/"
 _PART = re.compile(r"events/[0-9]+-[0-9]+-[0-9]+\.jsonl")
@@ -43,7 +44,7 @@ _GETS_AT_ONCE = 8
 
 
 class KeptLog:
-    """The parts that one node writes to the store."""
+    """Writes one node's parts of the event log to the store in the durable tier."""
 
     def __init__(self, store: ObjectStore, node: int) -> None:
         self._store = store
@@ -52,7 +53,7 @@ class KeptLog:
         self._number, self._part, self._written = 1, bytearray(), 0
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Add lines to the next `flush`."""
+        """Add lines. The next `flush` writes the lines to the store."""
         for line in lines:
             self._part += line
 
@@ -62,10 +63,10 @@ class KeptLog:
         return len(self._part) - self._written > _MOST_WAITING
 
     def flush(self) -> None:
-        """Write the lines that were added.
+        """Write the added lines to the store, by replacing the newest part.
 
         Raises:
-            HyperpodExtError: the store is unreachable or full. The next call tries again.
+            HyperpodExtError: the store is unreachable or full. The lines stay, and the next call tries again.
         """
         if self._written == len(self._part):
             return
@@ -76,20 +77,20 @@ class KeptLog:
             checksum = crc_text(crc64nvme(data))
             self._store.put(name, memoryview(data), checksum, cancelled=lambda: time.monotonic() > until)
         except Cancelled:
-            raise UnreachableError(f"{self._store.url} did not take {name} within {_PUT_S:g} s") from None
+            raise UnreachableError(f"{self._store.url} did not accept {name} within {_PUT_S:g} s") from None
         self._written = len(self._part)
         if self._written >= _PART_BYTES:
             self._number, self._part, self._written = self._number + 1, bytearray(), 0
 
 
 class LogUpload:
-    """Uploads the log that this process writes to the durable tier, in a background thread.
+    """Uploads the event log that this process writes to the durable tier, in a background thread.
 
-    An unreachable store blocks no caller.
+    An unreachable store does not block this process.
 
     Args:
         log: the events.jsonl to upload, from its beginning. Readers skip lines that were uploaded before.
-        open_place: returns the job's store in the durable tier. Called in the background thread.
+        open_place: returns the job's store in the durable tier. The background thread calls this function.
         node: number of this node.
     """
 
@@ -125,9 +126,9 @@ class LogUpload:
                 return
 
     def _take(self, kept: KeptLog) -> bool:
-        """Read new complete lines of the log. Returns whether the log may have more."""
+        """Read the log's new complete lines into `kept`. Returns whether the log may have more."""
         if kept.full or not self._log.exists():
-            return False  # the store is unreachable; the lines stay in the log meanwhile
+            return False  # if the store is unreachable, unread lines stay in the log
         with self._log.open("rb") as log:
             log.seek(self._offset)
             grown = log.read(_READ_BYTES)
@@ -146,14 +147,14 @@ class LogUpload:
 
 
 def read_kept(store: ObjectStore) -> LogRead:
-    """Return the events of all nodes in time order, with Unix times.
+    """Return the events of all nodes in order of time, with Unix times in seconds.
 
     Raises:
-        NotFoundError: the store has no events.
+        NotFoundError: the store has no events of the job.
     """
     entries = _parts(store)
     if not entries:
-        raise NotFoundError(f"no events are kept at {store.url}")
+        raise NotFoundError(f"there are no events at {store.url}")
     read = [*_read(store, entries, set())]
     events = Events(sorted((event for one in read for event in one.events), key=lambda event: event.t))
     damaged = next((one.damaged for one in read if one.damaged is not None), None)
@@ -161,7 +162,7 @@ def read_kept(store: ObjectStore) -> LogRead:
 
 
 class KeptReader:
-    """Reads the new events of a running job, call by call."""
+    """Reads a running job's new events from the durable tier, call by call."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -169,7 +170,7 @@ class KeptReader:
         self._seen: set[str] = set()
 
     def new(self) -> list[Event]:
-        """Return the new readable events in time order. A later call may return earlier events of other nodes."""
+        """Return the new readable events in order of time. A later call may return earlier events of another node."""
         grown = [entry for entry in _parts(self._store) if self._sizes.get(entry.name) != entry.nbytes]
         read = [*_read(self._store, grown, self._seen)]
         self._sizes |= {entry.name: entry.nbytes for entry in grown}
@@ -181,7 +182,7 @@ def _parts(store: ObjectStore) -> list[Entry]:
 
 
 def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Iterator[LogRead]:
-    """Yield the events of each part. Parts larger than `_LARGEST_PART` are left out, with a note."""
+    """Yield the events of each part. A part larger than `_LARGEST_PART` is left out; a note says so."""
 
     def get(entry: Entry) -> bytes | None:
         try:
@@ -190,18 +191,18 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
             return None
 
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        for first in range(0, len(entries), _GETS_AT_ONCE):  # limit the number of parts in memory
+        for first in range(0, len(entries), _GETS_AT_ONCE):  # in groups, to limit the number of parts in memory
             some = entries[first : first + _GETS_AT_ONCE]
             for entry, part in zip(some, pool.map(get, some), strict=True):
                 source = f"{store.url}/{entry.name}"
                 if part is not None:
                     yield _read_part(part, source, seen)
                 else:
-                    yield LogRead(Events(), None, (f"{source}: it is no part of an event log; it was left out",))
+                    yield LogRead(Events(), None, (f"{source}: it is not a part of an event log; it was left out",))
 
 
 def _read_part(part: bytes, source: str, seen: set[str]) -> LogRead:
-    """Read one part without the lines in `seen`, because a restarted writer writes some lines twice."""
+    """Read one part, leaving out lines in `seen`: a restarted writer uploads some lines twice."""
     lines = part.decode(errors="replace").splitlines()
     first = parse_line(lines[0]) if lines else None
     epoch = first.get("epoch") if first is not None else None
@@ -218,6 +219,6 @@ def _new(lines: Sequence[str], seen: set[str]) -> Iterable[str]:
 
 
 def moved(event: Event, seconds: float) -> Event:
-    """Return a copy of the event with its times shifted by `seconds`."""
+    """Return a copy of the event whose times are later by `seconds`."""
     began = {"began": event.began + seconds} if isinstance(event, Step) else {}
     return event.model_copy(update={"t": event.t + seconds, **began})

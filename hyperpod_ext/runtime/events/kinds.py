@@ -1,7 +1,7 @@
 """All kinds of events in a job's events.jsonl.
 
-Coordinator, agents and workers write an event by its name and fields, and `log.py` checks it against the declaration.
-The table in docs/events.md is generated from the declarations.
+The coordinator, agents and workers write an event by its name and fields. `log.py` checks each event against its
+declaration. The table in docs/events.md is generated from the declarations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_
 from hyperpod_ext.runtime.events.event import Event, EventKinds
 
 THEMES = (of_training, of_faults, of_nodes, of_checkpoints)
-"""Modules that declare events."""
+"""Modules that declare kinds of events."""
 
 
 def declared_in(module: ModuleType) -> Iterator[type[Event]]:

@@ -1,4 +1,4 @@
-"""The job's event log and report in the run directory. A new coordinator appends to its predecessor's log."""
+"""The event log and the report of a job in its run directory. A new coordinator appends to its predecessor's log."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _TAIL_BYTES = 1 << 16
 
 
 def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple[Event, bytes]:
-    """Return an event and its log line. `t`: time of the event; None for now.
+    """Check an event, and return it with its log line. `t`: time of the event; None for now.
 
-    An event that does not match its declaration is a bug here, but must not end a job: its line gets the error as a
-    note, stderr gets the error once per kind, and readers skip the event.
+    If an event does not match its declaration, this is a bug of hyperpod_ext, which must not end a job. The event's
+    line gets the error as a note, stderr gets the error once per kind of event, and readers skip the event.
     """
     entry = {"t": time.monotonic() if t is None else t, "event": event, **fields}
     try:
@@ -43,11 +43,11 @@ def checked(event: str, fields: dict[str, Any], t: float | None = None) -> tuple
 
 
 _REPORTED: set[str] = set()
-"""Kinds of events whose mismatch with the declaration was already reported."""
+"""Kinds of events for which stderr already has an error about the declaration."""
 
 
 def first_line() -> bytes:
-    """Return the first line of a new log."""
+    """Return the first line of a new event log."""
     return _line({"t": time.monotonic(), "event": "log", "version": VERSION})
 
 
@@ -56,7 +56,7 @@ def _line(entry: dict[str, Any]) -> bytes:
 
 
 def append(file: Path, line: bytes) -> None:
-    """Add an event's line to a log that has no other writer."""
+    """Append an event's line to a log that has no other writer."""
     with open_private(file, "ab") as log:
         log.write(line if log.tell() else first_line() + line)
 
@@ -65,21 +65,21 @@ class EventLog:
     """Writes lines to events.jsonl. Each write is a single append, so that lines of two writers do not mix.
 
     Args:
-        fresh: whether a new job begins. The log of an earlier job is then deleted.
+        fresh: whether a new job begins. If a new job begins, an earlier job's log is deleted.
     """
 
     _together: list[bytes] | None = None
-    """Lines that will be written in one append."""
+    """Lines collected inside `together`, to be written in one append; None outside of `together`."""
     _lost, _why = 0, ""
-    """Number of events lost since the last successful write, and the reason."""
+    """Number of events lost since the last successful write, and the reason for the loss."""
 
     _file: io.FileIO | None = None
-    """The open log; None if opening has failed so far. Each line tries to open it again."""
+    """The open log file; None if it could not be opened yet. Each write tries again to open it."""
     _past_bytes = 0
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
         self.listeners: list[Callable[[Event], None]] = []
-        """Callbacks for each written event."""
+        """Functions that are called with each event after it was written."""
         self.path = run_dir / "events.jsonl"
         if fresh:
             self.path.unlink(missing_ok=True)
@@ -88,11 +88,11 @@ class EventLog:
             self._open()
         except OSError as error:
             if fresh:
-                raise  # nothing is lost yet, and the user can repair the disk
+                raise  # the job has not started, and the user can repair the disk
             self._cannot_write(error, 0)
 
     def _open(self) -> io.FileIO:
-        """Open the file. If the file is empty, write its first line.
+        """Open the log file. Write the first line if the file is empty.
 
         Raises:
             OSError: the file cannot be written.
@@ -108,7 +108,7 @@ class EventLog:
         return file
 
     def write(self, event: str, *, t: float | None = None, **fields: Any) -> None:
-        """Add an event of a declared kind. `t`: time of the event; None for now."""
+        """Write an event of a declared kind. `t`: time of the event; None for now."""
         happened, line = checked(event, fields, t)
         if self._together is None:
             self._keep(line)
@@ -119,7 +119,8 @@ class EventLog:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Collect lines written inside the `with` block. Append them at its end or before a read. Do not nest."""
+        """Collect the lines written inside the `with` block, and append these lines at the end of the block or before a
+        read. Do not nest the blocks."""
         self._together = []
         try:
             yield
@@ -133,16 +134,19 @@ class EventLog:
             self._keep(b"".join(lines), len(lines))
 
     def read(self, *, steps: bool = True) -> Events:
-        """Return all readable events so far, with or without steps. Unreadable lines are reported on stderr."""
+        """Return all readable events so far. Leave out events of steps if `steps` is False. Report unreadable lines on
+        stderr."""
         self._flush()
         return _read(self.path, steps=steps).events
 
     def past(self) -> Iterator[Event]:
-        """Yield the events from before this log was opened. The file is read at the first `next`, in any thread."""
+        """Yield the events that were written before this log was opened. The first `next` reads the file, in any
+        thread."""
         yield from _read(self.path, nbytes=self._past_bytes).events
 
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
-        """Return a function that makes the report of all events so far. Any thread may call it. See `report_on`."""
+        """Return a function that makes the report of all events so far. Any thread may call the function. See
+        `report_on`."""
         self._flush()
         path, nbytes, lost, notes = self.path, None, (self._lost, self._why), list[str]()
         if self._file is not None:
@@ -151,15 +155,16 @@ class EventLog:
                 path, notes = Path(f"/proc/self/fd/{self._file.fileno()}"), [f"{path} was removed while the job ran"]
 
         def make() -> dict[str, Any]:
-            # read the log only now, because a process should not hold a month's events while the job runs
+            # read the log only when the report is made: a process should not hold a month's events while the job runs
             report = report_on(path, state=state, error=error, world_size=world_size, nbytes=nbytes, lost=lost)
             return report | {"warnings": [*notes, *report["warnings"]]}
 
         return make
 
     def _keep(self, lines: bytes, count: int = 1) -> None:
-        """Write lines. On a full disk events are lost, but no node stops; a later line in the log has the number
-        lost."""
+        """Write lines. If the disk is full, the events are lost and counted, but no node stops.
+
+        A later line in the log then has the number of lost events."""
         try:
             if self._lost:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
@@ -170,7 +175,7 @@ class EventLog:
             self._cannot_write(error, count)
 
     def _cannot_write(self, error: OSError, count: int) -> None:
-        """Count the lost events, and report the first failure in a row on stderr."""
+        """Count lost events. Report the first of several failures in a row on stderr."""
         if not self._why:
             self._why = error.strerror or str(error)
             sys.stderr.write(f"hyperpod_ext: {self.path} cannot be written, events are lost: {self._why}\n")
@@ -187,7 +192,7 @@ class EventLog:
 def _append(file: io.FileIO, line: bytes) -> None:
     left = line
     try:
-        while left:  # one iteration, unless the disk is full
+        while left:  # a single iteration, unless the disk is full
             left = left[file.write(left) :]
     except OSError:
         _take_back(file, len(line) - len(left))
@@ -201,7 +206,7 @@ def _take_back(file: io.FileIO, nbytes: int) -> None:
 
 
 def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
-    """Return the readable events; none if the disk is broken."""
+    """Return the readable events of a log, or none if its disk is broken. Report a damaged log on stderr."""
     try:
         log = read_events(path, nbytes=nbytes, steps=steps)
     except OSError as error:
@@ -214,10 +219,10 @@ def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRe
 def report_on(
     path: Path, *, state: str, error: Any, world_size: int, nbytes: int | None = None, lost: tuple[int, str] = (0, "")
 ) -> dict[str, Any]:
-    """Return the report of a log, or of its first `nbytes`.
+    """Return the report of a log, or of the log's first `nbytes` bytes.
 
-    The report of a damaged log has the reason and no numbers. If the log only lacks events after a full disk (counted
-    in the log or in `lost`), the report has numbers and a warning.
+    The report of a damaged log has no numbers, but an error with the reason. If the log only lacks events that a full
+    disk refused (counted in the log or in `lost`), the report has numbers and a warning.
     """
     log = _read(path, nbytes=nbytes)
     events, count, why = log.events, log.lost[0] + lost[0], lost[1] or log.lost[1]
@@ -228,7 +233,7 @@ def report_on(
 
 
 def _unfinished(path: Path) -> int:
-    """Return the number of bytes after the last complete line."""
+    """Return the number of bytes after the last complete line of a file."""
     kept = 0
     with path.open("rb") as lines:
         size = lines.seek(0, os.SEEK_END)
@@ -241,12 +246,12 @@ def _unfinished(path: Path) -> int:
 
 
 def write_report(run_dir: Path, report: dict[str, Any], name: str = REPORT) -> None:
-    """Write a report atomically. If the disk has no room for the report, write it without its numbers."""
+    """Write a report atomically. If the disk has no room for the full report, write the report without its numbers."""
     try:
         _write_last(run_dir / name, report)
     except OSError as error:
         short = make_report(Events(), state=report["state"], error=report["error"], world_size=report["world_size"])
-        why = f"{run_dir / name}: the report has no numbers, as it could not be written whole: {error.strerror}"
+        why = f"{run_dir / name}: the report has no numbers; the full report could not be written: {error.strerror}"
         _write_last(run_dir / name, short | {"warnings": [why, *report["warnings"]]})
 
 
@@ -255,5 +260,6 @@ def _write_last(file: Path, report: dict[str, Any]) -> None:
 
 
 def report_of(node: int | str) -> str:
-    """Return the file name for the report of a node that had to stop. Other nodes may know the job's result better."""
+    """Return the file name for the report of a node that had to stop early. Other nodes may have a more complete
+    report."""
     return f"report.node{node}.json"

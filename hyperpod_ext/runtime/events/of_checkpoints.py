@@ -9,45 +9,45 @@ from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Declared, Listed, Se
 
 
 class Copying(ByAgent):
-    """The counters of a node's copies to another tier have changed."""
+    """The counters of a node's copies to one tier have changed."""
 
     event: Literal["copying"] = "copying"
     tier: str
-    """`peer`, or the URL of a durable tier."""
+    """The tier: `peer`, or the URL of a durable tier."""
     failed: Count = 0
     """Number of copies that failed since the memory server started."""
     skipped: Count = 0
-    """Number of copies skipped because an earlier copy was still running."""
+    """Number of copies that were skipped, because an earlier copy was still running."""
     superseded: Count = 0
-    """Number of copies cancelled in favour of newer ones."""
+    """Number of copies that were cancelled in favour of newer copies."""
     last_error: str | None = None
     newest_step: Count | None = None
-    """The newest step in the tier; null if it has none."""
+    """The newest step that the tier has; null if it has none."""
     fell_back: str = ""
-    """Why copies to peers use TCP although NIXL is configured."""
+    """Why copies to peers use TCP although NIXL is configured; empty if they do not."""
 
 
 class ScriptSaved(ByWorker):
-    """A script with `mode: run` has saved a file or a checkpoint folder."""
+    """A script in `mode: run` has saved a file or a checkpoint folder."""
 
     event: Literal["script_saved"] = "script_saved"
     step: Count
-    """Newest optimizer step that the rank had made by then."""
+    """The newest optimizer step that the rank had made when it saved."""
     path: str
 
 
 class SavesSetAside(ByWorker):
-    """A rank of mode `run` has moved saves away that are newer than the newest step of all ranks."""
+    """A rank in `mode: run` has renamed saves that are newer than the newest step saved by all ranks."""
 
     event: Literal["saves_set_aside"] = "saves_set_aside"
     step: Count
-    """The newest step that all ranks have saved; 0: none, so that the script begins again."""
+    """The newest step that all ranks have saved. 0 if there is none, so that the script starts from the beginning."""
     paths: Listed[str]
-    """Former paths of the saves."""
+    """Paths of the saves before they were renamed."""
 
     @property
     def text(self) -> str:
-        """A sentence for users."""
+        """A sentence about this event, for users."""
         more = f" and {len(self.paths) - 1} more" if len(self.paths) > 1 else ""
         newest = (
             f"step {self.step} is the newest that all ranks have saved"
@@ -62,7 +62,7 @@ class Durable(ByCoordinator):
 
     event: Literal["durable"] = "durable"
     node: Count | None = None
-    """Node whose own disks were searched; null for tiers that all nodes share."""
+    """The node whose own disks were searched; null for tiers that all nodes share."""
     steps: Listed[Count]
     """Steps of all complete checkpoints."""
     problems: Listed[str]
@@ -74,33 +74,33 @@ class LeftOver(Declared):
 
     tier: str
     arrived: bool
-    """Whether the step is durable in the tier."""
+    """Whether the last step is durable in the tier: all nodes have uploaded their parts."""
     newest_step: Count | None
-    """The newest durable step in the tier."""
+    """The newest durable step in the tier; null if there is none."""
     left_ranks: Listed[Count]
-    """Ranks whose part is missing in the tier."""
+    """Ranks of this node whose part is missing in the tier."""
     left_bytes: Bytes
     error: str
-    """Why the part is missing. Empty if the time limit was reached."""
+    """Why the part is missing. Empty if nothing is missing, or if the time limit was reached."""
 
 
 class FinalSave(ByCoordinator):
-    """The job ends, and its nodes upload the newest step to the durable tiers."""
+    """The job ends, and its nodes upload their parts of the newest step to the durable tiers."""
 
     event: Literal["final_save"] = "final_save"
     was = ("homecoming",)
     save_id: str = ""
-    """Name of the save whose snapshots are uploaded."""
+    """Name of the save (generation and step) whose snapshots are uploaded."""
     step: Count | None
-    """The newest step that all ranks have; null if there is none."""
+    """The newest step of which all ranks have a snapshot; null if there is none."""
     made: Count
-    """The newest step that the job made."""
+    """The newest step that the job has made."""
     nodes: Listed[Count]
-    """Nodes that hold a part of the step."""
+    """Nodes that hold a part of the step to upload."""
 
 
 class Uploading(ByAgent):
-    """A node still uploads its part of the last step. Written every two seconds."""
+    """A node is still uploading its part of the last step. This event is written every two seconds."""
 
     event: Literal["uploading"] = "uploading"
     was = ("draining",)
@@ -110,7 +110,7 @@ class Uploading(ByAgent):
 
 
 class Uploaded(ByAgent):
-    """A node has uploaded its part of the last step, or has run out of time."""
+    """A node has uploaded its part of the last step, or its time limit has passed."""
 
     event: Literal["uploaded"] = "uploaded"
     was = ("drained",)

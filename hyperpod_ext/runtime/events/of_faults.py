@@ -1,4 +1,4 @@
-"""Events of faults: detection, injection, and reactions of ranks."""
+"""Events of faults: detection, injection, and the reactions of ranks."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Fault(ByCoordinator):
     """The rank's phase within its step; empty if unknown."""
     kind: FaultKind | Literal[""] = ""
     escalation_level: str = ""
-    """Level of the recovery: in process, process or node. Empty if the fault ends the job, or if another fault was
-    first."""
+    """Level at which the job recovers: in process, process or node. Empty if the fault ends the job, or if the job
+    already recovers from an earlier fault."""
     late: bool = False
-    """Whether the fault follows from another one, on the same node or in the same generation. Such a fault does not
-    count against the restart limits."""
+    """Whether the fault is a consequence of an earlier one, on the same node or in the same generation. A late fault
+    does not count against the restart limits."""
 
 
 class Aborted(ByWorker):
-    """A rank has left the broken generation."""
+    """A rank has left a generation that a fault has ended."""
 
     event: Literal["aborted"] = "aborted"
     was = ("freed",)
     step: Count
-    """The newest step that the rank had made."""
+    """The newest step that the rank has made."""
 
 
 class CollectiveBroke(ByWorker):
-    """A collective has failed without a known fault as the reason."""
+    """A collective has failed in a rank, and no fault is known that explains it."""
 
     event: Literal["collective_broke"] = "collective_broke"
     step: Count
@@ -50,14 +50,14 @@ class CollectiveBroke(ByWorker):
 
 
 class GivenUp(ByWorker):
-    """A rank abandons its current step because another rank has a fault."""
+    """A rank abandons its current step because of a fault in another rank."""
 
     event: Literal["given_up"] = "given_up"
     step: Count
 
 
 class Stuck(ByAgent):
-    """A worker did not leave its generation in time, and its agent kills it."""
+    """A worker did not leave its generation in time, so its agent kills it."""
 
     event: Literal["stuck"] = "stuck"
     rank: Count
@@ -65,7 +65,7 @@ class Stuck(ByAgent):
 
 
 class Hung(ByAgent):
-    """A worker makes no progress, and its agent will kill it."""
+    """A worker makes no progress, so its agent will kill it."""
 
     event: Literal["hung"] = "hung"
     rank: Count
@@ -74,7 +74,7 @@ class Hung(ByAgent):
 
 
 class Stacks(ByAgent):
-    """The agent has requested the stacks of a hung worker."""
+    """The agent has requested the Python stacks of a hung worker."""
 
     event: Literal["stacks"] = "stacks"
     rank: Count
@@ -84,7 +84,7 @@ class Stacks(ByAgent):
 
 
 class Killed(ByAgent):
-    """The agent has killed a worker in order to rehearse a recovery, as its arguments request."""
+    """The agent has killed a worker to rehearse a recovery, as the agent's arguments request."""
 
     event: Literal["killed"] = "killed"
     rank: Count
@@ -92,7 +92,8 @@ class Killed(ByAgent):
 
 
 class FaultOrdered(ByAgent):
-    """A rank has received a fault ordered by `hp-ext chaos`. The rank injects the fault at a later change of phase."""
+    """A rank has received a fault that `hp-ext chaos` ordered. The rank will inject it at a later change of its
+    phase."""
 
     event: Literal["fault_ordered"] = "fault_ordered"
     rank: Count
@@ -102,19 +103,19 @@ class FaultOrdered(ByAgent):
 
 
 class FaultMissed(ByWorker):
-    """A fault was not injected, because the order reached the rank after the step named in the order."""
+    """A fault was not injected, because its order reached the rank after the step that the order names."""
 
     event: Literal["fault_missed"] = "fault_missed"
     kind: str
     """Kind of the fault, as in `hp-ext chaos`."""
     step: Count
-    """The step in which the fault was due."""
+    """The step in which the fault should have been injected."""
     at: Count
-    """The step that the rank had reached by then."""
+    """The step that the rank was making when it received the order."""
 
 
 class Injected(Event):
-    """A fault was injected, either into a rank by its worker or agent, or into a whole node by its agent."""
+    """A fault was injected: into a rank by its worker or agent, or into a whole node by the node's agent."""
 
     sender = "worker or agent"
     event: Literal["injected"] = "injected"

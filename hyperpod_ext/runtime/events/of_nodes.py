@@ -1,4 +1,4 @@
-"""Events of nodes: nodes join and leave, and the job is resized."""
+"""Events of nodes joining and leaving, and of resizes of the job."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class OfNode(ByCoordinator):
 
 
 class Coordinator(OfNode):
-    """A new coordinator has taken over, on `node`."""
+    """A new coordinator, on `node`, has taken over."""
 
     event: Literal["coordinator"] = "coordinator"
     before: Count
     """The node of the previous coordinator."""
     term: Count
-    """Number of coordinators of the job so far."""
+    """Number of coordinators that the job has had so far, this one included."""
 
 
 class SteppedDown(OfNode):
-    """The coordinator on `node` stops, because it reaches no majority or its node leaves."""
+    """The coordinator on `node` gives up its role, because it reaches no majority of the nodes or its node leaves."""
 
     event: Literal["stepped_down"] = "stepped_down"
     was = ("stood_down",)
@@ -33,7 +33,7 @@ class SteppedDown(OfNode):
     reached: Listed[Count] = ()
     """Nodes that the coordinator could still reach."""
     cause: str = ""
-    """Why the node leaves the job."""
+    """Why the node leaves the job; empty if it does not leave."""
 
 
 class NodeJoined(OfNode):
@@ -45,51 +45,51 @@ class NodeJoined(OfNode):
 
 
 class Network(ByAgent):
-    """Address at which other nodes reach this node's memory server."""
+    """A node has chosen the address at which other nodes reach its memory server."""
 
     event: Literal["network"] = "network"
     interface: str
-    """The network interface in the job's spec; empty if the spec names none."""
+    """The network interface named in the job's spec; empty if the spec names none."""
     address: str
 
 
 class OperatorAsked(ByAgent):
-    """A request to the port for AWS's operator in a pod changed the pod's state or was refused."""
+    """A pod has received a request from AWS's operator that changed the pod's state, or that the pod refused."""
 
     event: Literal["operator_asked"] = "operator_asked"
     call: str
     """Path of the request: `/start`, `/update`, `/stop` or `/shutdown`."""
     caller: str
-    """The address that sent the request."""
+    """IP address that sent the request."""
     status: Count
-    """HTTP status: 200, 403 for a refused address, 409 for a request that does not fit the job's state, 422 for a bad
-    body."""
+    """HTTP status of the answer: 200, 403 for a refused address, 409 for a request that does not fit the pod's state,
+    422 for an invalid body."""
     why: str
     """Why the request was refused; empty if it was accepted."""
     state: str
-    """The pod's state after the request."""
+    """State of the pod after the request."""
 
 
 class NodeLost(OfNode):
-    """A node is lost, or has not answered for so long that it counts as lost."""
+    """A node is lost, or has been silent for so long that it counts as lost."""
 
     event: Literal["node_lost"] = "node_lost"
     cause: str
 
 
 class NodeReplaced(OfNode):
-    """Node `node` takes over the ranks of a lost node."""
+    """`node` takes over the ranks of a lost node."""
 
     event: Literal["node_replaced"] = "node_replaced"
     ranks: Listed[Count]
 
 
 class AwaitingNode(OfNode):
-    """No spare is left, so the job waits for a new node to replace `node`."""
+    """No spare is left, so the job waits for a new node to replace the lost `node`."""
 
     event: Literal["awaiting_node"] = "awaiting_node"
     seconds: Seconds
-    """Maximum time to wait."""
+    """Maximum time that the job waits."""
 
 
 class NodeLeaves(OfNode):
@@ -99,7 +99,7 @@ class NodeLeaves(OfNode):
 
 
 class NodeDecommissioned(OfNode):
-    """A node's workers end, because other nodes now have its ranks."""
+    """The workers on a node end, because other nodes have taken over its ranks."""
 
     event: Literal["node_decommissioned"] = "node_decommissioned"
     was = ("node_retired",)
@@ -112,27 +112,27 @@ class NodeLeft(OfNode):
 
 
 class NodesWanted(ByCoordinator):
-    """The job requests a different set of nodes."""
+    """The job requests a different set of nodes from the process that starts nodes."""
 
     event: Literal["nodes_wanted"] = "nodes_wanted"
     nodes: Listed[Count]
-    """All nodes that the job requests."""
+    """All nodes that the job requests, its present nodes included."""
 
 
 class Unhealthy(ByAgent):
-    """A node has failed a health check, so no worker is started on it."""
+    """A node has failed a health check, so no worker is started on the node."""
 
     event: Literal["unhealthy"] = "unhealthy"
     was = ("ill",)
     fields_were = {"ailments": "problems"}
     problems: dict[str, str]
-    """Error message of each failed check, by name of the check."""
+    """Error message of each failed check, by the name of the check."""
     seconds: Seconds
-    """Duration of all checks."""
+    """Duration of all checks together."""
 
 
 class PreemptionNotice(ByAgent):
-    """The cloud provider announces that it will reclaim the node."""
+    """The cloud provider has announced that it will reclaim the node."""
 
     event: Literal["preemption_notice"] = "preemption_notice"
     was = ("notice",)
@@ -141,7 +141,7 @@ class PreemptionNotice(ByAgent):
 
 
 class NoNotices(ByAgent):
-    """The cloud provider's preemption notices cannot be read."""
+    """The cloud provider's preemption notices cannot be read on a node."""
 
     event: Literal["no_notices"] = "no_notices"
     why: str
@@ -157,14 +157,15 @@ class MemoryLost(ByAgent):
 
 
 class MemoryBack(ByAgent):
-    """A new memory server has replaced the lost one."""
+    """A new memory server has replaced one that ended."""
 
     event: Literal["memory_back"] = "memory_back"
     seconds: Seconds
 
 
 class ForkServerLost(ByAgent):
-    """The process that forks a node's workers has ended. A new one is started, and event `imported` follows."""
+    """The fork server, which forks a node's workers, has ended. A new fork server starts, and event `imported`
+    follows."""
 
     event: Literal["fork_server_lost"] = "fork_server_lost"
     cause: str
@@ -176,12 +177,12 @@ class ForkServerLost(ByAgent):
 
 
 class Resizing(ByCoordinator):
-    """Base class of events of a resize."""
+    """Base class of events about a resize."""
 
     order: str
-    """Name of the resize order; empty if nobody ordered the resize."""
+    """Name of the order for the resize; empty if there was no order."""
     nodes: Count
-    """Number of nodes that the job will have after the resize, or would have had."""
+    """Number of nodes after the resize, or the requested number if the resize was refused."""
 
 
 class ResizeAsked(Resizing):
@@ -189,13 +190,13 @@ class ResizeAsked(Resizing):
 
     event: Literal["resize_asked"] = "resize_asked"
     of: Count
-    """Number of nodes that the job has now."""
+    """Number of nodes before the resize."""
     moving: Count | None = None
-    """The node whose ranks are to move."""
+    """The node whose ranks are to move; null if no ranks move."""
 
 
 class ResizeRefused(Resizing):
-    """An order to resize is impossible or was cancelled. The job continues with its present nodes."""
+    """An order to resize the job is impossible or was cancelled. The job continues with its present nodes."""
 
     event: Literal["resize_refused"] = "resize_refused"
     why: str
@@ -206,23 +207,24 @@ class ResizeBegun(Resizing):
 
     event: Literal["resize_begun"] = "resize_begun"
     of: Count
-    """Number of nodes that the job has now."""
+    """Number of nodes before the resize."""
     leaving: Listed[Count]
     joining: Listed[Count]
 
 
 class RejoinBegun(ByCoordinator):
-    """A job that continued without some ranks starts processes for the missing ranks."""
+    """A job that continued without some ranks starts new processes for these missing ranks."""
 
     event: Literal["rejoin_begun"] = "rejoin_begun"
     ranks: Listed[Count]
-    """Future rank numbers of the missing ranks."""
+    """Rank numbers that the missing ranks will have."""
     nodes: Listed[Count]
-    """Node of each missing rank."""
+    """Node of each missing rank, in the order of `ranks`."""
 
 
 class RejoinGivenUp(ByCoordinator):
-    """Missing ranks stay missing until a further fault or a new node changes the situation."""
+    """The missing ranks could not be started again. Ranks stay missing until the next fault or until a new node
+    joins."""
 
     event: Literal["rejoin_given_up"] = "rejoin_given_up"
     missing: Count
@@ -230,14 +232,14 @@ class RejoinGivenUp(ByCoordinator):
 
 
 class ResizePrepared(ByCoordinator):
-    """The workers of joining nodes are ready."""
+    """The workers on joining nodes are ready for the resize."""
 
     event: Literal["resize_prepared"] = "resize_prepared"
     ranks: Listed[Count]
 
 
 class JoiningWorker(ByCoordinator):
-    """A worker of a joining node is ready."""
+    """A worker on a joining node is ready for the resize."""
 
     event: Literal["joining_worker_ready"] = "joining_worker_ready"
     was = ("newcomer",)
@@ -246,7 +248,7 @@ class JoiningWorker(ByCoordinator):
 
 
 class JoiningWorkerLost(ByCoordinator):
-    """A worker of a joining node ended before the resize was complete."""
+    """A worker on a joining node ended before the resize was complete."""
 
     event: Literal["joining_worker_lost"] = "joining_worker_lost"
     was = ("newcomer_lost",)
@@ -255,7 +257,7 @@ class JoiningWorkerLost(ByCoordinator):
 
 
 class RankStopped(ByCoordinator):
-    """A rank has stopped at the step on which all ranks agreed."""
+    """A rank has stopped after the step on which all ranks agreed for a resize."""
 
     event: Literal["rank_stopped"] = "rank_stopped"
     was = ("halted",)
@@ -264,37 +266,38 @@ class RankStopped(ByCoordinator):
 
 
 class Resize(Resizing):
-    """Base class of events of a resize for which all ranks have stopped."""
+    """Base class of events about a resize for which all ranks have stopped."""
 
     generation: Count
     world_size: Count
     of: Count
-    """Number of nodes that the job had before."""
+    """Number of nodes before the resize."""
     cause: Literal["order", "nodes", "leave", "lost", "move", "continued", "rejoined"]
-    """Cause of the resize: an order; new nodes; a node left or was lost; ranks move to a spare; the job continues
-    without lost ranks; or lost ranks have rejoined."""
+    """Cause of the resize: an order; new nodes; a node that left or was lost; a move of ranks to a spare; the job
+    continues without lost ranks; or lost ranks have rejoined."""
     local_share: float
-    """Share of the state that stays on the node where it is."""
+    """Share of the state that stays on its node, from 0 to 1."""
     full_size: Count | None = None
-    """Number of ranks when no rank is missing; null if healthy ranks wait, so that no rank is ever missing."""
+    """Number of ranks when no rank is missing. Null if ranks are never missing, because healthy ranks wait for a
+    replacement."""
     samples: Literal["constant", "fewer"] = "constant"
-    """Whether the number of samples in a step stays constant or falls while ranks are missing."""
+    """Whether the number of samples per step stays constant or falls while ranks are missing."""
 
 
 class RanksReassigned(Resize):
-    """All ranks leave a generation. The next generation has a different number of nodes."""
+    """All ranks leave a generation. The next generation has a different number of nodes or other nodes."""
 
     event: Literal["world"] = "world"
     moved: ByNumber[Count]
-    """New rank number of each rank whose process survives, by old number."""
+    """New rank number of each rank whose process survives, by its old number."""
 
 
 class Resized(Resize):
-    """The job has completed its first step with the new number of nodes."""
+    """The job has completed its first step after a resize."""
 
     event: Literal["resized"] = "resized"
     step: Count
-    """The last step with the former number of nodes."""
+    """The last step before the resize."""
     pause_s: Seconds
     """Time between the last step before the resize and the first step after it."""
     pids_kept: bool

@@ -11,17 +11,17 @@ from hyperpod_ext.runtime.ipc.declared import Bytes, Count, Listed, Port, Second
 
 
 class LogBegun(ByCoordinator):
-    """First line of every log."""
+    """First line of every event log."""
 
     event: Literal["log"] = "log"
     version: Count
-    """Version of the log. A log without this line has version 1."""
+    """Version of the log's format. A log without this line has version 1."""
     epoch: float | None = None
-    """Unix time at 0 of the log's clock; null if the job has a single log."""
+    """Unix time, in seconds, when the log's clock was 0. Null if the job has only one log."""
 
 
 class JobStarted(ByCoordinator):
-    """The first coordinator has begun the job."""
+    """The first coordinator has started the job."""
 
     event: Literal["job_started"] = "job_started"
     world_size: Count
@@ -45,7 +45,7 @@ class Done(ByCoordinator):
     event: Literal["done"] = "done"
     rank: Count
     digest: str
-    """SHA-256 of the rank's final state; empty if the rank registered no state."""
+    """SHA-256 of the rank's final state. Empty if the rank has registered no state."""
 
 
 class Tuned(ByCoordinator):
@@ -58,7 +58,7 @@ class Tuned(ByCoordinator):
 
 
 class MetricsShown(ByCoordinator):
-    """The job's metrics are served over HTTP."""
+    """The job's metrics are now served over HTTP."""
 
     event: Literal["metrics_shown"] = "metrics_shown"
     host: str
@@ -66,7 +66,7 @@ class MetricsShown(ByCoordinator):
 
 
 class MetricsFailed(ByCoordinator):
-    """The job's metrics cannot be served over HTTP."""
+    """The job's metrics could not be served over HTTP."""
 
     event: Literal["metrics_failed"] = "metrics_failed"
     cause: str
@@ -76,7 +76,7 @@ class MetricsFailed(ByCoordinator):
 
 
 class WorkerStarted(ByAgent):
-    """A worker process was forked, or a warm spare has become a worker."""
+    """A worker process was forked, or a warm spare process has become a worker."""
 
     event: Literal["worker_started"] = "worker_started"
     rank: Count
@@ -84,7 +84,7 @@ class WorkerStarted(ByAgent):
     warm: bool = False
     """Whether the process had a CUDA context before it got its rank (`restart.warm_spares`)."""
     script: str = ""
-    """Checksum of the script when the process started; empty if the file did not exist."""
+    """Checksum of the training script when the process started; empty if the file did not exist."""
 
 
 class Imported(ByAgent):
@@ -93,22 +93,22 @@ class Imported(ByAgent):
     event: Literal["imported"] = "imported"
     seconds: Seconds
     notes: Listed[str] = ()
-    """Sentences about modules that are not preloaded, or only partly."""
+    """Sentences about modules that were not imported, or only partly."""
 
 
 class Joined(ByCoordinator):
-    """A rank waits for the next generation. Unsampled ranks write this event only after a change of process or
-    number."""
+    """A rank waits for the next generation. A rank whose steps are not all logged writes
+    this event only with a new process or rank number."""
 
     event: Literal["joined"] = "joined"
     rank: Count
     pid: Count
     live_step: Count | None = None
-    """The step of the complete state that the rank still holds; null if it holds none."""
+    """The step whose complete state the rank still has; null if it has none."""
 
 
 class Generation(ByCoordinator):
-    """All ranks have joined, and the step to restore is chosen."""
+    """All ranks have joined a new generation, and the step to restore is chosen."""
 
     event: Literal["generation"] = "generation"
     generation: Count
@@ -129,25 +129,25 @@ class Restored(ByWorker):
     event: Literal["restored"] = "restored"
     step: Count
     source: str
-    """Source of the state: live, self, memory, peer, parity, fresh, durable, or script. With script, the script loads
-    its own checkpoint. Logs of earlier versions have the kind of the durable tier here."""
+    """Source of the state: live, self, memory, peer, parity, fresh, durable, or script (the script loads its own
+    checkpoint). In logs of earlier versions, `source` may also be the kind of a durable tier."""
     tier: str = ""
-    """Kind of the durable tier from which the state came."""
+    """Kind of the durable tier from which the state came; empty for any other source."""
     bytes_moved: Bytes = 0
-    """Number of bytes from other nodes."""
+    """Number of bytes restored from other nodes."""
     bytes_local: Bytes = 0
-    """Number of bytes from the rank's own node."""
+    """Number of bytes restored from the rank's own node."""
     unbound: bool = False
-    """Whether the checkpoint has no MACs of its files, because an earlier version wrote it."""
+    """Whether the checkpoint has no MACs (signatures) of its files, because an earlier version wrote it."""
 
     @property
     def came_from(self) -> str:
-        """The source of the state, or the kind of the durable tier it came from."""
+        """The kind of the durable tier from which the state came; for any other source, the source."""
         return self.tier or self.source
 
 
 class RestoreFailed(ByCoordinator):
-    """A rank could not restore from its source. All ranks try the next source."""
+    """A rank could not restore from its source. All ranks restore again, from the next source."""
 
     event: Literal["restore_failed"] = "restore_failed"
     rank: Count
@@ -156,23 +156,23 @@ class RestoreFailed(ByCoordinator):
 
 
 class ParityShort(ByCoordinator):
-    """A parity group has lost two or more nodes at once, so all ranks restore an older step from the next tier."""
+    """A parity group has lost two or more nodes at once, so all ranks restore an older step from another tier."""
 
     event: Literal["parity_short"] = "parity_short"
     step: Count
     """The newest step for which parity exists."""
     ranks: Listed[Count]
-    """Ranks of the group whose snapshots are missing. Parity can rebuild only one of them."""
+    """Ranks of the group whose snapshots are missing. Parity can rebuild the snapshot of only one rank."""
     restored_step: Count
 
 
 class Go(ByCoordinator):
-    """All ranks have restored and continue, and repeat the steps after `step`."""
+    """All ranks have restored, and continue with the step after `step`."""
 
     event: Literal["go"] = "go"
     step: Count
     checkpoint: str = ""
-    """Name of the restored durable checkpoint. Empty if the state came from memory or is new."""
+    """Name of the durable checkpoint that was restored. Empty if the state came from memory or is new."""
 
 
 class Begun(ByWorker):
@@ -181,37 +181,38 @@ class Begun(ByWorker):
     event: Literal["begun"] = "begun"
     generation: Count
     step: Count
-    """The step before the rank's first step in this loop."""
+    """The step before the first step of this loop."""
     of: Count | None = None
-    """The last step of the job."""
+    """Number of the job's last step; null if unknown."""
     sharing: str = ""
-    """How the states of ranks relate: same, own or shard; empty if not known yet."""
+    """How the ranks' states are related: same, own or shard; empty if not known yet."""
     loaded: Count | None = None
-    """Step of the checkpoint that a script with `mode: run` has loaded itself; null if unknown or if it loaded none."""
+    """Step of the checkpoint that a script in `mode: run` has loaded itself. Null if unknown, or if the script loaded
+    none."""
     reproducible: bool = False
-    """Whether gradient sums are independent of the order of summation, as with `reproducible=True`."""
+    """Whether sums of gradients do not depend on the order of summation, as with `reproducible=True`."""
 
 
 class Kept(ByWorker):
-    """Contents of a rank's snapshots at the start of its loop. Rank 0 writes this event, again after each change."""
+    """The contents of a rank's snapshots. Rank 0 writes this event at the start of its loop, and after each change."""
 
     event: Literal["kept"] = "kept"
     objects: dict[str, str]
-    """Objects passed to `run.restore`: the class of each, by name."""
+    """Class of each object passed to `run.restore`, by the object's name."""
     left_out: Listed[str] = ()
-    """Classes of the objects passed to `run.leave_out`."""
+    """Class of each object passed to `run.leave_out`."""
 
 
 class Unsaved(ByWorker):
-    """Objects that are in no snapshot changed during the first two steps."""
+    """Objects that no snapshot contains have changed during the first two steps."""
 
     event: Literal["unsaved"] = "unsaved"
     objects: Listed[str]
     """Names of the objects in the script, each with its class."""
     descriptive: Listed[str] = ()
-    """Names of the objects that probably only describe training, such as counters."""
+    """Names of those objects that probably only describe the training, such as counters."""
     unseeded: Listed[str] = ()
-    """DataLoaders without a generator of their own, each with its class."""
+    """DataLoaders that have no generator of their own, each with its class."""
 
 
 UNPROTECTED = (
@@ -223,7 +224,7 @@ UNPROTECTED = (
 
 class UnprotectedStep(ByAgent):
     """A rank makes an optimizer step while its process runs no `@resilient` function, so no snapshot saves the step.
-    Written once per node."""
+    This event is written once per node."""
 
     event: Literal["unprotected_step"] = "unprotected_step"
     rank: Count
@@ -231,12 +232,13 @@ class UnprotectedStep(ByAgent):
 
     @property
     def warning(self) -> str:
-        """The warning for users about this event."""
+        """A warning about this event, for users."""
         return f"rank {self.rank} makes an optimizer step, but {UNPROTECTED}"
 
 
 class Step(ByWorker):
-    """A rank has made a step. The script's metrics of the step are additional fields, each a number or null."""
+    """A rank has made a step. The metrics that the script logged in the step are additional fields: a number or null
+    each."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -244,15 +246,15 @@ class Step(ByWorker):
     generation: Count
     step: Count
     of: Count | None = None
-    """The last step of the job."""
+    """Number of the job's last step; null if unknown."""
     began: JobTime
     """Start time of the step, by the same clock as `t`."""
     data_s: Seconds = 0.0
-    """Time from the start of the step to the first forward pass."""
+    """Time from the start of the step to its first forward pass."""
     checkpoint_s: Seconds = 0.0
     """Time that the training thread waited for a snapshot."""
     snapshot: Count = 0
-    """1 if a snapshot of this step was made."""
+    """1 if a snapshot of this step was made, else 0."""
 
     @property
     def took(self) -> float:
@@ -261,29 +263,30 @@ class Step(ByWorker):
 
     @property
     def logged(self) -> dict[str, float | None]:
-        """Metrics of the step that the script logged."""
+        """Metrics that the script logged in the step, by name."""
         return self.__pydantic_extra__
 
 
 ALL_SAMPLED_UP_TO = 64
-"""Ranks below this number have every step in the log. If all of 8,192 ranks wrote their steps, each step would add half
-a megabyte, too much to read after a month."""
+"""Ranks below this number write all their steps to the log. If all ranks of a job with 8,192 ranks wrote their steps,
+each step would add half a megabyte: after a month the log would be too large to read."""
 SAMPLED_ONE_IN = 129
-"""Of the higher ranks, one in this many is sampled. The number is odd, so that every local rank occurs."""
+"""Above `ALL_SAMPLED_UP_TO`, one rank in this many writes its steps. The number is odd, so that each local rank
+occurs."""
 
 
 def is_sampled(rank: int) -> bool:
-    """Return whether a log has every step of `rank`."""
+    """Return whether the log has every step of `rank` (the rank is sampled)."""
     return rank < ALL_SAMPLED_UP_TO or rank % SAMPLED_ONE_IN == 0
 
 
 def count_sampled(world_size: int) -> int:
-    """Return the number of ranks of a job whose steps are all logged."""
+    """Return the number of a job's ranks that write all their steps to the log."""
     return min(world_size, ALL_SAMPLED_UP_TO) + max(0, world_size - 1) // SAMPLED_ONE_IN
 
 
 class Metric(ByWorker):
-    """The script has logged metrics outside of a step, each a number or null."""
+    """The script has logged metrics outside of a step. Each metric is an additional field: a number or null."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, float | None]
@@ -291,12 +294,12 @@ class Metric(ByWorker):
 
     @property
     def logged(self) -> dict[str, float | None]:
-        """Metrics that the script logged."""
+        """Metrics that the script logged, by name."""
         return self.__pydantic_extra__
 
 
 class Skipped(ByWorker):
-    """The NaN guard has skipped the optimizer in one step."""
+    """The NaN guard has skipped the optimizer step of one step."""
 
     event: Literal["skipped"] = "skipped"
     step: Count
@@ -304,7 +307,7 @@ class Skipped(ByWorker):
 
 
 class Stopped(ByWorker):
-    """A rank has stopped because its launcher restarts the job with different nodes."""
+    """A rank has stopped, because its launcher will restart the job with a different number of nodes."""
 
     event: Literal["stopped"] = "stopped"
     step: Count

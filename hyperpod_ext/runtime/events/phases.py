@@ -1,18 +1,18 @@
-"""Assign every second of every rank to exactly one phase: from the event log to spans without gaps. Pure functions.
+"""Assigns every second of every rank to exactly one phase: computes gapless spans from the event log. Pure functions.
 
-Each event of a rank ends one span and begins the next, so a rank's spans always add up to the job's wall time. In a
-large job, only sampled ranks are counted. The phases:
+Each event of a rank ends one span of the rank and begins the next one. So a rank's spans always add up to the job's
+wall time. In a large job, only sampled ranks are counted (`of_training.is_sampled`). The phases:
 
-startup           until the first step begins: imports, processes, groups, model
-data              from the beginning of a step to the first forward pass
-step              the rest of a kept step
-checkpoint        the time in a step during which the training thread waited for a snapshot
+startup           until the first step begins: imports, processes, process groups, model
+data              from the beginning of a step to its first forward pass
+step              the rest of a step that counts
+checkpoint        the time in a step during which the training thread waits for a snapshot
 first_step        the first step after a fault
-lost_work         work on a step that was aborted, or repeated later
+lost_work         work on a step that is aborted, or is repeated later
 detect            from a fault to its detection
-abort             until this rank has left its broken step
-agree             until the members, the ranks and the step to restore are known
-rebuild           new process, process groups, wrappers around the model
+abort             from the detection of a fault until this rank has left its aborted step
+agree             until members, ranks and the step to restore are decided
+rebuild           making processes, process groups and wrappers around the model
 restore           until the state is restored
 idle              before the rank's process exists, and after its work is done
 """
@@ -55,15 +55,15 @@ SpanPhase = Literal[
 PHASES: tuple[SpanPhase, ...] = get_args(SpanPhase)
 
 KEPT: tuple[SpanPhase, ...] = ("step", "data", "checkpoint", "first_step")
-"""Phases of useful work, which count as goodput."""
+"""Phases of useful work, whose time counts as goodput."""
 
 _REMEMBERED_STEPS = 4096
-"""Number of steps of a running job for which the newest generation is kept."""
+"""Number of steps of a running job for which we remember the newest generation that made them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time of one rank in one phase. `began` and `ended` are seconds of the log's clock."""
+    """A time span of one rank in one phase. `began` and `ended` are seconds of the log's clock."""
 
     rank: int
     phase: SpanPhase
@@ -71,7 +71,7 @@ class Span:
     ended: float
     generation: int
     step: int | None = None
-    """The step number, in phases of a step; else None."""
+    """Number of the step if the phase belongs to a step, else None."""
 
     @property
     def seconds(self) -> float:
@@ -80,16 +80,16 @@ class Span:
 
 @dataclass(slots=True)
 class Facts:
-    """Facts about the whole job that the spans of each rank need."""
+    """Facts about the whole job from which the spans of each rank are computed."""
 
     start: float
     end: float
     last_making: dict[int, int]
-    """For each step, the last generation that made it."""
+    """Number of the last generation that made each step, by step."""
     injected: tuple[float, ...]
-    """Times at which faults were injected."""
+    """Times at which faults were injected, in seconds of the log's clock."""
     first_step: float
-    """Time at which a rank began its first step, the earliest of all ranks; `end` if there is no step."""
+    """Time at which the first of all ranks began its first step; `end` if no rank made a step."""
 
 
 _ENDS: dict[type[Event], SpanPhase] = {
@@ -100,20 +100,20 @@ _ENDS: dict[type[Event], SpanPhase] = {
     Begun: "rebuild",
     Aborted: "abort",
 }
-"""Phase of a rank that ends with each kind of event."""
+"""For each kind of event, the phase that an event of this kind ends."""
 _OfRank = WorkerStarted | Joined | GroupsOpen | Restored | Begun | Aborted | Step | Done
-"""Events that end a span of one rank."""
+"""Events that end the current span of one rank."""
 _OfAll = Generation | Fault
 """Events that end the current span of every rank."""
 
 
 def spans(events: Events) -> dict[int, list[Span]]:
-    """Return the spans of each sampled rank, in order and without gaps, from the log's first event to its last."""
+    """Return the spans of each sampled rank, in order and without gaps, from the log's first to its last event."""
     return dict(spans_by_rank(events))
 
 
 def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
-    """Yield each rank with its spans, so that a long job's spans need not all be in memory at once."""
+    """Yield each rank with its spans. So the spans of all ranks of a long job are never in memory at once."""
     facts = _facts(events)
     concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
     for event in events:
@@ -131,12 +131,12 @@ def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
 
 
 def ranks_of(events: Events) -> list[int]:
-    """Return all sampled ranks that have ever joined."""
+    """Return all sampled ranks that have joined at some time."""
     return sorted({event.rank for event in events.of(Joined) if is_sampled(event.rank)})
 
 
 def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:
-    """Return the total seconds of each phase."""
+    """Return the total time in each phase, in seconds."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in of_rank:
         seconds[span.phase] += span.seconds
@@ -157,7 +157,7 @@ def _facts(events: Events) -> Facts:
 
 
 class SpanBuilder:
-    """Builds one rank's spans from its events."""
+    """Builds the spans of one rank from the rank's events."""
 
     def __init__(self, rank: int, facts: Facts) -> None:
         self.rank, self._facts = rank, facts
@@ -169,7 +169,7 @@ class SpanBuilder:
         self.spans: list[Span] = []
 
     def add(self, event: _OfRank | _OfAll) -> None:
-        """Process an event of this rank, or an event of all ranks."""
+        """Process the next event, which concerns this rank or all ranks."""
         match event:
             case Step():
                 self._step(event)
@@ -185,23 +185,23 @@ class SpanBuilder:
                 self._own(event)
 
     def begin_at(self, moment: float) -> None:
-        """Exclude the time before `moment`."""
+        """Start the rank's spans at `moment`. Earlier time is not counted."""
         self._at = moment
 
     def take(self) -> list[Span]:
-        """Return the spans so far, and remove them from this builder."""
+        """Return the finished spans, and remove them from this object."""
         spans, self.spans = self.spans, []
         return spans
 
     def close(self) -> None:
-        """Close the last span at the end of the log."""
+        """End the last span at the end of the log."""
         self._until(self._facts.end, "lost_work" if self._training else "idle")
 
     def _own(self, event: Event) -> None:
         phase = _ENDS[type(event)]
         if isinstance(event, Joined) and not self._joined:
-            phase = "rebuild"  # a new process was prepared until it joined
-        # there was no fault: all ranks agreed on this step as the last one
+            phase = "rebuild"  # until it joined, the new process was being prepared
+        # without a fault, the ranks had agreed to stop after this step
         if isinstance(event, Aborted) and self._training:
             phase = "agree"
         if isinstance(event, WorkerStarted):
@@ -214,11 +214,12 @@ class SpanBuilder:
             self._training = False
 
     def _fault(self, moment: float) -> None:
-        """Split an aborted step at the injection of the fault: lost work before, detection after."""
+        """Divide the time of an aborted step: lost work until the fault was injected, detection of the fault after
+        that."""
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        # the fault was injected into another rank, perhaps before the end of this rank's last step
+        # a fault may be injected into another rank before the end of this rank's last step
         injected = max((t for t in self._facts.injected if self._step_began <= t <= moment), default=moment)
         self._until(injected, "lost_work")
         self._until(moment, "detect")
@@ -226,7 +227,7 @@ class SpanBuilder:
 
     def _step(self, made: Step) -> None:
         self._step_began = made.began
-        self._until(made.began, "step")  # the training loop's work between two steps
+        self._until(made.began, "step")  # work of the training loop between two steps
         if self._facts.last_making[made.step] > made.generation:
             self._until(made.t, "lost_work", made.step)
             return
@@ -239,8 +240,8 @@ class SpanBuilder:
         self._until(made.t, "checkpoint", made.step)
 
     def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
-        """End the current span at `moment`. If events are out of order, because of clocks or of writing, add no
-        span."""
+        """End the current span at `moment`. Add no span if events are out of order, because of clocks or of late
+        writing."""
         if moment <= self._at:
             return
         if phase != "idle" and not self._done and self._at < self._facts.first_step and not self._training:
@@ -254,20 +255,20 @@ class SpanBuilder:
 
 
 class LivePhases:
-    """Spans of a running job. Later events never change an earlier span, for example when its step is repeated."""
+    """Builds the spans of a running job. A span that was returned never changes, even if its step is repeated later."""
 
     def __init__(self) -> None:
         self._facts: Facts | None = None
         self._builders: dict[int, SpanBuilder] = {}
 
     def add(self, event: Event) -> list[Span]:
-        """Process the next event of the log. Returns the spans that end with it."""
+        """Process the next event of the log. Returns the spans that the event ends."""
         if self._facts is None:
             self._facts = Facts(event.t, math.inf, {}, (), math.inf)
         self._learn(event, self._facts)
         if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and is_sampled(event.rank):
             self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
-            if self._facts.first_step < math.inf:  # the rank did not exist before this event
+            if self._facts.first_step < math.inf:  # before this event, the rank did not exist
                 self._builders[event.rank].begin_at(event.t)
         ended = []
         if isinstance(event, _OfAll):
@@ -287,7 +288,7 @@ class LivePhases:
                 facts.first_step = min(facts.first_step, event.began)
                 making = facts.last_making
                 making[event.step] = max(making.pop(event.step, 0), event.generation)
-                if len(making) > _REMEMBERED_STEPS:  # steps that old get no more reports
+                if len(making) > _REMEMBERED_STEPS:  # steps that old are not reported any more
                     del making[next(iter(making))]
             case Generation(world_size=int(ranks)):
                 self._builders = {rank: builder for rank, builder in self._builders.items() if rank < ranks}

@@ -1,4 +1,4 @@
-"""Read event logs of this version and of earlier ones, and report unreadable lines."""
+"""Reads event logs of this version and of earlier versions, and reports unreadable lines."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from hyperpod_ext.runtime.ipc.messages import WireError
 
 _STEP = (b'"event":"step"', b'"event": "step"')
 _HEAD = 64
-"""Number of bytes at the start of a line that contain the kind of the event."""
+"""Number of bytes at the start of a line within which the kind of its event is found."""
 _LONGEST_LINE = 4 << 20
-"""Maximum length of a line, in bytes."""
+"""Maximum number of bytes of a line that are read."""
 _LOST = re.compile(r"(\d{1,9}) events could not be written here: (.{,200})")
 _EARLIEST, _LATEST = -1e9, 1e11
-"""Earliest and latest valid time, in seconds. As Unix time, these are the years 1938 and 5138."""
+"""Earliest and latest valid time of an event, in seconds. As Unix time, the limits are the years 1938 and 5138."""
 _REMOVE = "the file is damaged there; remove the line, or name another log"
 
 
 @dataclass(frozen=True, slots=True)
 class LogRead:
-    """The contents of a log."""
+    """The contents of an event log."""
 
     events: Events
     damaged: Problem | None
-    """Problem with the first unreadable line; None if all lines are readable."""
+    """The problem with the first unreadable line; None if all lines are readable."""
     notes: tuple[str, ...]
-    """Sentences about lines that were left out."""
+    """Sentences about lines or events that were left out."""
     lost: tuple[int, str] = (0, "")
-    """Number of events that could not be written, for example because of a full disk, and the reason."""
+    """Number of events that could not be written, for example to a full disk, and the reason."""
 
     def all_events(self) -> Events:
-        """Return all events of the log.
+        """Return all events, if the whole log is readable.
 
         Raises:
             ConfigError: a line is unreadable.
@@ -51,7 +51,8 @@ class LogRead:
 
 
 def read_log(lines: Iterable[str], source: str) -> LogRead:
-    """Return the events in a log's lines. Messages name the log `source`. An incomplete last line is left out."""
+    """Return the events in a log's lines. `source` is the log's name in messages. An incomplete last line is left
+    out."""
     events, notes = Events(), list[str]()
     damaged: Problem | None = None
     lost, why = 0, ""
@@ -88,16 +89,16 @@ def read_log(lines: Iterable[str], source: str) -> LogRead:
 
 
 def lost_note(source: str, count: int, why: str) -> str:
-    """Return a sentence about `count` events that could not be written."""
-    return f"{source}: {count} events could not be written: {why}. Numbers of this log leave them out."
+    """Return a sentence about `count` events that are missing in the log `source`."""
+    return f"{source}: {count} events could not be written: {why}. Figures from this log do not include them."
 
 
 def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, must_exist: bool = False) -> LogRead:
-    """Return the events in a file. A missing file has no events, unless `must_exist` is set.
+    """Return the events in a file. If the file is missing, return no events, or raise if `must_exist`.
 
     Args:
-        nbytes: read only this many bytes, because the file may still grow.
-        steps: whether to include `step` events, which are nearly all lines of a long log.
+        nbytes: number of bytes to read at most, because the file may still grow; None for all.
+        steps: whether to include events of steps, which are nearly all lines of a long log.
     """
     try:
         with open_regular(path) as file:
@@ -109,7 +110,7 @@ def read_events(path: Path, *, nbytes: int | None = None, steps: bool = True, mu
 
 
 def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file. Lines longer than `_LONGEST_LINE` are truncated."""
+    """Yield the lines of a file. Only the first `_LONGEST_LINE` bytes of a longer line are yielded."""
     while line := file.readline(_LONGEST_LINE):
         yield line
         while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
@@ -117,7 +118,7 @@ def complete_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
-    """Yield the lines of a file. A line to be skipped is yielded empty, so that line numbers stay correct."""
+    """Yield the lines of a file. A line that is left out is yielded as "", so that line numbers stay correct."""
     for line in complete_lines(file):
         if nbytes is not None:
             if nbytes <= 0:
@@ -128,7 +129,8 @@ def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
 
 
 def read_followed(entry: Mapping[str, Any]) -> Event | None:
-    """Return the event in a line of a running job's log; None if unreadable, which the final report explains."""
+    """Return the event in a log line of a running job; None if it is unreadable. The final report explains such
+    lines."""
     try:
         return KINDS.read({key: value for key, value in entry.items() if key != "run"})
     except WireError:
@@ -136,7 +138,7 @@ def read_followed(entry: Mapping[str, Any]) -> Event | None:
 
 
 def parse_line(line: str | bytes) -> dict[str, Any] | None:
-    """Parse a line; None if it is not an event."""
+    """Parse a log line into a dict; None if the line is not an event."""
     try:
         entry = fast_json.load(line)
     except (ValueError, RecursionError):

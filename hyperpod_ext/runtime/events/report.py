@@ -1,7 +1,7 @@
-"""The job's report from the event log, with the use of every second. Pure functions.
+"""Makes a job's report from its event log: how the job spent its time, faults, recoveries, warnings. Pure functions.
 
-Goodput is the share of wall time, from the start of the agents to the end of the job, that was spent on kept steps. An
-interrupted step counts only when it is repeated.
+Goodput is the share of wall time that was spent on steps that count. Wall time is from the start of the agents to the
+end of the job. A step that was interrupted counts only when it is repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hyperpod_ext.runtime.events.of_training import (
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
-"""Maximum number of ranks that a warning names."""
+"""Maximum number of ranks that one warning names."""
 GIVE_A_GENERATOR = (
     "Give the loader generator=torch.Generator(). Random numbers that its worker processes draw must follow from the "
     "sample's index; ElasticDataLoader seeds them so."
@@ -51,7 +51,7 @@ OWN_LOSS = (
 
 
 def make_report(events: Events, *, state: str, error: Any, world_size: int) -> dict[str, Any]:
-    """Return the job's report, which is the content of `report.json`."""
+    """Return the job's report as a dict: the content of `report.json`."""
     recoveries = find_recoveries(events, world_size)
     intervals = kept_steps(events)
     seconds = account(events, intervals, recoveries)
@@ -109,31 +109,31 @@ def make_report(events: Events, *, state: str, error: Any, world_size: int) -> d
 
 
 def _of_disks(events: Events) -> list[str]:
-    """Return a sentence about each error of a node's own disk."""
+    """Return a sentence for each error of a disk that belongs to one node."""
     found = [(event.node, why) for event in events.of(Durable) if event.node is not None for why in event.problems]
     return list(dict.fromkeys(f"node {node}: {why}" for node, why in found))
 
 
 def _other_scripts(events: Events) -> list[str]:
-    """Return a warning if ranks started with different versions of the script."""
+    """Return a warning if some rank started with a different version of the script."""
     started = [event for event in events.of(WorkerStarted) if event.script]
     others = list(dict.fromkeys(event.rank for event in started if event.script != started[0].script))
     if not others:
         return []
     shown = ", ".join(map(str, others[:_SHOWN])) + (" and others" if len(others) > _SHOWN else "")
     return [
-        f"not all processes ran the same script: that of rank {shown} began with another one than that of rank "
-        f"{started[0].rank}. It was changed while the job ran, or differs between nodes."
+        f"not all processes ran the same script: rank {shown} started with another version than rank "
+        f"{started[0].rank}. The script was changed while the job ran, or differs between nodes."
     ]
 
 
 def unprotected(events: Events) -> list[str]:
-    """Return the warning about the first optimizer step that no snapshot covers."""
+    """Return the warning about the first optimizer step that no snapshot saves; empty if there is no such step."""
     return [event.warning for event in events.of(UnprotectedStep)[:1]]
 
 
 def in_no_snapshot(events: Events) -> list[str]:
-    """Return the objects that changed from step to step but are in no snapshot."""
+    """Return the objects that changed from step to step although no snapshot contains them."""
     return list(dict.fromkeys(name for event in events.of(Unsaved) for name in event.objects))
 
 
@@ -143,7 +143,7 @@ def unseeded_loaders(events: Events) -> list[str]:
 
 
 def unseeded_text(loaders: Sequence[str]) -> str:
-    """Return a sentence about `loaders`, which have no generator."""
+    """Return a sentence about DataLoaders that have no generator."""
     has = "has" if len(loaders) == 1 else "have"
     return (
         f"{', '.join(loaders)} {has} no generator=: each iter() draws a seed from torch's global generator, so a step "
@@ -153,24 +153,24 @@ def unseeded_text(loaders: Sequence[str]) -> str:
 
 def _begun_anew(unsaved: Sequence[str]) -> str:
     return (
-        f"in no snapshot, though it changed from step to step: {', '.join(unsaved)}. After a fault it is as at its "
-        "start, or as it was when the fault came."
+        f"no snapshot contains these, but they change from step to step: {', '.join(unsaved)}. After a fault, each "
+        "has its value from the start, or from the moment of the fault."
     )
 
 
 def _beyond_parity(event: ParityShort) -> str:
-    return f"{beyond_parity(event.step, event.ranks)} All went on from step {event.restored_step}."
+    return f"{beyond_parity(event.step, event.ranks)} All ranks continued from step {event.restored_step}."
 
 
 def _too_late(event: FaultMissed) -> str:
-    return f"{_not_injected(event)} {event.step}, and the rank was in step {event.at} when it heard of that."
+    return f"{_not_injected(event)} {event.step}, but the rank was in step {event.at} when the order arrived."
 
 
 def _never_due(events: Events) -> list[str]:
-    """Return a sentence about each fault that was ordered for a step that the job never reached."""
+    """Return a sentence about each fault that was ordered for a step that the job did not reach."""
     newest = max((event.step for event in events.of(Step)), default=0)
     return [
-        f"{_not_injected(event)} {event.step}, and the job made {newest} steps."
+        f"{_not_injected(event)} {event.step}, but the job made {newest} steps."
         for event in events.of(FaultOrdered)
         if event.step is not None and event.step > newest
     ]
@@ -181,7 +181,9 @@ def _not_injected(event: FaultMissed | FaultOrdered) -> str:
 
 
 def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
-    """Return the begin and end of each kept step over all ranks. For a repeated step, the last repetition counts."""
+    """Return when each kept step began (on the first rank) and ended (on the last rank).
+
+    A step that was repeated has the times of its last repetition."""
     intervals: dict[int, tuple[int, float, float]] = {}
     for made in events.of(Step):
         known = intervals.get(made.step)
@@ -193,7 +195,8 @@ def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
 
 
 def committed_step(events: Events, world_size: int) -> int:
-    """Return the newest step that every sampled rank has made or restored in one generation."""
+    """Return the newest step that every sampled rank has made or restored in the same generation; 0 if there is
+    none."""
     ranks, sampled = dict[tuple[int, int], set[int]](), count_sampled(world_size)
     for event in events:
         if isinstance(event, Step | Begun) and is_sampled(event.rank):
@@ -204,7 +207,7 @@ def committed_step(events: Events, world_size: int) -> int:
 def account(
     events: Events, intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Return the seconds of wall time for each use, which add up to `wall`."""
+    """Return the seconds of wall time by use. The uses add up to `wall`."""
     if not events:
         return {"startup": 0.0, "steps": 0.0, "recovery": 0.0, "other": 0.0, "wall": 0.0}
     start, end = events.start, events[-1].t
@@ -213,7 +216,7 @@ def account(
     for step_began, step_ended in intervals.values():
         steps += max(0.0, step_ended - max(step_began, covered))
         covered = max(covered, step_ended)
-    # the first new step of a recovery is also a kept step: count it only as a kept step
+    # the phase `first_new_step` of a recovery is a kept step, too: count its time only as time of steps
     recovery = sum(
         sum(v for k, v in r["phases"].items() if v is not None and k != "first_new_step") for r in recoveries
     )
@@ -228,7 +231,7 @@ def account(
 
 
 def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
-    """Return one entry for each generation after a fault, with the seconds of each phase of the recovery."""
+    """Return one entry for each generation that began after a fault, with the seconds of each phase of the recovery."""
     bounds = [index for index, event in enumerate(events) if isinstance(event, Generation)] + [len(events)]
     parts = [Events(events[begins:ends]) for begins, ends in pairwise(bounds)]
     past = _Past(events.start, world_size, events[: bounds[0]])
@@ -242,14 +245,14 @@ def find_recoveries(events: Events, world_size: int) -> list[dict[str, Any]]:
 
 
 class _Past:
-    """State of the job at the end of the latest generation."""
+    """State of the job at the end of the generations that were passed to `made` and `left`."""
 
     def __init__(self, start: float, world_size: int, before: Iterable[Event]) -> None:
         self.start, self.world_size = start, world_size
         self.pids = {event.rank: event.pid for event in before if isinstance(event, Joined)}
         """Process id of each rank in the previous generation."""
         self.committed = 0
-        """The newest step that every rank has made or restored since the last `go`."""
+        """The newest step that every rank has made or restored since the last event `go`."""
 
     def made(self, generation: Events) -> None:
         """Add the steps of a generation that has ended."""
@@ -266,10 +269,10 @@ class _Past:
 def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     faults, begins = leaving.of(Fault), joining.of(Generation)[0]
     fault, went_on = faults[0], joining.last(Go)
-    # ranks may have refused the chosen step; the `go` event has the final one
+    # ranks may have refused the step in the event `generation`; the event `go` has the final step
     resumed = begins.step if went_on is None else went_on.step
     if {event.source for event in joining.of(Restored)} <= {"script", "fresh"} and (begun := joining.last(Begun)):
-        resumed = begun.step  # a script that loads its own checkpoint chooses the step itself
+        resumed = begun.step  # the script has chosen the step, because it loads its own checkpoint
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
@@ -282,7 +285,7 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
         "escalation_level": fault.escalation_level,
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,
-        # without a `go`, the next recovery counts the lost steps
+        # if the recovery was interrupted (no event `go`), the next recovery counts the lost steps
         "steps_lost": max(0, past.committed - resumed) if went_on is not None else 0,
         "source": _source(joining, fault.rank, staying),
         "survivor_pids_kept": _same_pids(past.pids, leaving, staying, fault.t),
@@ -292,7 +295,8 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
 
 
 def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None:
-    """Return when the fault was injected; None if unknown. The injected rank need not be the first rank to fail."""
+    """Return when the fault was injected; None if it was not. `failed`: all ranks that failed, not only the first
+    one."""
     injected = (event for event in leaving if isinstance(event, Killed | Injected))
     return next((event.t for event in injected if event.rank in failed and event.t <= seen), None)
 
@@ -300,7 +304,7 @@ def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None
 def _phases(
     leaving: Events, joining: Events, seen: float, injected: float | None, resumed: int
 ) -> tuple[dict[str, float | None], float]:
-    """Return the seconds of each phase in order, and their sum. None for a phase that was not reached."""
+    """Return the seconds of each phase in order, and their sum. The value is None for a phase that was not reached."""
     milestones = {
         "fault_seen": seen,
         "survivors_freed": _last(event.t for event in leaving.of(Aborted) if event.t >= seen),
@@ -312,7 +316,7 @@ def _phases(
     phases: dict[str, float | None] = {}
     began = reached = seen if injected is None else injected
     for name, moment in milestones.items():
-        # time that overlaps with an earlier phase counts once
+        # if phases overlap, count the overlap only in the earlier phase
         phases[name] = None if moment is None else round(max(0.0, moment - reached), 4)
         reached = reached if moment is None else max(reached, moment)
     if injected is None:
@@ -330,7 +334,7 @@ def _shown(fault: Fault) -> dict[str, Any]:
 
 
 def _staying(leaving: Events, world_size: int) -> dict[int, int]:
-    """Return the rank number in the next generation for each rank whose process survived."""
+    """Return the rank number in the next generation for each rank whose process survived, by its old number."""
     if reassigned := leaving.of(RanksReassigned):
         staying = {rank: rank for rank in reassigned[0].moved}
         for numbers in (each.moved for each in reassigned):
@@ -341,9 +345,9 @@ def _staying(leaving: Events, world_size: int) -> dict[int, int]:
 
 
 def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
-    """Return the source of the failed rank's state; empty if no rank has restored.
+    """Return the source from which the failed rank's state was restored; empty if no rank has restored.
 
-    If the other ranks continued without the failed rank, return the source of a rank that did not keep its own state.
+    If the job continued without the failed rank, return the source of a rank that did not keep its own state.
     """
     sources = {event.rank: event.came_from for event in joining.of(Restored)}
     begins = joining.of(Generation)[0]
@@ -353,15 +357,15 @@ def _source(joining: Events, failed: int, staying: Mapping[int, int]) -> str:
 
 
 def _same_pids(pids: Mapping[int, int], leaving: Events, stay: Mapping[int, int], seen: float) -> bool:
-    """Return whether every surviving rank joined with the process id that it had before the fault."""
+    """Return whether every surviving rank joined with the same process id as before the fault."""
     before = {**pids, **{event.rank: event.pid for event in leaving.of(Joined) if event.t < seen}}
-    # unsampled ranks report only a new process or a new number
+    # ranks that are not sampled report only a new process or a new rank number
     now = {**before, **{event.rank: event.pid for event in leaving.of(Joined) if event.t >= seen}}
     return all(before.get(rank) == now.get(moved) for rank, moved in stay.items())
 
 
 def _losses(events: Events) -> dict[int, float | None]:
-    """Return the loss of each step, from its last repetition and the lowest rank that reported a loss."""
+    """Return the loss of each step, as reported by the lowest rank with a loss in the last repetition of the step."""
     best: dict[int, tuple[int, int, float | None]] = {}
     for made in events.of(Step):
         if "loss" in made.logged:
@@ -371,7 +375,7 @@ def _losses(events: Events) -> dict[int, float | None]:
 
 
 def _differs_by_rank(events: Events) -> list[str]:
-    """Return the names of metrics whose values differ between ranks in one step."""
+    """Return the names of metrics whose values differ between ranks in the same step."""
     first: dict[tuple[int, int, str], float | None] = {}
     names = set()
     for made in events.of(Step):
@@ -382,7 +386,7 @@ def _differs_by_rank(events: Events) -> list[str]:
 
 
 def _metrics_of_one_rank(events: Events) -> list[str]:
-    """Return the names of run metrics, logged outside of steps, whose values differ between ranks."""
+    """Return the names of metrics, logged outside of steps, whose values differ between ranks."""
     newest = {(name, event.rank): value for event in events.of(Metric) for name, value in event.logged.items()}
     values: dict[str, set[float | None]] = {}
     for (name, _), value in newest.items():
@@ -395,7 +399,7 @@ def _own_metric(name: str) -> str:
 
 
 def _weights(events: Events, world_size: int) -> str:
-    """Return the digest of all ranks' final states together; empty unless every rank reported one."""
+    """Return one digest for the final states of all ranks; empty unless every rank has reported its digest."""
     digests = {event.rank: event.digest for event in events.of(Done)}
     if len(digests) < world_size or not all(digests.values()):
         return ""

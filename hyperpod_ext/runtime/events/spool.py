@@ -1,8 +1,9 @@
-"""Files through which a node's processes pass events to the memory server. The memory server uploads the lines and
-empties the files.
+"""Files through which the processes of a node pass events to the node's memory server.
 
-Each process appends to its own file, whose name is the process id. Lines of a killed process stay in its file.
-Appending takes microseconds, and waits only for a reader that is emptying the same file.
+The memory server uploads the lines, and then empties the files.
+
+Each process appends to a file of its own, whose name is the process id. Lines of a killed process stay in its file.
+Appending takes microseconds. A writer only waits while the memory server is emptying the same file.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pathlib import Path
 
 _SUFFIX = ".jsonl"
 _EMPTIED_BYTES = 1 << 20
-"""Files longer than this are emptied once their lines are uploaded."""
+"""Size in bytes above which a file is emptied when all its lines are uploaded."""
 _MOST_BYTES = 64 << 20
-"""Files longer than this are emptied even if their lines were not uploaded."""
+"""Size in bytes above which a file is emptied even if its lines are not uploaded."""
 
 
 class SpoolWriter:
-    """This process's file in `directory`. On a full or broken disk, lines are lost with one message, and work
-    continues."""
+    """Appends to this process's file in `directory`.
+
+    If the disk is full or broken, lines are lost, stderr gets one message, and the process continues."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / f"{os.getpid()}{_SUFFIX}"
@@ -34,9 +36,9 @@ class SpoolWriter:
             self._open()
 
     def write(self, line: bytes) -> None:
-        """Append a line to the file."""
+        """Append a line to this process's file."""
         with self._may_fail(), _locked(file := self._open()):
-            # remove a partial line, so that the next event starts on a new line
+            # if the line was written only partly, remove that part, so that the next event starts on a new line
             if (written := os.write(file, line)) < len(line):
                 os.ftruncate(file, os.fstat(file).st_size - written)
 
@@ -62,22 +64,22 @@ class SpoolWriter:
 
 @dataclass(slots=True)
 class _Read:
-    """Progress of reading one file."""
+    """How far one file has been read and uploaded."""
 
     offset: int = 0
     kept: int = 0
-    """Number of bytes known to be uploaded."""
+    """Number of bytes of the file that are uploaded."""
 
 
 class SpoolReader:
-    """Reads all files in `directory`. Only one process may use it."""
+    """Reads all files in `directory`. Only one process may read a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._files: dict[int, _Read] = {}
 
     def read(self) -> dict[int, list[bytes]]:
-        """Return the new complete lines of each process, by process id."""
+        """Return the complete lines that are new, by the id of the process that wrote them."""
         found: dict[int, list[bytes]] = {}
         for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
             if not path.stem.isdecimal():
@@ -93,13 +95,13 @@ class SpoolReader:
         return found
 
     def keep(self) -> None:
-        """Mark all read lines as uploaded. Empties long files, and removes files of ended processes."""
+        """Mark all lines read so far as uploaded. Empties long files, and removes the files of ended processes."""
         for known in self._files.values():
             known.kept = known.offset
         self._tidy()
 
     def shed(self) -> int:
-        """Empty files that are too long although their lines are not uploaded. Returns the number of lost bytes."""
+        """Empty files that are too long, although their lines are not uploaded. Returns the number of lost bytes."""
         return self._tidy(_MOST_BYTES)
 
     @property

@@ -1,1 +1,2 @@
-"""Faults that a user orders: injected by the agent or by a worker, and the files that contain the orders."""
+"""Injects faults that a user has ordered: from the agent or from a worker. The orders are files in the run
+directory."""

@@ -1,7 +1,7 @@
-"""Faults that a worker injects, each in one rank, in one step, and in one phase of the step.
+"""Faults that a worker injects. Each fault is for one rank, one step, and one phase of the step.
 
-Faults are set by the job's spec (`chaos.inject`), by the variable HPX_CHAOS, or by `hp-ext chaos` while the job runs.
-If no fault is set, steps do not check for faults.
+A fault is set in the job's spec (`chaos.inject`), in the variable HPX_CHAOS, or by `hp-ext chaos` while the job runs.
+If no fault is set, a step does not check for faults.
 """
 
 from __future__ import annotations
@@ -33,29 +33,31 @@ _COSTS_MONEY = {
     "SM_TRAINING_ENV": "SageMaker",
     "TRAINING_JOB_NAME": "SageMaker",
 }
-"""Environment variables that are set on platforms where machines cost money."""
+"""Environment variables that exist on platforms where machines cost money, with the platform's name."""
 _OOM_STEP = 64 << 20
 _FOREVER_S = 1 << 20
 
 
 class InjectedError(RuntimeError):
-    """An exception that was injected as a fault."""
+    """An exception that a fault injection has raised."""
 
 
 class InjectionTarget(Protocol):
-    """The parts of a run that injected faults need."""
+    """The parts of a training run that injected faults change or report to."""
 
     def event(self, event: str, **fields: Any) -> None: ...
 
     def snapshots(self) -> tuple[memoryview, int, int] | None:
-        """Return the memory of this rank's slots, bytes per slot, and used bytes per slot. None without slots."""
+        """Return (memory of this rank's snapshot slots, bytes per slot, used bytes per slot); None if there are no
+        slots."""
 
     def first_parameter(self) -> torch.Tensor | None: ...
 
 
 class Injector:
-    """The faults that are set for one rank. Each is injected once per job, in the first process that reaches its
-    phase."""
+    """Injects the faults that are set for one rank.
+
+    Each fault is injected once per job, in the first process that reaches the fault's step and phase."""
 
     def __init__(self, faults: Iterable[InjectedFault], rank: int, run_dir: Path, target: InjectionTarget) -> None:
         self._rank, self._run_dir, self._target = rank, run_dir, target
@@ -72,12 +74,12 @@ class Injector:
         return bool(self._armed)
 
     def obey(self, has_orders: Callable[[], bool]) -> None:
-        """Read new faults whenever `has_orders` returns true."""
+        """Read new orders now, and again whenever `has_orders` returns true."""
         self._has_orders = has_orders
         self._read_orders()
 
     def at(self, phase: Phase, step: int) -> None:
-        """Inject the faults that are due in `phase` of `step`, and report faults that were missed."""
+        """Inject the faults that are due in `phase` of `step`, and report the faults whose step has passed."""
         if self._has_orders():
             self._read_orders()
         if self._slow is not None:
@@ -138,11 +140,11 @@ class Injector:
 
 
 def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ) -> tuple[InjectedFault, ...]:
-    """Return the faults in the spec and in HPX_CHAOS. If HPX_CHAOS is `off`, return none.
+    """Return the faults in the spec and in HPX_CHAOS. HPX_CHAOS=off turns all faults off.
 
     Raises:
-        JobFailedError: HPX_CHAOS is invalid. Or machines cost money on this platform, and the spec does not allow
-            faults there.
+        JobFailedError: HPX_CHAOS is invalid. Another reason: machines cost money on this platform, and the spec does
+            not allow faults there (`chaos.on_clusters`).
     """
     text = environ.get(ENV_CHAOS, "")
     if text.strip() == "off":
@@ -155,19 +157,19 @@ def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ)
     place = next((place for name, place in _COSTS_MONEY.items() if name in environ), None)
     if armed and place and not (config.chaos and config.chaos.on_clusters):
         raise JobFailedError(
-            f"faults are armed, and this is {place}, where machines cost money",
+            f"faults are set, but this is {place}, where machines cost money",
             hint=f"Unset {ENV_CHAOS}; write chaos.on_clusters: true in the spec, or rehearse with --target local.",
         )
     return armed
 
 
 def run_dir_of(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the job's run folder, which its agent has chosen."""
+    """Return the job's run directory, which the agent has chosen."""
     return Path(environ.get(ENV_RUN_DIR, "hpx-run"))
 
 
 def is_due(fault: InjectedFault, phase: Phase, step: int) -> bool:
-    """Return whether `fault` is due for a rank that is in `phase` of `step`."""
+    """Return whether `fault` is due for a rank that is now in `phase` of `step`."""
     if fault.step is not None and fault.step != step:
         return False
     if fault.phase is not None:
@@ -191,14 +193,15 @@ def _hang(how: str) -> None:
             while True:
                 pass
         case "gil":
-            sleep = ctypes.PyDLL(None).sleep  # unlike CDLL, PyDLL keeps the GIL
+            sleep = ctypes.PyDLL(None).sleep  # PyDLL keeps the GIL during the call; CDLL would release it
             while True:
                 sleep(_FOREVER_S)
 
 
 def _run_out_of_memory() -> None:
-    """Allocate more memory than this process may have. The process's limit is lowered first, to protect other
-    processes."""
+    """Allocate more memory than this process may have.
+
+    The process's own limit is lowered first, so that no other process is affected."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))
@@ -209,14 +212,14 @@ def _run_out_of_memory() -> None:
 
 
 def _shut_connections() -> None:
-    """Shut down every TCP connection of this process in both directions. Listening sockets stay open."""
+    """Shut down every TCP connection of this process, in both directions. Listening sockets stay open."""
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (names only)
         try:
             if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                 continue
             connection = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # the descriptor of the listing itself is closed already
+            continue  # the descriptor that `listdir` used is closed already
         with connection:
             is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
             if is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -229,4 +232,4 @@ def _shut_connections() -> None:
 def _flip_a_bit(parameter: torch.Tensor) -> None:
     local = getattr(parameter, "_local_tensor", parameter).detach()
     first = local.view(-1)[:1].view(torch.uint8)
-    first[-2:-1].bitwise_xor_(16)  # flip a high bit of the mantissa, so that no later rounding hides it
+    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa, so that no later rounding hides the change

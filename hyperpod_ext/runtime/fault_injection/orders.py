@@ -1,7 +1,7 @@
-"""Faults that are ordered while a job runs. An order is a file in the job's run folder that agents and workers read.
+"""Faults that are ordered while a job runs. An order is a file in the job's run directory; agents and workers read it.
 
 RUN_DIR/chaos/orders/NAME.json    one order, written atomically
-RUN_DIR/chaos/injected/NAME       marks a fault that was injected or is about to be, so that it is injected only once
+RUN_DIR/chaos/injected/NAME       marks a fault that was or will be injected, so that it is injected only once
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def injected_folder(run_dir: Path) -> Path:
 
 
 def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
-    """Return the orders that were not taken yet, by name. A file that is not an order is ignored."""
+    """Return the orders that no process has taken yet, by name. Files that are not orders are ignored."""
     found = {}
     for file in json_files(orders_folder(run_dir)):
         try:
@@ -36,11 +36,11 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
 
 
 def take(run_dir: Path, name: str) -> bool:
-    """Return whether the caller must carry out fault `name`. True only once per job."""
+    """Return whether the caller must inject the fault `name`. True only for the first call in a job."""
     folder = injected_folder(run_dir)
     try:
         make_private_folder(folder)
         (folder / name).touch(exist_ok=False)
-    except OSError:  # the fault was taken before, or cannot be marked, so that it would be injected again and again
+    except OSError:  # taken before, or it cannot be marked as taken and would be injected again and again
         return False
     return True

@@ -1,1 +1,1 @@
-"""Messages between our processes, their connections and authentication, and time translation between machines."""
+"""Messages between the processes of a job: connections, authentication, and translation of times between machines."""

@@ -1,4 +1,4 @@
-"""Translate times of other machines' monotonic clocks to this machine's clock. Pure functions."""
+"""Translate times of other machines' monotonic clocks into times of this machine's monotonic clock. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from hyperpod_ext.runtime.ipc.control_messages import Died, Event, Failed, Repor
 R = TypeVar("R", bound=Report)
 
 _REMEMBERED = 32
-"""Number of messages for one estimate. Enough that one of them has no delay, and few enough that the clocks do not
-drift."""
+"""Number of newest messages from which one clock is estimated. The number is large enough that at least one of the
+messages has had almost no delay, and small enough that the clocks do not drift between the messages."""
 _SAME_S = 0.5
-"""Seconds below which a difference counts as message delay between processes with the same clock."""
+"""If two clocks differ by less than this many seconds, they are treated as the same clock, and the difference as
+message delay."""
 
 
 class Clocks:
-    """Estimates of other nodes' monotonic clocks. A monotonic clock starts at 0 with its machine."""
+    """Estimates the difference between each other node's monotonic clock and this machine's. A monotonic clock starts
+    at 0 when its machine starts."""
 
     def __init__(self) -> None:
         self._behind: dict[int, deque[float]] = {}
 
     def heard(self, node: int, there: float, here: float) -> None:
-        """Record the time that a node reports in a message. The message's delay makes the node's clock appear to be
-        behind."""
+        """Record that a message with the node's clock time `there` arrived at this machine's time `here`. The delay of
+        the message makes the node's clock appear further behind than it is."""
         self._behind.setdefault(node, deque(maxlen=_REMEMBERED)).append(here - there)
 
     def behind(self, node: int) -> float:
-        """Return the seconds to add to the node's times; 0 if its clock is this machine's or is unknown."""
+        """Return the number of seconds to add to times of the node's clock; 0 if the node has the same clock as this
+        machine, or if the node's clock is unknown."""
         least = min(self._behind.get(node, ()), default=0.0)
         return least if abs(least) >= _SAME_S else 0.0
 
     def translated(self, node: int, report: R) -> R:
-        """Return the node's report with its times translated to this machine's clock."""
+        """Return a copy of the node's report in which times are translated to this machine's clock."""
         behind = self.behind(node)
         if not behind or not isinstance(report, Event | Failed | Died):
             return report

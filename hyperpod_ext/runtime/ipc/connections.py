@@ -1,8 +1,8 @@
-"""Connections that raise a ConnectionError after every kind of break.
+"""Connections that raise ConnectionError for every error of the kernel or of TLS.
 
-The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own errors. Each
-such error ends one connection. Code that catches ConnectionError handles all of them, and does not catch errors of
-files by mistake.
+The kernel has many errors for a connection (ETIMEDOUT, EHOSTUNREACH, ENOBUFS, ...), and TLS has its own errors. An
+error of the kernel or of TLS ends only the connection on which it occurs. Callers can catch ConnectionError for all
+errors of a connection, without also catching errors of file access.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from typing import Any
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 BACKLOG = 4096
-"""Maximum number of connections that wait to be accepted. All nodes of a job connect at once after the job's start or
-the loss of its coordinator."""
+"""Maximum number of connections that wait to be accepted. All nodes of a job connect to the coordinator at the same
+time when the job starts or when a new coordinator takes over."""
 _READ_AHEAD = 1 << 16
-"""Bytes that a reader buffers before it stops reading, as by asyncio's own default."""
+"""Number of received bytes that a stream buffers before it stops reading from the socket. The default of asyncio is the
+same."""
 
 
 class BrokenConnectionError(ConnectionError):
-    """The kernel or TLS has reported an error on this connection."""
+    """Raised if the kernel or TLS reports an error on an open connection."""
 
 
 def broken(error: BaseException) -> ConnectionError:
     """Return the ConnectionError for an error on an open connection.
 
-    ConnectionRefusedError is replaced, too, because callers take it to mean that no process listens at the port.
+    A ConnectionRefusedError is also replaced, because callers interpret that class as "no process listens at the port".
     """
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return error
@@ -39,14 +40,16 @@ def broken(error: BaseException) -> ConnectionError:
 
 @contextlib.contextmanager
 def breaking(*, connects: bool = False) -> Iterator[None]:
-    """Convert errors of a blocking socket inside the block. The block must contain only reads and writes of the socket.
+    """Convert errors of a blocking socket that are raised in the `with` block to ConnectionError. The block may contain
+    only reads and writes of the socket.
 
     Args:
-        connects: whether the block also connects the socket. ConnectionRefusedError is then raised unchanged.
+        connects: whether the block also connects the socket. If True, ConnectionRefusedError is raised unchanged.
 
     Raises:
-        ConnectionError: any error of the connection.
-        TimeoutError: the socket's own time limit (`settimeout`) has passed. The connection may still be good.
+        ConnectionError: the kernel or TLS reported an error of the connection.
+        TimeoutError: the socket's own time limit (`settimeout`) has passed, after which the connection may still be
+            good.
     """
     try:
         yield
@@ -61,14 +64,14 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
 
 
 def disconnect(sock: socket.socket) -> None:
-    """Wake all threads that wait on the socket, in this process and in the peer."""
+    """Shut the socket down, which wakes all threads that wait on it in this process and in the peer."""
     with contextlib.suppress(OSError):
-        # SSLSocket's own `shutdown` would make other threads continue without TLS
+        # call `shutdown` of the base class: the method of SSLSocket would let other threads continue without TLS
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 class _Protocol(asyncio.StreamReaderProtocol):
-    """A protocol whose streams raise only ConnectionError in reads, drains and closes."""
+    """An asyncio protocol whose streams raise only ConnectionError in `read`, `drain` and `wait_closed`."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(None if exc is None else broken(exc))
@@ -105,22 +108,23 @@ async def open_unix(path: Path) -> Connection:
 
 
 async def open_over(sock: socket.socket) -> Connection:
-    """Return the streams of a connected socket."""
+    """Return asyncio streams for a socket that is already connected."""
     return await _opened(lambda factory: asyncio.get_running_loop().create_connection(factory, sock=sock))
 
 
 async def serve_tcp(converse: Converse, host: str, port: int) -> asyncio.Server:
-    """Call `converse` for each connection to a TCP port.
+    """Start a server that calls `converse` for each connection to a TCP port.
 
     Raises:
-        OSError: the port is taken.
+        OSError: another process uses the port.
     """
     loop = asyncio.get_running_loop()
     return await loop.create_server(lambda: _Protocol(_reader(), converse, loop=loop), host, port, backlog=BACKLOG)
 
 
 async def serve_unix(converse: Converse, path: Path) -> asyncio.Server:
-    """Call `converse` for each connection to a Unix socket that only this user can open."""
+    """Start a server that calls `converse` for each connection to a Unix socket. Only processes of this user can open
+    the socket."""
     loop = asyncio.get_running_loop()
     server = await loop.create_unix_server(lambda: _Protocol(_reader(), converse, loop=loop), str(path))
     path.chmod(0o600)

@@ -3,8 +3,8 @@
     worker ──▶ its agent ──▶ coordinator        reports of a rank; the agent adds the rank's number and other fields
     worker ◀── its agent ◀── coordinator        orders to all ranks of a generation
 
-A reader decodes a message with the set of kinds that it accepts, and matches on the class. A damaged message is refused
-with an error that names the field.
+Each reader has a set of accepted message kinds, with which it decodes a message to an instance of the declared class.
+An invalid message is refused with an error that names the invalid field.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from hyperpod_ext.runtime.ipc.declared import (
 )
 
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-"""A number that is negative if there is no rank, no node, or no step yet."""
+"""Number of a rank, node or step. A negative number means that there is no rank, no node or no step yet."""
 MonotonicTime = Annotated[float, Field(ge=-1e12, le=1e12)]
-"""A time in seconds of the sender's monotonic clock."""
+"""A time on the sender's monotonic clock, in seconds."""
 SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
-"""Id of a snapshot, from its generation and step."""
+"""Id of a save, which consists of `g`, the generation, `-s` and the step."""
 Shared = Annotated[
     str, Field(pattern=r"^(same|alike|shard)(:\d{1,18}(,\d{1,18})*)?$", examples=["same", "alike:0,2", "shard"])
 ]
-"""How a rank's state relates to the state of other ranks; see `snapshot/sharing.py`."""
+"""Relation between a rank's state and the states of other ranks. `snapshot/sharing.py` documents the values."""
 
 
 # --- parts of messages ----------------------------------------------------------------------------
 
 
 class LiveState(Declared):
-    """State in the memory of a process that has trained."""
+    """The state of a rank in its running process, as opposed to a snapshot of it."""
 
     step: Count
     save_id: SaveId
     own_digest: str
     sharing: Shared
     world_size: Count = 0
-    """World size for which the state is laid out; 0 if any, because the state is the same on all ranks."""
+    """World size for which the state is laid out; 0 if the state is the same on all ranks, and so fits any world
+    size."""
 
 
 class HeldSnapshot(Declared, extra="ignore"):
@@ -68,7 +69,7 @@ class HeldSnapshot(Declared, extra="ignore"):
 
 
 class HeldCommit(Declared):
-    """All snapshots of one save (step and generation) in a node's memory."""
+    """All snapshots in a node's memory that belong to one save (one step of one generation)."""
 
     step: Count
     generation: Count
@@ -79,13 +80,15 @@ class HeldCommit(Declared):
     """Whether the snapshots are replicas of another node's snapshots."""
     ranks: Listed[Count]
     own_digests: Listed[str]
-    """Digests of the ranks' own state: one for all ranks, or one for each rank."""
+    """Digests of the part of the state that may differ between ranks. The list has one digest for each of `ranks`, or a
+    single digest if they are equal."""
     contents: Listed[str]
-    """Digests of the snapshots' contents: one for all ranks, or one for each rank."""
+    """Digests of the complete state in each snapshot. The list has one digest for each of `ranks`, or a single digest
+    if they are equal."""
 
 
 class OnDisk(Declared, extra="ignore"):
-    """A rank's snapshot on a disk of the node."""
+    """A snapshot of one rank on a disk of the node."""
 
     rank: Count
     step: Count
@@ -95,7 +98,7 @@ class OnDisk(Declared, extra="ignore"):
     sharing: Shared
     content: str
     tier: str
-    """Kind of the tier that uses this disk."""
+    """Kind of the checkpoint tier that uses this disk."""
     url: str
     folder: str
     run: str
@@ -105,26 +108,26 @@ class OnDisk(Declared, extra="ignore"):
 
 
 class DiskState(Declared):
-    """The contents of a node's disks."""
+    """The snapshots and problems that a node found on its disks."""
 
     snapshots: Listed[OnDisk] = ()
     generation: Count = 0
-    """Newest generation on any disk of the node."""
+    """Newest generation that any disk of the node has a record of; 0 if none."""
     problems: Listed[str] = ()
     """One sentence for each unreadable disk or checkpoint."""
 
 
 class HeldPiece(Declared, extra="ignore"):
-    """A complete parity piece in a node's memory."""
+    """A complete parity piece in a node's memory. A parity piece is the XOR of parts of other ranks' snapshots."""
 
     rank: Count
-    """Rank of this node in the stripe. The piece has parts of all other ranks in the stripe."""
+    """Rank of this node in `stripe`. The piece combines parts of the snapshots of all other ranks in `stripe`."""
     step: Count
     generation: Count
     save_id: SaveId
     world_size: Count
     stripe: Listed[Count]
-    """Ranks whose images protect each other by parity."""
+    """Ranks, one on each node of a parity group, whose snapshots protect each other by parity."""
 
 
 class DurableCheckpoint(Declared, extra="ignore"):
@@ -153,30 +156,32 @@ class RestoreSource(Declared):
 
 
 class RestoreDecision(Declared):
-    """The part of a restore decision that one node needs."""
+    """The restore decision (which step to restore, and from where), limited to the sources that one node needs."""
 
     step: Count
     sources: ByNumber[Listed[RestoreSource]]
-    """Sources of the node's ranks, and of all ranks to which one of them sends its live state."""
+    """Maps a rank to its sources. The ranks are the node's own ranks, and ranks on other nodes that receive live state
+    from a rank of this node."""
     others: Literal["self", "fresh"] = "self"
-    """Source of all other ranks: their own process, or nothing, which is a start from step 0."""
+    """Source of every rank that is not in `sources`, which is `self` (the state in the rank's own process) or `fresh`
+    (a start at step 0)."""
     save_id: str = ""
-    """Save id of the state in the processes of all other ranks."""
+    """Save id of the state of every rank that is not in `sources`; empty if these ranks start at step 0."""
     stored: Listed[str] = ()
     """URLs of the durable tiers from which at least one rank restores."""
 
 
 class RunningWorker(Declared):
-    """A worker process of a node."""
+    """A worker process that runs on a node."""
 
     pid: Count
     step: Count
     joining: bool = False
-    """Whether the worker waits for the next rank assignment."""
+    """Whether the worker was started for the next rank assignment, and waits for it."""
 
 
 class RankHeartbeat(Declared):
-    """The contents of a rank's heartbeat page."""
+    """The contents of a rank's heartbeat page, which is shared memory that the rank updates as it makes progress."""
 
     rank: Count
     generation: Count
@@ -192,19 +197,20 @@ class RankHeartbeat(Declared):
 
 
 class Report(Declared):
-    """A report of a rank or a node in one generation."""
+    """Base class of reports that a rank or an agent sends."""
 
     sender, reader = "worker, agent", "agent, coordinator"
 
     generation: Count = 0
-    """Generation of the sender; 0 before its first generation."""
+    """Current generation of the sender; 0 before its first generation."""
     rank: Number = -1
-    """Current rank, added by the rank's agent. -1 if the report is of the agent itself, or if the rank is not known
-    yet."""
+    """Current rank number of the sending worker, which the worker's agent adds. -1 if the agent itself sends the
+    report, or if the agent has not added the number yet."""
 
 
 class WorkerHandshake(Declared):
-    """A worker has started, or connects again because its connection broke."""
+    """First message of a worker to its agent. The worker has started, or connects again because its connection
+    broke."""
 
     sender, reader = "worker", "agent"
     type: Literal["handshake"] = "handshake"
@@ -212,14 +218,15 @@ class WorkerHandshake(Declared):
     pid: Count
     generation: Count = 0
     again: bool = False
-    """Whether an earlier connection broke. The agent then answers with `resumed`."""
+    """Whether the worker connects again because an earlier connection broke. If true, the agent answers with
+    `resumed`."""
     received: Count = 0
-    """Number of orders received on earlier connections."""
+    """Number of orders that the worker has received on earlier connections."""
 
 
 class WorkerResumed(Declared):
-    """The agent accepts a worker that connects again. Both sides then send again the messages that the other side
-    missed."""
+    """The agent accepts a worker that connects again. The worker and the agent then both resend the messages that the
+    other has not received."""
 
     sender, reader = "agent", "worker"
     type: Literal["resumed"] = "resumed"
@@ -232,11 +239,11 @@ class Join(Report):
 
     type: Literal["join"] = "join"
     live: LiveState | None
-    """State in the process, if it is the state after one complete step."""
+    """State in the process, if it is consistent, that is, exactly the state after some step; null if it is not."""
     store_port: Port
-    """Port of the rank's key-value server."""
+    """Port of the rank's key-value server, at which other ranks meet to create process groups."""
     pid: Count = 0
-    """Process id, added by the rank's agent."""
+    """Process id of the rank, which the rank's agent adds."""
 
 
 class Restored(Report):
@@ -247,15 +254,16 @@ class Restored(Report):
     error: str
     """Error of the restore; empty if the restore succeeded."""
     ranks: Listed[Count] = ()
-    """Ranks of the node with this result; empty if only the sender has it."""
+    """Ranks of the node that have the same result, so that the agent can send one message for them. If empty, the
+    result applies only to `rank`."""
 
 
 class Finished(Report):
-    """The training function has returned."""
+    """The training function of a rank has returned."""
 
     type: Literal["finished"] = "finished"
     digest: str
-    """Digest of the final state."""
+    """Digest of the rank's state after the last step."""
 
 
 class Event(Report):
@@ -264,33 +272,34 @@ class Event(Report):
     type: Literal["event"] = "event"
     event: str
     t: MonotonicTime
-    """Time of the event, by the sender's clock."""
+    """Time of the event, on the sender's monotonic clock."""
     fields: dict[str, Any]
     """All other fields of the event."""
 
 
 class Failed(Report):
-    """The training function has raised an exception."""
+    """The training function of a rank has raised an exception."""
 
     type: Literal["failed"] = "failed"
     cause: str
     step: Number
     final: bool
-    """Whether a retry cannot help."""
+    """Whether the job must end because a retry would fail in the same way."""
     code: str
     hint: str
     place: str
-    """Place of the fault, by which its repetition is recognised."""
+    """Location of the fault, such as a line of the script. Faults of the same kind at the same location count as
+    repetitions."""
     process_unusable: bool = False
     """Whether the process must be replaced although it runs, because its CUDA context is unusable."""
     t: MonotonicTime = 0.0
     """Time at which the rank's agent received the report."""
     kind: FaultKind = "exception"
-    """Kind of the fault, which the rank's agent determines."""
+    """Kind of the fault, which the rank's agent sets."""
     phase: str = ""
-    """Phase of the step in which the function raised."""
+    """Phase of the training step in which the exception was raised."""
     joined: Count = 0
-    """Generation of the fault, if the agent has since received a newer generation; otherwise 0."""
+    """Generation in which the fault occurred, if the agent is already in a newer generation; otherwise 0."""
 
 
 class StopAnswer(Report):
@@ -298,16 +307,16 @@ class StopAnswer(Report):
 
     type: Literal["stop_answer"] = "stop_answer"
     number: Number
-    """Number of the request to stop."""
+    """Number of the stop request that is answered."""
     can: bool
     at: Number
-    """Step that the rank is making; -1 if it has begun none."""
+    """Step that the rank is computing; -1 if it has not begun its training loop."""
     over: bool
-    """Whether the rank makes no more steps."""
+    """Whether the rank makes no more steps, because its training loop has ended."""
 
 
 class RankStopped(Report):
-    """A rank has stopped after the agreed step, and has saved the state that only it has."""
+    """A rank has stopped after the agreed step, and has saved the state that no other rank has."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
     number: Number
@@ -315,7 +324,7 @@ class RankStopped(Report):
 
 
 class LookUp(Report):
-    """A rank requests the addresses of the key-value servers of these ranks."""
+    """A rank requests the addresses of the key-value servers of the ranks in `ranks`."""
 
     type: Literal["look_up"] = "look_up"
     ranks: Listed[Count]
@@ -331,29 +340,30 @@ class AgentHandshake(Declared):
     type: Literal["handshake"] = "handshake"
     node: Number
     id: str
-    """Id of this agent's process."""
+    """Random id of this agent's process, which differs after a restart."""
     pid: Count
     peer: Address
-    """Address at which the node's memory server serves other nodes."""
+    """Address at which memory servers of other nodes reach this node's memory server."""
     address: Address
-    """Address at which this agent serves other agents."""
+    """Address at which other agents reach this agent."""
     domain: str
-    """Failure domain of the node."""
+    """Name of the node's failure domain, such as its rack or availability zone."""
     generation: Count
     moved_in: Count = 0
-    """Generation of the last renumbering of ranks that the node's workers have received."""
+    """Generation in which the node's workers last received new rank numbers."""
     workers: ByNumber[RunningWorker]
     committed: Count
     """Newest step that any worker of the node has committed."""
     exited: ByNumber[Number]
-    """Exit codes of workers that ended after their training was done."""
+    """Maps the rank of each worker that has ended after its training was done to its exit code."""
     leaving: bool = False
-    """Whether the node was ordered to leave the job."""
+    """Whether this node has been ordered to leave the job."""
     clock: MonotonicTime | None = None
     job_state: dict[str, Any] | None
-    """The job state, if this agent is one of the few that have it; null if it is not, or if the job has not begun."""
+    """This agent's copy of the job state; null if the agent has no copy, because it is not a candidate for the next
+    coordinator or because the job has not begun."""
     term: Count = 0
-    """Term of the last coordinator that this agent knows; 0 if it knows none."""
+    """Term of the last coordinator from which this agent received messages; 0 if there was none."""
 
     @property
     def knows_job(self) -> bool:
@@ -362,34 +372,35 @@ class AgentHandshake(Declared):
 
 
 class AskNumber(Declared):
-    """A pod that was placed from outside of the job requests the state of a running job and a node number in it."""
+    """The agent of a pod that was added from outside of the job asks another agent for a free node number and whether
+    the job has begun."""
 
     sender, reader = "agent", "agent"
     type: Literal["ask_number"] = "ask_number"
     wanted: Number
-    """Preferred node number."""
+    """Node number that the pod would like to have."""
     listens: Address | None
-    """Address at which the pod's agent will listen. An earlier agent at this address has ended, because its container
-    was restarted."""
+    """Address at which the pod's agent will listen. If the job has an agent with the same address, that agent has
+    ended, because its container was restarted."""
 
 
 class FreeNumber(Declared):
-    """An agent answers a request for a node number."""
+    """An agent answers the request of a pod for a node number."""
 
     sender, reader = "agent", "agent"
     type: Literal["free_number"] = "free_number"
     node: Number | None
-    """A free node number. Null if this agent is not the coordinator, or if no number is free."""
+    """A free node number; null if this agent is not the coordinator, or if the job has no free node number."""
     knows_job: bool
-    """Whether this agent's job has begun."""
+    """Whether the job of this agent has begun."""
     coordinator: Address | None
     """Address of the coordinator; null if this agent does not know it."""
     succeeded: bool = False
-    """Whether this agent's job has succeeded."""
+    """Whether the job of this agent has ended successfully."""
 
 
 class Beat(Report):
-    """A heartbeat: the agent is alive."""
+    """An agent's heartbeat, which shows the coordinator that the agent is alive."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["beat"] = "beat"
@@ -397,7 +408,7 @@ class Beat(Report):
 
 
 class Acknowledged(Report):
-    """The agent has received the job state."""
+    """The agent has received version `number` of the job state."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["acknowledged"] = "acknowledged"
@@ -405,7 +416,7 @@ class Acknowledged(Report):
 
 
 class NodeJoin(Report):
-    """Ranks of a node wait for the next generation."""
+    """Some ranks of a node wait for the next generation. This message combines the `join` reports of these ranks."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["node_join"] = "node_join"
@@ -415,17 +426,18 @@ class NodeJoin(Report):
     store_ports: Listed[Port]
     """Port of each rank's key-value server."""
     lives: Listed[LiveState | None]
-    """State in each rank's process, if it is the state after one complete step. One entry for all ranks, or one for
-    each rank."""
+    """Consistent state in each rank's process, or null if a process has none. The list has one entry for each of
+    `ranks`, or a single entry if they are equal."""
     held: Listed[HeldCommit]
-    """Snapshots in the node's memory."""
+    """Snapshots in the memory of the node."""
     pieces: Listed[HeldPiece] = ()
-    """Parity pieces in the node's memory."""
+    """Parity pieces in the memory of the node."""
     disk: DiskState = DiskState()
 
 
 class AskJobState(Report):
-    """The agent lacks the base of a state change, so it requests the full job state."""
+    """The agent requests the full job state, because it lacks the version to which a received change must be
+    applied."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["ask_job_state"] = "ask_job_state"
@@ -446,13 +458,13 @@ class Died(Report):
     hint: str
     t: MonotonicTime
     code: str = "JobFailedError"
-    """Error code of the job, if the job ends because of this death."""
+    """Error code with which the job fails, if the job ends because of this death."""
     joined: Count = 0
-    """Newest generation that the process has requested to join; 0 if none."""
+    """Newest generation that the process was waiting to join; 0 if it never joined one."""
 
 
 class Exited(Report):
-    """The process of a rank has ended after its training was done, or without joining any generation."""
+    """The process of a rank has ended after its training was done, or before it joined a generation."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["exited"] = "exited"
@@ -462,14 +474,15 @@ class Exited(Report):
 
 
 class Alive(Report):
-    """All ranks of the node are alive, in answer to the liveness query."""
+    """Answer to the liveness query (`ask_alive`): all ranks of the node are alive."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["alive"] = "alive"
 
 
 class Decommissioned(Report):
-    """All workers of the node have ended. `held` and `pieces` are the contents of the node's memory."""
+    """All workers of the node have ended, as ordered by `decommission`. `held` and `pieces` list the snapshots and
+    parity pieces in the node's memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["decommissioned"] = "decommissioned"
@@ -478,7 +491,7 @@ class Decommissioned(Report):
 
 
 class DurableAnswer(Report):
-    """The checkpoints in the durable tiers."""
+    """Answer to `ask_durable`: the checkpoints in the durable tiers."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["durable"] = "durable"
@@ -486,13 +499,14 @@ class DurableAnswer(Report):
     newest_generation: Count
     problems: Listed[str]
     unreachable: Listed[str]
-    """Problems of durable tiers that may hide a newer checkpoint."""
+    """One sentence for each durable tier that could not be listed, and so may hold a newer checkpoint."""
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]] = ()
-    """`exclude` of the request. The coordinator ignores answers to earlier requests."""
+    """The value of `exclude` in the request, by which the coordinator recognises and ignores answers to earlier
+    requests."""
 
 
 class Stalled(Report):
-    """A rank has made no progress within its time limit."""
+    """The agent has seen no progress of a rank within the rank's time limit."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["stalled"] = "stalled"
@@ -501,7 +515,7 @@ class Stalled(Report):
 
 
 class Heartbeats(Report):
-    """The heartbeats of the node's ranks, in answer to the hang query."""
+    """Answer to the hang query (`ask_heartbeats`): the heartbeats of the node's ranks."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["heartbeats"] = "heartbeats"
@@ -509,7 +523,7 @@ class Heartbeats(Report):
 
 
 class ServesPeers(Report):
-    """The node has a new memory server with this address."""
+    """The node's memory server was restarted and now has the address `peer`."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["serves_peers"] = "serves_peers"
@@ -517,30 +531,33 @@ class ServesPeers(Report):
 
 
 class Leave(Report):
-    """The node was ordered to leave the job."""
+    """The node asks to leave the job, because it has been ordered to."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["leave"] = "leave"
 
 
 class HoldTraining(Report):
-    """Stop all ranks until this node continues. The ranks leave their step, and keep their processes and memory."""
+    """Put training on hold until this node sends `resume`. All ranks of the job abort their step, and keep their
+    processes and memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
     for_fault: bool = False
-    """Whether a fault is the reason. Then a job that trains without the lost ranks does not stop."""
+    """Whether a fault is the reason for the hold. A job that continues without its lost ranks ignores a hold because of
+    a fault."""
 
 
 class ResumeTraining(Report):
-    """This node no longer holds training."""
+    """This node ends its hold on training."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["resume"] = "resume"
     nodes: Count
-    """New number of nodes of an elastic job. The nodes with the lowest numbers stay."""
+    """Number of nodes with which an elastic job continues. If `gone` is empty, the nodes with the lowest numbers
+    stay."""
     gone: Listed[str] = ()
-    """Addresses of nodes that were removed from outside of the job and so do not stay."""
+    """Addresses of nodes that were removed from outside of the job."""
 
 
 class CancelJob(Report):
@@ -559,11 +576,11 @@ class NodeBroken(Report):
     code: str
     """Error code of the job, if the job ends because of this node."""
     lost: bool
-    """Whether another node can replace this node."""
+    """Whether the job may recover by replacing this node. If false, the job fails."""
 
 
 class LastSnapshots(Report):
-    """Training has ended. `held` are the snapshots in the node's memory."""
+    """Answer to `save_last`, after training has ended: the snapshots in the node's memory."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["last_snapshots"] = "last_snapshots"
@@ -571,7 +588,7 @@ class LastSnapshots(Report):
 
 
 class Uploaded(Report):
-    """The node has uploaded as much of its part of the last step as it could."""
+    """The node has finished uploading its part of the last step, as far as it could."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["uploaded"] = "uploaded"
@@ -581,13 +598,13 @@ class Uploaded(Report):
 
 
 class Order(Declared):
-    """An order to an agent."""
+    """Base class of orders from the coordinator to one agent."""
 
     sender, reader = "coordinator", "agent"
 
 
 class Heard(Order):
-    """A heartbeat: the coordinator is alive."""
+    """The coordinator's heartbeat, which shows the agent that the coordinator is alive."""
 
     type: Literal["beat"] = "beat"
     heard: Count
@@ -595,61 +612,66 @@ class Heard(Order):
 
 
 class JobState(Order):
-    """The full job state, sent once to the few agents that may become the coordinator."""
+    """The full job state, which the coordinator sends to an agent that becomes a candidate for the next coordinator or
+    that requests the job state."""
 
     type: Literal["job_state"] = "job_state"
     job_state: dict[str, Any]
     digest: str = ""
-    """Digest of this job state, which is the base of the next change."""
+    """Digest of this job state. The next `job_state_change` refers to this digest as `before`."""
 
 
 class JobStateChange(Order):
-    """The changes of the job state since the last message about it."""
+    """Changes of the job state since the last `job_state` or `job_state_change` message to this agent."""
 
     type: Literal["job_state_change"] = "job_state_change"
     number: Count
-    """Number of the new job state."""
+    """Version number of the job state after the changes."""
     before: str
     """Digest of the job state before the changes."""
     digest: str
-    """Digest of the new job state."""
+    """Digest of the job state after the changes."""
     changes: Listed[Annotated[tuple[Any, ...], Strict(False)]]
-    """List of changes. A change has a path of keys and a new value; without a value, the key was removed."""
+    """List of changes. Each change is a path of keys with a new value. A path without a value means that the key was
+    removed."""
 
 
 class JobNews(Order):
-    """The part of the job state that every agent needs, sent after each change. An agent with a coordinator also sends
-    it to agents that vote for it."""
+    """The part of the job state that every agent needs, which the coordinator sends after each change. An agent that is
+    connected to a coordinator also sends `job_news` to agents that vote for it."""
 
     type: Literal["job_news"] = "job_news"
     term: Count
     coordinator: Number
     """Node of the coordinator."""
     candidates: ByNumber[Address]
-    """Addresses of agents with the job state. If the coordinator is lost, one of them replaces it."""
+    """Addresses of the agents that have a copy of the job state. If the coordinator is lost, one of these agents
+    replaces it."""
     members: Count
-    """Number of members of the job."""
+    """Number of nodes of the job, with ranks or as spares."""
     master_port: Port
     world_size: Count
     nodes: Count
     """Number of nodes with ranks."""
     moved_in: Count
-    """Generation of the last renumbering of ranks."""
+    """Generation in which ranks last received new numbers; 0 if they never did."""
     spares: bool
-    """Whether a spare is connected."""
+    """Whether at least one spare node is connected."""
     servers_lost: Count
-    """Number of memory servers lost so far, alone or together with their node."""
+    """Number of memory servers that the job has lost so far, alone or together with their node."""
     faults: Listed[Annotated[tuple[Count, Count], Strict(False)]] = ()
-    """Rank and step of each fault so far, if the job injects faults; else empty."""
+    """Rank and step of each fault so far; empty if the job does not inject faults."""
 
 
 class NodeAssignment(Order):
-    """The ranks and peers of this node, sent after each change."""
+    """The ranks of this node and the nodes with which it exchanges copies, which the coordinator sends after each
+    change."""
 
     type: Literal["assignment"] = "assignment"
     ranks: Listed[Count]
     peers: ByNumber[Address]
-    """Addresses of the memory servers of this node, of the holders of its replicas, and of its parity group."""
+    """Address of the memory server of each of these nodes: this node, the nodes that hold its replicas, and the nodes
+    of its parity group."""
     domains: ByNumber[str]
     """Failure domain of each node in `peers`."""
     group: ByNumber[Listed[Count]] = {}
@@ -657,7 +679,7 @@ class NodeAssignment(Order):
 
 
 class StopNode(Order):
-    """Leave the job, because it continues without this node or cannot run on it."""
+    """Leave the job, because the job continues without this node or cannot use it."""
 
     type: Literal["stop"] = "stop"
     why: str
@@ -665,12 +687,12 @@ class StopNode(Order):
 
 
 class EndJob(Order):
-    """The job has ended."""
+    """End the node's part of the job, because the job has ended."""
 
     type: Literal["end"] = "end"
     state: Literal["succeeded", "failed", "cancelled"]
     grace_s: float
-    """Time limit for uploading existing snapshots; negative if none may be uploaded."""
+    """Time limit for uploading existing snapshots, in seconds; negative if no snapshot may be uploaded."""
     why: str = ""
     """Reason why the job failed."""
     hint: str = ""
@@ -683,14 +705,14 @@ class Released(Order):
 
 
 class StartWorker(Order):
-    """Start a process for this rank, and kill the rank's existing process."""
+    """Kill the existing process of this rank, and start a new one."""
 
     type: Literal["start_worker"] = "start_worker"
     rank: Count
 
 
 class PrepareWorker(Order):
-    """Start a process for this rank of the next rank assignment, while the present ranks train."""
+    """Start a process for this rank of the next rank assignment, while the ranks of the current assignment train."""
 
     type: Literal["prepare_worker"] = "prepare_worker"
     rank: Count
@@ -698,26 +720,26 @@ class PrepareWorker(Order):
 
 
 class EndWorkers(Order):
-    """End the processes that wait for the next rank assignment, because it was cancelled."""
+    """End the processes that wait for the next rank assignment, because that assignment was cancelled."""
 
     type: Literal["end_workers"] = "end_workers"
 
 
 class MembersReleased(Order):
-    """Free the memory held for nodes that have left the job."""
+    """Free the memory that holds snapshots of nodes that have left the job."""
 
     type: Literal["members_released"] = "members_released"
     world_size: Count
 
 
 class DecommissionNode(Order):
-    """End the node's workers, because other nodes now have its ranks, and report the snapshots in its memory."""
+    """End the node's workers, because its ranks have moved to other nodes, and report the snapshots in its memory."""
 
     type: Literal["decommission"] = "decommission"
 
 
 class ScheduleSave(Order):
-    """Copy this step to a tier of this kind."""
+    """Copy the node's snapshots of this step to the tier of this kind."""
 
     type: Literal["schedule_save"] = "schedule_save"
     kind: str
@@ -730,17 +752,18 @@ class AskDurableTiers(Order):
 
     type: Literal["ask_durable"] = "ask_durable"
     exclude: Listed[Annotated[tuple[str, str], Strict(False)]]
-    """URLs and save ids of checkpoints that ranks have refused, to leave out of the answer."""
+    """URL and save id of each checkpoint to leave out of the answer, because ranks could not restore it."""
 
 
 class AskHeartbeats(Order):
-    """Report the heartbeats of all ranks, because a rank makes no progress."""
+    """Hang query: report the heartbeats of all ranks of the node, because some rank of the job makes no progress."""
 
     type: Literal["ask_heartbeats"] = "ask_heartbeats"
 
 
 class AskAlive(Order):
-    """Report whether all ranks are alive, because a collective broke without a reported death."""
+    """Liveness query: report whether all ranks of the node are alive, because a collective failed although no death was
+    reported."""
 
     type: Literal["ask_alive"] = "ask_alive"
     generation: Count
@@ -755,7 +778,7 @@ class EndHung(Order):
 
 
 class SaveLast(Order):
-    """End the workers, because all ranks are done, and report the snapshots in the node's memory."""
+    """End the workers, because training is done on all ranks, and report the snapshots in the node's memory."""
 
     type: Literal["save_last"] = "save_last"
 
@@ -765,15 +788,15 @@ class UploadSnapshot(Order):
 
     type: Literal["upload_snapshot"] = "upload_snapshot"
     save_id: str
-    """Save id of the snapshot. Empty if no snapshot exists on all ranks: then upload only snapshots that are due
-    anyway."""
+    """Save id of the snapshot; empty if no save is complete on all ranks. If `save_id` is empty, upload only the
+    snapshots whose upload is due anyway."""
 
 
 # --- orders to all ranks of a generation ------------------------------------------------------------
 
 
 class GenerationOrder(Declared):
-    """An order to all agents and their workers in one generation."""
+    """Base class of orders to all agents and their workers in one generation."""
 
     sender, reader = "coordinator, agent", "agent, worker"
 
@@ -781,31 +804,32 @@ class GenerationOrder(Declared):
 
 
 class BeginGeneration(GenerationOrder):
-    """Begin the generation: open the process groups, and restore."""
+    """Begin the generation: create the process groups, then restore the state."""
 
     type: Literal["begin"] = "begin"
     decision: RestoreDecision
     world_size: Count
     full_size: Count | None = None
-    """World size when no rank is missing; null if no rank is missing now."""
+    """World size that the job has when no rank is missing; null if no rank is missing now."""
     addresses: ByNumber[Address]
-    """Addresses of ranks' key-value servers. A small job gets all addresses. A large job gets only addresses that are
-    new since generation `follows`, and ranks look up the others."""
+    """Address of the key-value server of each rank. In a small job, `addresses` has all addresses. In a large job,
+    `addresses` has only addresses that are new since generation `follows`, and ranks request other addresses with
+    `look_up`."""
     follows: Count
-    """Generation to which `addresses` are added; 0 if all earlier addresses are invalid."""
+    """Generation whose addresses stay valid and are extended by `addresses`; 0 if all earlier addresses are invalid."""
     peers: ByNumber[Address]
     """Memory servers from which the node's ranks restore."""
     run: str
     memory_every: Count | None = None
-    """Steps between two snapshots in memory; null for the interval in the spec."""
+    """Number of steps between two snapshots in memory; null if the interval in the spec applies."""
     peer_step: Count | None = None
-    """Next step to copy to peers; null if the interval in the policy applies."""
+    """Next step whose snapshots are copied to peer nodes; null if the interval in the checkpoint policy applies."""
     rank: Number = -1
     """Rank of the receiving worker, which the worker's agent adds."""
 
 
 class TryNext(GenerationOrder):
-    """Restore from this decision, because a rank could not restore from the earlier one."""
+    """Restore according to a new decision, because a rank could not restore according to the previous decision."""
 
     type: Literal["restore"] = "restore"
     decision: RestoreDecision
@@ -815,58 +839,58 @@ class TryNext(GenerationOrder):
 
 
 class Addresses(GenerationOrder):
-    """Use these addresses of ranks' key-value servers, which a rank has looked up."""
+    """Answer to `look_up`: addresses of the key-value servers of the requested ranks."""
 
     type: Literal["addresses"] = "addresses"
     addresses: ByNumber[Address]
 
 
 class GoOn(GenerationOrder):
-    """Train, because every rank has the state of this step."""
+    """Start training, because every rank has restored the state of this step."""
 
     type: Literal["go"] = "go"
     step: Count
 
 
 class AbortGeneration(GenerationOrder):
-    """Leave the previous generation, and join this generation."""
+    """Leave the current generation, and join generation `generation`."""
 
     type: Literal["abort"] = "abort"
     rank: Number
-    """Rank with the fault; -1 if there is no fault."""
+    """Rank whose fault ended the previous generation; -1 if no fault did."""
     moved: ByNumber[Count] = {}
-    """New rank of each process that stays, by its old rank."""
+    """Maps the old rank of each process that stays to its new rank; empty if ranks keep their numbers."""
     moved_in: Count = 0
-    """Generation of the renumbering in `moved`; 0 if there was none."""
+    """Generation from which the new rank numbers of `moved` apply; 0 if ranks keep their numbers."""
     drop_joining: bool = False
-    """Whether to end processes that wait for the next rank assignment."""
+    """Whether to end the processes that wait for the next rank assignment."""
 
 
 class FinishTraining(GenerationOrder):
-    """Finish, because all ranks are done."""
+    """Finish training, because the training function has returned on all ranks."""
 
     type: Literal["finish"] = "finish"
 
 
 class AskStop(GenerationOrder):
-    """Report whether this rank can stop after this step."""
+    """Report whether this rank can stop after step `step`."""
 
     type: Literal["ask_stop"] = "ask_stop"
     number: Number
     step: Count
     ends: bool = False
-    """Whether processes end at the stop, so that only saved state remains."""
+    """Whether the processes end after the stop, so that only saved state remains."""
 
 
 class StopAtStep(GenerationOrder):
-    """Stop after the requested step, because all ranks can."""
+    """Stop after the step of stop request `number`, because all ranks can stop there."""
 
     type: Literal["stop_at"] = "stop_at"
     number: Number
 
 
 class WithdrawStop(GenerationOrder):
-    """Continue training, because the stop was withdrawn."""
+    """Continue training, because stop request `number` was withdrawn."""
 
     type: Literal["withdraw_stop"] = "withdraw_stop"
     number: Number

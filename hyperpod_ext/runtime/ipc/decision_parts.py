@@ -1,7 +1,9 @@
-"""Split a restore decision into the parts that each node needs. Pure functions.
+"""Split a restore decision (the step to restore and each rank's sources) into the parts that each node needs. Pure
+functions.
 
-Usually most ranks already have the step, or all start from nothing. This common case is sent once, without a list of
-ranks. For all other ranks, a node gets the sources of its own ranks, and of ranks to which its ranks send their state.
+Usually most ranks already have the state of the step, or all ranks start at step 0. Messages do not list ranks that
+have the state already or start at step 0. Any other rank and its sources are listed in the message to the rank's own
+node, and in the messages to nodes whose ranks send it their state.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from hyperpod_ext.runtime.snapshot.select import Decision
 
 
 class DecisionParts:
-    """One decision, split by node.
+    """A restore decision, split into one part for each node.
 
     Args:
-        nodes: node of each rank.
+        nodes: maps each rank to its node.
     """
 
     def __init__(self, decision: Decision, nodes: Mapping[int, int]) -> None:
@@ -37,7 +39,7 @@ class DecisionParts:
                 self._sources.setdefault(node, {})[rank] = sources
 
     def parts(self, nodes: Collection[int]) -> Iterator[tuple[c.RestoreDecision, list[int]]]:
-        """Yield the parts of the decision, each with the nodes that need exactly this part."""
+        """Yield each different part of the decision, with the list of nodes to which this part must be sent."""
         yield self._part({}), [node for node in nodes if node not in self._sources]
         for node in nodes:
             if node in self._sources:

@@ -1,4 +1,4 @@
-"""Base class of all messages and events. Each kind is one strict model.
+"""Base class of all messages and events. Each kind of message or event is one strict pydantic model.
 
     class Listen(Declared):
         '''Serve other nodes on a port, and return it.'''
@@ -8,9 +8,9 @@
         host: str
         '''Address of this node.'''
 
-A `Kinds` is the set of kinds that one reader accepts. Senders make an instance and `encode` it. Readers `decode` the
-message, and get an instance whose fields have the declared types and ranges, or a `WireError` that names kind and
-field. `declared_table.py` generates the tables in the docs.
+A `Kinds` object is the set of message kinds that one reader accepts. A sender creates an instance of a kind and calls
+`encode`. A reader calls `Kinds.decode`, which returns an instance whose fields have the declared types and ranges, or
+raises a `WireError` that names the kind and the invalid field. `declared_table.py` generates the tables in the docs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError
 from hyperpod_ext.runtime.ipc.messages import Message, WireError
 
 PROTOCOL = 4
-"""Version of all messages between our processes. Increment it with every change of a declared kind."""
+"""Version of the protocol between the processes of a job, which must be incremented with every change of a declared
+kind."""
 
 _LONGEST_S = 1e9
 _short = reprlib.Repr()
@@ -34,20 +35,20 @@ _short.maxstring = _short.maxother = 60
 
 
 class Declared(BaseModel):
-    """One kind of message or event. The class docstring describes the kind; the docstring below a field describes the
-    field."""
+    """One kind of message or event. The docstring of the class describes the kind. The docstring below a field
+    describes that field."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, defer_build=True)
 
     sender: ClassVar[str] = ""
     """Process that sends a message of this kind, or writes an event of this kind."""
     reader: ClassVar[str] = ""
-    """Process that reads it."""
+    """Process that reads messages or events of this kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The unit of a number."""
+    """Annotation of a numeric field with the unit of the number."""
 
     name: str
 
@@ -56,29 +57,32 @@ T = TypeVar("T")
 D = TypeVar("D", bound=Declared)
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A count, step, rank or generation: at least 0, and within 64 bits for readers in other languages."""
+"""A count, step, rank or generation: at least 0, and at most 63 bits, so that it fits a 64-bit integer in other
+languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
-"""A duration in seconds, of at most thirty years, which every function of the operating system accepts."""
+"""A duration in seconds, of at most about thirty years. Every function of the operating system accepts such
+durations."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list."""
 Address = Annotated[tuple[str, Port], Strict(False)]
-"""Host and port."""
+"""Host name or IP address, and port number."""
 ByNumber = dict[Annotated[int, Field(ge=0, lt=1 << 63), Strict(False)], T]
-"""A JSON object whose keys are numbers of nodes or ranks."""
+"""A JSON object whose keys are node numbers or rank numbers."""
 
 
 def encode(message: Declared) -> Message:
-    """Return the message as a dict for `json.dumps`, which converts tuples to lists and numeric keys to text.
+    """Return the message as a dict that `json.dumps` accepts. Tuples and numeric keys remain, because `json.dumps`
+    converts them to lists and text.
 
-    pydantic's own JSON mode is not used, because it replaces infinite numbers in free-form fields by null.
+    The JSON mode of pydantic is not used, because it replaces infinite numbers in fields of type `Any` by null.
     """
     return message.model_dump()
 
 
 def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
-    """Return the instance that a JSON object describes. `name`: name of the message in errors.
+    """Return the instance of `kind` that the JSON object `message` describes. `name`: name of the message in errors.
 
     Raises:
         WireError: a field is missing, unknown or invalid.
@@ -90,7 +94,8 @@ def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
 
 
 class Kinds(Generic[D]):
-    """The kinds that one reader accepts, distinguished by field `key`. `what`: name of such a message in errors."""
+    """The set of message kinds that one reader accepts. `key`: field that contains the name of the kind. `what`:
+    description of the messages for errors, such as "order to a worker"."""
 
     def __init__(self, what: str, key: str, kinds: Iterable[type[D]]) -> None:
         self.what, self.key = what, key
@@ -113,33 +118,34 @@ class Kinds(Generic[D]):
 
 
 def build_all(of: type[Declared] = Declared) -> None:
-    """Build the validators of all imported kinds, so that processes forked from this one need not build them."""
+    """Build the pydantic validators of all imported kinds, so that processes forked from this process need not build
+    them."""
     for kind in of.__subclasses__():
         kind.model_rebuild()
         build_all(kind)
 
 
 def name_of(kind: type[Declared], key: str) -> str:
-    """Return the name of a kind as it appears in messages."""
+    """Return the name of a kind as it appears in messages, in field `key`."""
     return str(kind.model_fields[key].default)
 
 
 def fields_of(kind: type[Declared]) -> dict[str, Any]:
-    """Return the declared type of each field."""
+    """Return a map from the name of each field of `kind` to its declared type."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {name: hints[name] for name in kind.model_fields}
 
 
 def with_version(message: Message) -> Message:
-    """Return a connection's first message, with the version of the protocol added."""
+    """Return the first message on a connection with the protocol version added."""
     return {**message, "protocol": PROTOCOL}
 
 
 def checked_version(message: Message, reader: str, sender: str) -> Message:
-    """Return the peer's first message without the version of the protocol.
+    """Check the protocol version in the peer's first message, and return the message without the version.
 
     Raises:
-        WireError: the peer has another version.
+        WireError: the peer has another protocol version, or sent none.
     """
     fields = dict(message)
     theirs = fields.pop("protocol", None)
@@ -153,7 +159,7 @@ def checked_version(message: Message, reader: str, sender: str) -> Message:
 
 
 def _first(error: ValidationError) -> str:
-    """Return the error of the first invalid field."""
+    """Return a description of the first invalid field in a validation error."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"] if part != "[key]")
     match problem["type"]:

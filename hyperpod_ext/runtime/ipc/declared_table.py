@@ -1,4 +1,5 @@
-"""Make tables of declared kinds for the docs: name, meaning, fields with type and unit, sender and reader."""
+"""Generate the tables of message and event kinds for the docs: name, meaning, fields with type and unit, sender and
+reader."""
 
 from __future__ import annotations
 
@@ -16,11 +17,12 @@ _NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", d
 
 
 def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) -> str:
-    """Return a markdown table of all kinds of a set.
+    """Return a markdown table with one row for each kind in `kinds`.
 
     Args:
-        common: fields that all kinds have; the table leaves them out.
-        answer_of: returns the answer's type for a kind of request; None if the kinds are not requests.
+        common: names of fields that all kinds have, and that the table leaves out.
+        answer_of: function that returns the type of the answer to a kind of request; None if the kinds are not
+            requests.
     """
     head = ["name", "meaning", "fields", *(["answer"] if answer_of else []), "from", "to"]
     rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]
@@ -38,8 +40,8 @@ def _fields(kind: type[Declared], *exclude: str) -> str:
 
 
 def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
-    """Yield one line for each field except `exclude`: its name, type with unit, whether it is optional, and its
-    meaning."""
+    """Yield one text for each field of `kind` that is not in `exclude`. The text contains the field's name, type, unit
+    and meaning, and whether the field is optional."""
     for name, annotation in fields_of(kind).items():
         if name in exclude:
             continue
@@ -49,7 +51,7 @@ def fields_in_words(kind: type[Declared], *exclude: str) -> Iterator[str]:
 
 
 def type_in_words(annotation: Any) -> str:
-    """Return a declared type in terms of JSON."""
+    """Return a description of a declared type in terms of JSON, such as `list of integer`."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         units = [extra.name for extra in arguments[1:] if isinstance(extra, Unit)]
@@ -70,5 +72,5 @@ def type_in_words(annotation: Any) -> str:
 
 
 def in_line(text: str | None) -> str:
-    """Return a docstring as a single line, escaped for a table."""
+    """Return a docstring as a single line, with `|` escaped for a markdown table."""
     return " ".join((text or "").split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Environment variables of a process inside the container, and the settings in them."""
+"""Names of the environment variables that processes in the container use, and functions that read them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ ENV_MEMORY_SOCKET = "HPX_MEMORY_SOCKET"
 ENV_CHAOS = "HPX_CHAOS"
 ENV_SOCKET_DIR = "HPX_SOCKET_DIR"
 ENV_FAILURE_DOMAIN = "HPX_FAILURE_DOMAIN"
-"""Name of this node's failure domain, such as its rack or availability zone. Copies go to other domains if possible."""
+"""Environment variable with the name of this node's failure domain, such as its rack or availability zone. If possible,
+copies of snapshots are placed in other failure domains."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnvironment:
-    """Rank, node and settings of a worker, which its agent sets as environment variables."""
+    """The settings that an agent passes to a worker in environment variables."""
 
     rank: int
     world_size: int
@@ -36,7 +37,7 @@ class WorkerEnvironment:
 
     @classmethod
     def of(cls, environ: Mapping[str, str] = os.environ) -> WorkerEnvironment | None:
-        """Return the settings in the variables. None in a process that no agent of ours started."""
+        """Return the settings from `environ`; None if this process was not started by an agent of this project."""
         if ENV_AGENT_SOCKET not in environ:
             return None
         return cls(
@@ -55,8 +56,8 @@ _HINT_NOT_ROOT = "a container that does not run as root needs fsGroup in its pod
 
 
 def read_secret(path: Path) -> bytes:
-    """Return the job's secret. Other users must not be able to read the file, because the secret gives access to the
-    job.
+    """Return the job's secret from the file `path`. The file must not be readable by other users, because the secret
+    gives access to the job.
 
     Raises:
         HyperpodExtError: the file is unreadable, is readable by other users, or is shorter than 16 bytes.
@@ -69,7 +70,7 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
     mode = stat.S_IMODE(status.st_mode)
-    # in a pod with an fsGroup, Kubernetes creates files that root owns and that the group can read
+    # in a pod with an fsGroup, mounted files belong to root and are readable by that group, which is allowed here
     of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
     allowed = 0o740 if of_pod else 0o700
     if mode & ~allowed:

@@ -1,4 +1,5 @@
-"""Fast JSON for many thousands of messages and events per second. Results are the same as those of Python's module."""
+"""Encodes and decodes JSON fast enough for many thousands of messages per second. Results are equal to those of the
+`json` module."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 try:
     import pydantic_core
-except ImportError:  # an environment with only torch, such as that of `make test-gpu`
+except ImportError:
+    # pydantic_core is missing in environments that contain only torch, such as the environment of `make test-gpu`
     pydantic_core = None  # type: ignore[assignment]
 
 _PLAIN = json.JSONEncoder(separators=(",", ":")).encode
@@ -23,7 +25,8 @@ def dump(value: Any) -> bytes:
         text = pydantic_core.to_json(value) if pydantic_core else b""
         if text and text.isascii():
             return text
-    except ValueError:  # half a surrogate pair, by which Python represents bytes of file names that are not valid text
+    except ValueError:
+        # `to_json` refuses unpaired surrogates, with which Python represents undecodable bytes of file names
         pass
     return _PLAIN(value).encode()
 
@@ -37,4 +40,5 @@ def load(text: str | bytes | bytearray) -> Any:
     try:
         return pydantic_core.from_json(text) if pydantic_core else json.loads(text)
     except ValueError:
-        return json.loads(text)  # Python's module accepts half a surrogate pair, and has clearer error messages
+        # the `json` module accepts unpaired surrogates, and has clearer error messages
+        return json.loads(text)

@@ -1,5 +1,5 @@
-"""Combines the joins of a node's ranks, and the snapshots in its memory, into one message without repetitions. Pure
-functions."""
+"""Combines the `Join` reports of a node's ranks, and the list of snapshots in the node's memory, into one compact
+message. Pure functions."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def node_join(
     held: Collection[c.HeldSnapshot],
     generation: int,
     pieces: Collection[c.HeldPiece] = (),
-    disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
+    disk: c.DiskState = c.DiskState(),  # noqa: B008  (a frozen instance)
 ) -> c.NodeJoin:
-    """Return one message with the joins of these ranks and the snapshots in their node's memory."""
+    """Return one message that contains the `Join` reports of several ranks and the list of snapshots in their node's
+    memory."""
     ranks = tuple(sorted(joins))
     return c.NodeJoin(
         generation=generation,
@@ -35,7 +36,8 @@ def node_join(
 
 
 class RankJoin(NamedTuple):
-    """One rank's join within a `NodeJoin`, with the fields of `Join` that differ between ranks."""
+    """The `Join` report of one rank, extracted from a `NodeJoin` message, without fields that are the same for all
+    ranks."""
 
     rank: int
     pid: int
@@ -44,10 +46,10 @@ class RankJoin(NamedTuple):
 
 
 def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
-    """Yield the joins that a message contains.
+    """Yield the `Join` report of each rank in a `NodeJoin` message.
 
     Raises:
-        WireError: a rank has no process, no port or no live state.
+        WireError: the lists in the message do not have an entry for each rank.
     """
     count = len(report.ranks)
     if count == 0 or {len(report.pids), len(report.store_ports)} != {count}:
@@ -57,8 +59,8 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
-    """Group snapshots by save (step and generation). A field that is the same for all ranks of a save is stored
-    once."""
+    """Group snapshots by save (step and generation). If a field has the same value for all ranks of a save, it is
+    stored once."""
     together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
     for one in held:
         key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica
@@ -80,7 +82,8 @@ def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
 
 
 class HeldOffers(Collection[Offer]):
-    """The offers of one node, from its memory and disks, stored in short form and created during iteration."""
+    """All offers of one node: the snapshots in its memory and on its disks. The `Offer` objects for memory are created
+    only during iteration, to save memory."""
 
     def __init__(
         self,
@@ -121,12 +124,13 @@ class HeldOffers(Collection[Offer]):
 
 
 def _once(values: Sequence[T]) -> tuple[T, ...]:
-    """Return only the first value if all values are the same, otherwise all values."""
+    """Return a tuple of only the first value if all values are equal, otherwise a tuple of all values."""
     return tuple(values[:1]) if all(value == values[0] for value in values) else tuple(values)
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
-    """Return `count` values, repeating a single value if there is only one, as the inverse of `_once`.
+    """Return one value for each of `count` ranks, and repeat the value if `values` has only one. This is the inverse of
+    `_once`.
 
     Raises:
         WireError: the number of values is neither 1 nor `count`.

@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on asyncio without other packages, for the operator's requests and the metrics."""
+"""An HTTP/1.1 server for requests of the HyperPod operator and for metrics, which needs no package except asyncio."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 
 _HEADER_BYTES = 64 << 10
 _BODY_BYTES = 32 << 20
-"""Maximum size of a request body, more than the 5 MB that the addresses of 100,000 nodes take."""
+"""Maximum size of a request body. The largest legitimate body lists the addresses of 100,000 nodes, in about 5 MB."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _PLACES = 256
 _ANSWERED = 64
-"""Maximum number of connections with an unread answer, because such an answer stays in memory."""
+"""Maximum number of connections whose client has not read the response yet. The number is limited because each unread
+response stays in memory."""
 _LIMIT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """A request that the server has received."""
+    """One HTTP request that the server has received."""
 
     method: str
     path: str
@@ -36,11 +37,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Response:
-    """The answer to a request."""
+    """The response to an HTTP request."""
 
     status: int
     content: Any = None
-    """Bytes, or an object that is sent as JSON. None for no body."""
+    """Body of the response: bytes, or an object that is sent as JSON, or None for an empty body."""
     content_type: str = "application/json"
 
 
@@ -48,16 +49,16 @@ Handle = Callable[[Request], Response]
 
 
 class HttpServer:
-    """Answers the requests on each connection in order.
+    """HTTP server that answers the requests of one connection in the order in which they arrive.
 
     Args:
-        handle: returns the answer to a request, without blocking.
-        on_error: called with the message of an internal error.
-        places: maximum number of connections without a complete request. If there are more, the server closes the
-            oldest one, so that this process keeps file descriptors for its node. Also the maximum number of unread
-            answers.
-        limit_s: maximum time for one request and its answer, in seconds.
-        keeps: whether a connection may stay open for another request.
+        handle: function that returns the response to a request without blocking.
+        on_error: function that is called with the text of an internal error.
+        places: maximum number of connections from which no complete request has arrived yet. If there are more, the
+            server closes the oldest of these connections, so that this process does not run out of file descriptors.
+            The number of connections with an unread response is limited in the same way.
+        limit_s: time limit for receiving one request and sending its response, in seconds.
+        keeps: whether a connection may stay open for further requests.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class HttpServer:
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
-        """Listen on a port, and return the port. Port 0 selects any free port.
+        """Start to listen on `port`, and return its number. 0 selects a free port.
 
         Raises:
-            OSError: the port is taken.
+            OSError: another process uses the port.
         """
         return await self._listener.listen_tcp(host, port)
 
@@ -87,7 +88,7 @@ class HttpServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if (peer := writer.get_extra_info("peername")) is None:
-            return  # the peer closed the connection before it was accepted
+            return  # the client closed the connection before it was accepted
         try:
             while True:
                 async with asyncio.timeout(self._limit_s):
@@ -97,7 +98,7 @@ class HttpServer:
             _hang_up(writer)
 
     async def _converse(self, caller: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request. Returns whether the connection stays open for another request."""
+        """Receive one request and send the response. Returns whether the connection stays open for another request."""
         keeps = False
         try:
             with self._asking.place(writer):
@@ -115,7 +116,8 @@ class HttpServer:
             await writer.drain()
             if not keeps:
                 writer.close()
-                # wait within the time limit, so that an unread answer does not stay in memory
+                # wait until the client has read the response, so that the time limit also applies to an unread response
+                # in memory
                 await writer.wait_closed()
         return keeps
 
@@ -126,19 +128,19 @@ def _hang_up(writer: asyncio.StreamWriter) -> None:
 
 @dataclass(frozen=True)
 class _Head:
-    """Request line and headers of a request."""
+    """Request line and headers of an HTTP request."""
 
     method: str
     path: str
-    """Path of the request without its query."""
+    """Path in the URL of the request, without the query string."""
     headers: Mapping[str, str]
-    """Values of the headers, by header name in lower case."""
+    """Maps the name of each header, in lower case, to its value."""
     version: str
 
     @property
     def keeps(self) -> bool:
-        """Whether the client keeps the connection open. In HTTP/1.0, the end of the connection marks the end of the
-        answer."""
+        """Whether the client wants to keep the connection open. An HTTP/1.0 client must request to keep the connection,
+        because in HTTP/1.0 the server normally closes the connection to end a response."""
         words = {word.strip().lower() for word in self.headers.get("connection", "").split(",")}
         return "keep-alive" in words if self.version == "HTTP/1.0" else "close" not in words
 
@@ -150,7 +152,7 @@ class _BadRequestError(Exception):
 
 
 async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
-    """Return the head of the next request; None if the client has closed the connection."""
+    """Return the request line and headers of the next request; None if the client has closed the connection."""
     lines: list[str] = []
     size = 0
     while (line := await _line(reader)) not in ("", "\r\n", "\n"):
@@ -162,7 +164,7 @@ async def _read_head(reader: asyncio.StreamReader) -> _Head | None:
         return None
     parts = lines[0].split()
     if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "this is no request of HTTP/1.1")
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "this is not an HTTP/1.1 request")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
     return _Head(parts[0], parts[1].partition("?")[0], headers, parts[2])
 
@@ -179,7 +181,7 @@ async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -
         return await _chunks(reader)
     length = headers.get("content-length", "0")
     if not length.isdecimal():
-        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "Content-Length is no number")
+        raise _BadRequestError(HTTPStatus.BAD_REQUEST, "Content-Length is not a number")
     if int(length) > _BODY_BYTES:
         raise _BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too long")
     return await reader.readexactly(int(length))
@@ -210,5 +212,6 @@ def _text(response: Response, *, keep: bool) -> bytes:
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append(f"content-type: {response.content_type}")
-    head.append(f"connection: {'keep-alive' if keep else 'close'}")  # HTTP/1.0 clients need one of the two values
+    # an HTTP/1.0 client keeps its connection open only if the response has this header
+    head.append(f"connection: {'keep-alive' if keep else 'close'}")
     return "\r\n".join([*head, "", ""]).encode() + body

@@ -1,4 +1,5 @@
-"""Find addresses of this machine: of a network interface, or of the interface on the route to another machine."""
+"""Find an IP address of this machine: the address of a given network interface, or the address from which another
+machine is reached."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ _SIOCGIFADDR = 0x8915
 _ADDRESS_AT = 20
 _IPV6_ADDRESSES, _OF_THE_LINK = Path("/proc/net/if_inet6"), "20"
 _DISCARD = 9
-"""A valid port for calls that send no data."""
+"""Port for calls that require a port number but send no data (the port of the discard protocol)."""
 
 
 def address_of(interface: str) -> str:
-    """Return the IPv4 address of an interface. If it has none, return an IPv6 address that is not link-local.
+    """Return the IPv4 address of a network interface. If the interface has no IPv4 address, return an IPv6 address that
+    is not link-local.
 
     Raises:
         JobFailedError: the interface does not exist on this machine, or has no address.
@@ -39,20 +41,21 @@ def address_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """Return an IPv6 address of an interface that is not link-local; empty if the interface has none."""
+    """Return an IPv6 address of a network interface that is not a link-local address; empty if the interface has no
+    such address."""
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
-    except OSError:  # a kernel without IPv6
+    except OSError:  # the kernel has no IPv6
         return ""
     found = [words[0] for words in lines if len(words) == 6 and words[5] == interface and words[3] != _OF_THE_LINK]
     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(found[0])) if found else ""
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's numeric IPv4 or IPv6 address on the route to `host`. Sends no data.
+    """Return the IPv4 or IPv6 address that this machine uses to reach `host`. No data is sent to `host`.
 
     Raises:
-        UnreachableError: `host` has no address, or there is no route to it.
+        UnreachableError: the name `host` cannot be resolved, or there is no route to it.
     """
     failed: OSError | None = None
     try:
@@ -66,5 +69,5 @@ def address_towards(host: str) -> str:
     except OSError as error:
         failed = error
     raise UnreachableError(
-        f"this machine has no way to {host}: {failed}", hint="MASTER_ADDR must be reachable from every node."
+        f"this machine cannot reach {host}: {failed}", hint="MASTER_ADDR must be reachable from every node."
     )

@@ -1,4 +1,4 @@
-"""A listening socket that closes all of its connections before the event loop ends."""
+"""A listening socket that can close all connections that it has accepted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 
 
 class Listener:
-    """Runs `converse` for each connection. A ConnectionError ends only that connection.
+    """Runs `converse` in a task for each accepted connection. If `converse` raises ConnectionError, only its connection
+    is closed.
 
-    Any other exception is an internal error and is passed to `on_error`.
+    Any other exception from `converse` is an internal error, whose text is passed to `on_error`.
     """
 
     def __init__(self, converse: Converse, on_error: Callable[[str], None]) -> None:
@@ -23,12 +24,13 @@ class Listener:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def listen_tcp(self, host: str, port: int) -> int:
-        """Listen on a port of `host`, and return the port. Port 0 selects any free port."""
+        """Start to listen on `port` of `host`, and return its number. 0 selects a free port."""
         self._server = await serve_tcp(self._accept, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
-        """Listen on a Unix socket that only this user can open. Replaces an earlier listening socket."""
+        """Start to listen on a Unix socket that only processes of this user can open. If this listener has another
+        listening socket, it is closed."""
         if self._server is not None:
             self._server.close()
         self._server = await serve_unix(self._accept, path)
@@ -52,7 +54,7 @@ class Listener:
         try:
             await self._converse(reader, writer)
         except ConnectionError:
-            pass  # the peer has closed the connection or broken the protocol
+            pass  # the peer has closed the connection or violated the protocol
         except Exception as error:
             self._on_error(f"{type(error).__name__}: {error}")
         finally:

@@ -1,7 +1,8 @@
-"""Messages between our processes. A message is a 4-byte big-endian length, followed by JSON. No message is pickled.
+"""Messages between our processes. A message is a 4-byte big-endian length, followed by a JSON object. Messages never
+contain pickled data.
 
-On a Unix socket, the kernel reports the peer's user id, which must be ours. On TCP, both sides prove that they have the
-job's secret before any other message is read.
+On a Unix socket, the kernel reports the user id of the peer's process, which must be the user id of this process. On
+TCP, both sides prove that they have the job's secret before any other message is read.
 """
 
 from __future__ import annotations
@@ -30,27 +31,28 @@ Message = dict[str, Any]
 
 
 class WireError(ConnectionError):
-    """The peer broke the protocol, or failed to prove its identity."""
+    """The peer violated the protocol, or could not prove that it has the job's secret."""
 
 
 class RefusedError(WireError):
-    """The two sides belong to different jobs or have different settings. A retry does not help."""
+    """The two sides of a connection belong to different jobs or have different TLS settings. A retry would fail in the
+    same way."""
 
 
 class TooLongError(JobFailedError):
-    """A message is longer than allowed. No part of the message was sent, so the connection is unchanged. A retry does
-    not help."""
+    """A message is longer than `MAX_FRAME_BYTES`. No part of the message was sent, so the connection can still be used.
+    A retry would fail in the same way."""
 
 
 class BusyError(ConnectionError):
-    """A server has not answered in time. A retry may help."""
+    """A server closed the connection during the handshake, or did not answer in time. A retry may succeed."""
 
 
 def encode(message: Message) -> bytes:
-    """Return the frame of a message: its length and its JSON.
+    """Return a message as a frame: the 4-byte length, followed by the JSON text.
 
     Raises:
-        TooLongError: the message is longer than allowed.
+        TooLongError: the message is longer than `MAX_FRAME_BYTES`.
     """
     body = fast_json.dump(message)
     if len(body) > MAX_FRAME_BYTES:
@@ -63,7 +65,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(body: bytes) -> Message:
-    """Return the message in a frame's body.
+    """Return the message that the JSON text `body` of a frame contains.
 
     Raises:
         WireError: the body is not a JSON object.
@@ -78,21 +80,21 @@ def decode(body: bytes) -> Message:
 
 
 def body_length(header: bytes, limit: int = MAX_FRAME_BYTES) -> int:
-    """Return the length of the body that follows `header`.
+    """Return the length of the JSON text that follows the 4-byte `header` of a frame.
 
     Raises:
-        WireError: the length is above the limit.
+        WireError: the length is greater than `limit`.
     """
     length = int(_LENGTH.unpack(header)[0])
     if length > MAX_FRAME_BYTES:
         raise WireError(f"a frame announces {length} bytes; the limit is {MAX_FRAME_BYTES}")
     if length > limit:
-        raise WireError(f"a frame announces {length} bytes; from this peer, now, the limit is {limit}")
+        raise WireError(f"a frame announces {length} bytes; for this peer, the limit is now {limit}")
     return length
 
 
 def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Message]:
-    """Yield the messages of all complete frames, and remove their bytes from `received`."""
+    """Yield the message of each complete frame in `received`, and remove the frame's bytes."""
     while len(received) >= _LENGTH.size:
         end = _LENGTH.size + body_length(bytes(received[: _LENGTH.size]), limit)
         if len(received) < end:
@@ -103,7 +105,7 @@ def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Messag
 
 
 def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Send one frame, with file descriptors if the socket is a Unix socket."""
+    """Send one message. `fds`: file descriptors to send with the message, which only a Unix socket can do."""
     frame = encode(message)
     with breaking():
         sent = socket.send_fds(sock, [frame], fds) if fds else 0
@@ -117,8 +119,8 @@ def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None
 
 
 def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES) -> tuple[Message | None, list[int]]:
-    """Return the next message and the file descriptors received with it. The message is None at the connection's
-    end."""
+    """Return the next message and the file descriptors received with it. The message is None if the peer closed the
+    connection between two frames."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
         with breaking():
@@ -138,7 +140,7 @@ def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES)
 
 
 def receive_into(sock: socket.socket, destination: memoryview) -> None:
-    """Fill `destination` with received bytes."""
+    """Receive bytes until `destination` is full."""
     filled = 0
     while filled < len(destination):
         with breaking():
@@ -167,10 +169,10 @@ async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Me
 
 
 def check_same_user(sock: socket.socket) -> int:
-    """Return the process id of a Unix-socket peer, as reported by the kernel.
+    """Check that the peer of a Unix socket is a process of this user, and return its process id.
 
     Raises:
-        WireError: the peer is a process of a different user.
+        WireError: the peer is a process of another user.
     """
     with breaking():
         pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -181,15 +183,16 @@ def check_same_user(sock: socket.socket) -> int:
 
 _TRIES = 5
 _BUSY_S = 0.05
-"""Seconds before a retry. Thousands of foreign clients may take a peer's place before it has sent its proof."""
+"""Number of seconds before a retry of `again_while_busy`. A server that has too many connections from unknown clients
+also closes the connections of the job's own processes, if they have not sent their proof yet."""
 Connected = TypeVar("Connected")
 
 
 def again_while_busy(connect: Callable[[], Connected]) -> Connected:
-    """Return `connect()`. Retries a few times if the server closes the connection during the handshake.
+    """Return the result of `connect()`. Calls it again, up to `_TRIES` times in total, if it raises BusyError.
 
     Raises:
-        OSError: the last error of `connect`.
+        OSError: `connect` has raised another error, or BusyError in the last attempt.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -200,12 +203,13 @@ def again_while_busy(connect: Callable[[], Connected]) -> Connected:
 
 
 HANDSHAKE_S = 10.0
-"""Time limit, in seconds, from accepting a connection to the peer's proof."""
+"""Maximum number of seconds between accepting a connection and receiving the peer's proof that it has the job's
+secret."""
 REFUSED: Message = {"refused": True}
-"""A server's answer to a client without the job's secret. If all places are taken, the server closes the connection
-instead."""
-_NOT_SHOWN = "a peer has not shown within {:g} s that it is of this job"
-_HANDSHAKE_BYTES = 1024  # maximum frame from an unauthenticated peer
+"""A server's answer to a client that does not have the job's secret. A server with too many unauthenticated connections
+sends no answer and closes the connection."""
+_NOT_SHOWN = "a peer has not proved within {:g} s that it has the job's secret"
+_HANDSHAKE_BYTES = 1024  # maximum size of a frame from a peer that is not authenticated yet
 
 
 def _equal(given: object, expected: str) -> bool:
@@ -217,13 +221,14 @@ def _proof(secret: bytes, role: str, first: str, second: str) -> str:
 
 
 def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
-    """Check a client's answer to the nonce `ours`, and return the server's own proof for the client.
+    """Check the proof with which a client has answered the server's nonce `ours`, and return the message with the
+    server's own proof.
 
     Raises:
         WireError: the client does not have the job's secret.
     """
     if answer is None:
-        raise WireError("a peer hung up before it had shown the job's secret")
+        raise WireError("a peer closed the connection before it had proved that it has the job's secret")
     theirs = str(answer.get("nonce"))
     if not _equal(answer.get("proof"), _proof(secret, "client", ours, theirs)):
         raise WireError("a peer without the job's secret was refused")
@@ -233,7 +238,7 @@ def admit(secret: bytes, ours: str, answer: Message | None) -> Message:
 async def accept_peer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
 ) -> None:
-    """Run the server's side of the handshake on an asyncio stream, with TLS if `encrypted`.
+    """Run the server's side of the authentication handshake on an asyncio stream, with TLS if `encrypted`.
 
     Raises:
         WireError: the peer has not proved within the time limit that it has the job's secret.
@@ -248,7 +253,7 @@ async def accept_peer(
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
         if not encrypted:
-            # the answer may have arrived while this process had no time to read it
+            # the client should retry, because its answer may have arrived while this process was too busy to read it
             writer.write(encode({"busy": True}))
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     try:
@@ -264,7 +269,7 @@ async def _start_tls(writer: asyncio.StreamWriter, context: ssl.SSLContext) -> N
         await writer.start_tls(context)
     except OSError as error:
         raise WireError(f"a TLS handshake has failed: {error}") from error
-    if writer.transport is None:  # the connection was closed in the meantime
+    if writer.transport is None:  # the connection was closed during the TLS handshake
         raise WireError("a TLS handshake was cut off")
 
 
@@ -273,7 +278,8 @@ def _challenge(nonce: str, encrypted: bool) -> Message:
 
 
 def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = HANDSHAKE_S) -> None:
-    """Run the server's side of the handshake on a blocking socket, with TLS if it is an `ssl.SSLSocket`.
+    """Run the server's side of the authentication handshake on a blocking socket, with TLS if `sock` is an
+    `ssl.SSLSocket`.
 
     Raises:
         WireError: the peer has not proved within `timeout_s` that it has the job's secret.
@@ -298,11 +304,11 @@ def accept_peer_blocking(sock: socket.socket, secret: bytes, timeout_s: float = 
 
 
 async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) -> Connection:
-    """Return an authenticated connection to another agent of the job. The caller must set a time limit.
+    """Connect to another agent of the job, and authenticate. The caller must set a time limit.
 
     Raises:
         OSError: no agent listens at the address.
-        BusyError, WireError: as in `join_peer`.
+        BusyError, WireError: see `join_peer`.
     """
     reader, writer = await open_tcp(host, port)
     try:
@@ -316,10 +322,10 @@ async def dial(host: str, port: int, secret: bytes, *, encrypted: bool = False) 
 async def join_peer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, *, encrypted: bool = False
 ) -> None:
-    """Run the client's side of the handshake on an asyncio stream.
+    """Run the client's side of the authentication handshake on an asyncio stream, with TLS if `encrypted`.
 
     Raises:
-        BusyError: the server has not answered. A retry may help.
+        BusyError: the server closed the connection without an answer, or is too busy. A retry may succeed.
         WireError: the server does not have the job's secret, or has refused this process's proof.
     """
     ours = secrets.token_hex(16)
@@ -341,10 +347,11 @@ async def _answered(reader: asyncio.StreamReader) -> Message:
 
 
 def _check_same(challenge: Message, encrypted: bool) -> None:
-    """Check that both sides use TLS or neither does. A client with TLS must never continue without it.
+    """Check that the server uses TLS if `encrypted`, and does not use TLS otherwise. A client that requires TLS must
+    never continue without TLS.
 
     Raises:
-        RefusedError: only one side uses TLS.
+        RefusedError: only one of the two sides uses TLS.
     """
     if (challenge.get("tls") is True) != encrypted:
         has = "requires TLS, but this process has none" if not encrypted else "has no TLS, but this process requires it"
@@ -354,13 +361,13 @@ def _check_same(challenge: Message, encrypted: bool) -> None:
 def join_peer_blocking(
     sock: socket.socket, secret: bytes, timeout_s: float = 3 * HANDSHAKE_S, *, encrypted: bool = False
 ) -> socket.socket:
-    """Run the client's side of the handshake on a blocking socket.
+    """Run the client's side of the authentication handshake on a blocking socket, with TLS if `encrypted`.
 
-    Returns the socket to use afterwards, which is a different one if `encrypted`.
+    Returns the socket to use afterwards. If `encrypted`, this is a new TLS socket that replaces `sock`.
 
     Raises:
-        BusyError: the server has closed the connection without an answer, because it is ending or many peers
-            connect.
+        BusyError: the server has closed the connection without an answer, because it is shutting down or has too many
+            connections.
         WireError: the server belongs to another job, or has not answered within `timeout_s`.
     """
     ours = secrets.token_hex(16)
@@ -372,22 +379,23 @@ def join_peer_blocking(
                 sock = handshake.wrap()
                 secret = tls.bound(secret, sock.getpeercert(binary_form=True))
             handshake.send(_answer(secret, ours, challenge))
-            answer = handshake.answered("on our proof")
+            answer = handshake.answered("after our proof")
     except (WireError, BusyError):
         raise
-    except ConnectionError as error:  # a retry may help
+    except ConnectionError as error:  # callers retry after a BusyError
         raise BusyError(_HUNG_UP.format("in the handshake")) from error
     except TimeoutError as error:
-        raise WireError(f"the server has finished no handshake within {timeout_s:g} s") from error
+        raise WireError(f"the server has not finished the handshake within {timeout_s:g} s") from error
     _check_server(secret, ours, challenge, answer)
     return sock
 
 
-_HUNG_UP = "the server hung up {}: it is ending, or many peers came at once"
+_HUNG_UP = "the server closed the connection {}: it is shutting down, or has too many connections"
 
 
 class _Handshake:
-    """The frames of one handshake on a blocking socket. One deadline applies to all of them together."""
+    """Sends and receives the messages of one authentication handshake on a blocking socket. A single deadline applies
+    to all of these messages together."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock, self._before = sock, sock.gettimeout()
@@ -404,14 +412,14 @@ class _Handshake:
         self._sock.sendall(encode(message))
 
     def start_tls(self, sock: ssl.SSLSocket, challenge: bytes) -> None:
-        """Start TLS as the server, after sending the challenge in the clear."""
+        """Send the challenge without encryption, then run the server's side of the TLS handshake."""
         self._set_timeout()
         socket.socket.sendall(sock, challenge)
         self._set_timeout()
         sock.do_handshake()
 
     def wrap(self) -> ssl.SSLSocket:
-        """Start TLS as the client."""
+        """Run the client's side of the TLS handshake, and return the TLS socket."""
         self._set_timeout()
         self._sock = wrapped = tls.client_context().wrap_socket(self._sock)
         return wrapped
@@ -455,7 +463,7 @@ def _answer(secret: bytes, ours: str, challenge: Message) -> Message:
 
 def _check_server(secret: bytes, ours: str, challenge: Message, answer: Message) -> None:
     if answer.get("refused") is True:
-        raise RefusedError("the server hung up on our proof: it has another job's secret")
+        raise RefusedError("the server refused our proof: it has another job's secret")
     expected = _proof(secret, "server", ours, str(challenge.get("nonce")))
     if not _equal(answer.get("proof"), expected):
         raise RefusedError("the server does not have the job's secret; this is not our job's endpoint")

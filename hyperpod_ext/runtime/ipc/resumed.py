@@ -1,7 +1,9 @@
-"""Keeps the sent messages of a connection, so that they can be sent again over the next connection after a break.
+"""Keeps the newest sent messages, so that messages that were lost when a connection broke can be sent again over the
+next connection.
 
-Messages are not acknowledged. When the two sides connect again, each side reports how many messages it has received,
-and each side sends the missing messages again. So no message is lost, and none arrives twice.
+Messages are not acknowledged one by one. When the two sides connect again, each side reports how many messages it has
+received, and the other side resends the messages after those. In this way, no message is lost, and no message arrives
+twice.
 """
 
 from __future__ import annotations
@@ -12,28 +14,30 @@ from collections.abc import Sequence
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 _KEPT = 4096
-"""Number of messages to keep, which is more than socket buffers can hold."""
+"""Number of newest messages to keep. Socket buffers hold fewer messages, so every lost message is among the kept
+ones."""
 
 
 class Sent:
-    """The newest frames sent, and the total number of frames sent."""
+    """Stores the newest frames that were sent to a peer, and counts all frames that were sent."""
 
     def __init__(self) -> None:
         self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._count = 0
 
     def add(self, frame: bytes) -> None:
-        """Record a frame. Call this before sending the frame."""
+        """Record a frame. Must be called before the frame is sent."""
         self._frames.append(frame)
         self._count += 1
 
     def after(self, received: int) -> Sequence[bytes]:
-        """Return the frames to send again to a peer that has received the first `received` frames.
+        """Return the frames to send again to a peer that has received only the first `received` frames.
 
         Raises:
-            WireError: the frames are no longer kept, or `received` is more than the number sent.
+            WireError: some of these frames are no longer kept, or `received` is more than the number of frames that
+                were sent.
         """
         missing = self._count - received
         if not 0 <= missing <= len(self._frames):
-            raise WireError(f"the peer has received {received} messages of {self._count}: they cannot be sent again")
+            raise WireError(f"the peer has received {received} messages of {self._count}: cannot send the rest again")
         return list(self._frames)[len(self._frames) - missing :]

@@ -1,9 +1,9 @@
 """TLS 1.3 between the processes of a job (`network.tls`).
 
-There is no certificate authority. Each listening process makes its own certificate, and the key never leaves its
-memory. As without TLS, peers authenticate by proofs of the job's secret. The proofs are bound to the server's
-certificate. An attacker between the two sides has a different certificate, so proofs made for the attacker are invalid
-at the server.
+There is no certificate authority. Each listening process creates its own certificate, whose private key never leaves
+the memory of the process. With and without TLS, the two sides authenticate by proving that they have the job's secret.
+With TLS, each proof also depends on the server's certificate. A man in the middle has another certificate, so the real
+server rejects any proof that a client made for the attacker.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""A certificate is valid this long before and after its creation. No peer checks these dates, because proofs are bound
-to the certificate's bytes."""
+"""A certificate is valid for this time before and after its creation. Clients do not check these dates, because the
+proofs depend on the certificate itself."""
 
 
 class OwnCertificate:
-    """The certificate and TLS context of a server."""
+    """The certificate of this process, and the TLS context with which it accepts connections."""
 
     def __init__(self) -> None:
         from cryptography import x509
@@ -44,8 +44,9 @@ class OwnCertificate:
         text += certificate.public_bytes(serialization.Encoding.PEM)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # a ticket would make an idle connection readable, as if it had been closed
-        descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)  # ssl reads keys only from files
+        self.context.num_tickets = 0  # a session ticket would make an idle connection look like a closed one
+        # write the key to a file in memory, because the ssl module reads keys only from files
+        descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
         try:
             os.write(descriptor, text)
             self.context.load_cert_chain(f"/proc/self/fd/{descriptor}")
@@ -55,14 +56,14 @@ class OwnCertificate:
 
 @functools.cache
 def own_certificate() -> OwnCertificate:
-    """Return the certificate of this process, which the first call makes."""
+    """Return the certificate of this process. The first call creates the certificate."""
     return OwnCertificate()
 
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """Return the TLS context of clients. Clients accept any certificate, because the proofs that follow are bound to
-    it."""
+    """Return the TLS context with which clients connect. Clients accept any certificate, because the proofs of the
+    authentication handshake depend on the certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -71,8 +72,8 @@ def client_context() -> ssl.SSLContext:
 
 
 def bound(secret: bytes, certificate: bytes | None) -> bytes:
-    """Return the key for proofs to the server with `certificate`. Proofs with this key are invalid for any other
-    server.
+    """Return the key with which clients and the server that has `certificate` make their proofs. A server with another
+    certificate rejects proofs with this key.
 
     Raises:
         ConnectionError: the server has sent no certificate.

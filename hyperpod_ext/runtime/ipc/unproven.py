@@ -1,4 +1,5 @@
-"""A limit on unauthenticated connections, whose peers have not yet proved that they have the job's secret."""
+"""Limits the number of unauthenticated connections, that is, connections whose peers have not yet proved that they have
+the job's secret."""
 
 from __future__ import annotations
 
@@ -14,24 +15,24 @@ Connection = TypeVar("Connection")
 
 
 class Unproven(Generic[Connection]):
-    """The unauthenticated connections. Each takes one place. Thread-safe.
+    """The unauthenticated connections of a server. Each connection uses one of a limited number of places. Thread-safe.
 
-    If all places are taken, the oldest connection is closed. A peer of the job needs its place for only a few
-    milliseconds, while a foreign client would keep it.
+    If all places are taken, the oldest connection is closed. A process of the job needs its place for only a few
+    milliseconds, so the oldest connection is most likely from an unknown client.
 
     Args:
-        places: number of places.
-        hang_up: closes a connection. Called without any lock held.
+        places: maximum number of unauthenticated connections.
+        hang_up: function that closes a connection, and that is called while no lock is held.
     """
 
     def __init__(self, places: int, hang_up: Callable[[Connection], object]) -> None:
         self._places, self._hang_up = places, hang_up
         self._waiting: dict[Connection, None] = {}
-        """Connections with a place, in order of arrival."""
+        """The unauthenticated connections, oldest first. The dict is used as an ordered set."""
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection) -> None:
-        """Give a new connection a place. If all places are taken, close the oldest connection."""
+        """Add a new unauthenticated connection. If all places are in use, close the oldest connection."""
         with self._lock:
             self._waiting[connection] = None
             full = len(self._waiting) > self._places
@@ -39,14 +40,15 @@ class Unproven(Generic[Connection]):
             self.hang_up_oldest()
 
     def leave(self, connection: Connection) -> None:
-        """Free the place of a connection that is authenticated or closed. Does nothing if the connection has no
-        place."""
+        """Remove a connection that is now authenticated or closed. Does nothing if the connection was removed
+        before."""
         with self._lock:
             self._waiting.pop(connection, None)
 
     @contextlib.contextmanager
     def place(self, connection: Connection) -> Iterator[None]:
-        """Keep a place for a connection during the `with` block. The connection may be closed in the meantime."""
+        """Count a connection as unauthenticated during the `with` block. The connection may be closed during the block,
+        to make room for a newer one."""
         self.enter(connection)
         try:
             yield
@@ -54,7 +56,7 @@ class Unproven(Generic[Connection]):
             self.leave(connection)
 
     def hang_up_oldest(self) -> bool:
-        """Close the oldest connection. Returns False if there is none."""
+        """Close the oldest unauthenticated connection. Returns False if there is no such connection."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
@@ -64,25 +66,26 @@ class Unproven(Generic[Connection]):
         return True
 
     def all(self) -> list[Connection]:
-        """Return all connections with a place, oldest first."""
+        """Return all unauthenticated connections, oldest first."""
         with self._lock:
             return list(self._waiting)
 
 
 FILES_A_PLACE = 4
-"""Open files that the process must be allowed for each place of an unauthenticated connection. Authenticated
-connections use most of these files."""
+"""Ratio of open files that the process may have to unauthenticated connections. Most of the open files are for
+authenticated connections."""
 _OPEN_FILES = 65_536
-"""Limit of open files that suffices for a job's processes. The hard limit is often a million, and some programs loop
-over all descriptors."""
+"""Soft limit of open files that is enough for the processes of a job. A higher limit, such as the hard limit of often a
+million, would slow down programs that loop over all possible descriptors."""
 
 
 def places(most: int) -> int:
-    """Return the number of places: `most`, or fewer if this process's limit of open files is low.
+    """Return the maximum number of unauthenticated connections: `most`, or fewer if this process's limit of open files
+    is low.
 
-    Also raises the soft limit of open files, which child processes inherit. On most machines it is only 1,024, so that
-    foreign clients could use up all descriptors. gloo keeps every connection to its ports, and aborts its process when
-    no descriptor is left.
+    The soft limit of open files is also raised; child processes inherit this limit. On most machines, the soft limit is
+    only 1,024, so unknown clients could use up all descriptors. gloo (a torch backend) never closes connections to its
+    ports, and aborts the process when no descriptor is left.
     """
     allow_open_files(_OPEN_FILES)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,8 +1,9 @@
-"""Rules on the output of rank 0, from a spec or from AWS's operator. Input: lines and times. Output: a broken rule.
-Pure functions.
+"""Rules on the output of rank 0, from a spec or from AWS's operator. Pure functions.
 
-Rules are evaluated as in AWS's agent (`hyperpod_elastic_agent.logagent`), with one difference: after a fault from which
-the job has recovered, the time to the next match starts again.
+The input is log lines with their times; the output is the rule that is broken.
+
+Rules are evaluated as in AWS's agent (`hyperpod_elastic_agent.logagent`), with one difference: after the job has
+recovered from a fault, the time limit for the next match starts again.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hyperpod_ext.errors import ConfigError, Problem
 
 _COMPARES = {"gt": operator.gt, "gteq": operator.ge, "lt": operator.lt, "lteq": operator.le, "eq": operator.eq}
 _LINE_CHARS = 200
-"""Maximum length of a log line that the cause of a fault quotes."""
+"""Maximum number of characters of a log line that are quoted in the cause of a fault."""
 
 
 class LogRule(BaseModel):
-    """One rule. Field aliases are the names that the operator uses."""
+    """One rule. The aliases are the operator's names for the fields."""
 
     name: str = Field(min_length=1)
     pattern: re.Pattern[str] = Field(alias="logPattern")
@@ -38,10 +39,10 @@ class LogRule(BaseModel):
 
 
 def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
-    """Return the rules that a spec contains.
+    """Return the rules of a spec in the form in which they are evaluated.
 
     Raises:
-        ConfigError: the rules are invalid, because the spec was not validated.
+        ConfigError: a rule is invalid, which can only happen if the spec was not validated.
     """
     try:
         return read(
@@ -63,10 +64,10 @@ def of_spec(rules: Iterable[budgets.LogRule]) -> list[LogRule]:
 
 
 def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
-    """Parse the rules that an operator has sent.
+    """Parse rules in the form in which the operator sends them.
 
     Raises:
-        ValueError: the rules are invalid. The message has the reasons.
+        ValueError: a rule is invalid. The message has all reasons.
     """
     found, wrong = list[LogRule](), list[str]()
     for index, rule in enumerate(rules):
@@ -82,19 +83,19 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
 
 @dataclass
 class _Seen:
-    """Evaluation state of one rule."""
+    """What is known about one rule: its last match and whether it is broken."""
 
     rule: LogRule
     since: float
-    """Time at which the job began or last continued."""
+    """Time at which the job began or last continued, in seconds of the caller's clock."""
     matched_at: float | None = None
     line: str = ""
-    """The last line that matched."""
+    """The last line that matched the rule's pattern."""
     slow: int = 0
-    """Number of matches in a row whose number was bad."""
+    """Number of successive matches whose number was beyond the threshold."""
     fault: bool = False
     over: bool = False
-    """Whether the rule no longer applies."""
+    """Whether the rule does not apply any more, because its stop pattern has matched."""
 
     def read(self, line: str, now: float) -> None:
         if self.over:
@@ -135,9 +136,9 @@ class _Seen:
 
 
 class LogRules:
-    """Evaluates rules on one log. Times may come from any clock, but from the same clock in all calls.
+    """Evaluates rules on one log. Times may come from any clock, but all calls must use the same clock.
 
-    Time counts only while the job trains, which is from `train` to `pause`.
+    Time counts only while the job trains: from a call of `train` to the next call of `pause`.
     """
 
     def __init__(self, rules: Sequence[LogRule]) -> None:
@@ -148,23 +149,23 @@ class LogRules:
         return len(self._rules)
 
     def train(self, now: float) -> None:
-        """Begin or continue training. Earlier lines no longer count as faults."""
+        """Report that training begins or continues. Matches in earlier lines do not count as faults any more."""
         self._trains = True
         for seen in self._rules:
             seen.since, seen.slow, seen.fault = now, 0, False
 
     def pause(self) -> None:
-        """Pause the evaluation, because ranks have left their step."""
+        """Report that ranks have left their step. No rule counts as broken until the next `train`."""
         self._trains = False
 
     def read(self, lines: Iterable[str], now: float) -> None:
-        """Process lines that rank 0 has printed."""
+        """Process new lines that rank 0 has printed."""
         for line in lines:
             for seen in self._rules:
                 seen.read(line, now)
 
     def problem(self, now: float) -> str:
-        """Return the first broken rule and how it is broken; empty if no rule is broken."""
+        """Return the name of the first broken rule, and how it is broken; empty if no rule is broken."""
         if not self._trains:
             return ""
         broken = (f"log rule {seen.rule.name}: {why}" for seen in self._rules if (why := seen.problem(now)))

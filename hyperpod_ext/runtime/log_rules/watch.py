@@ -1,4 +1,4 @@
-"""Reads rank 0's log while the rank's process is on this node, and reports broken rules."""
+"""Reads rank 0's log while rank 0 runs on this node, and reports rules that its output breaks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LOOK_S = 0.5
 
 
 class LogWatch:
-    """Reads a log as it grows, and evaluates rules on it.
+    """Reads the log of rank 0 as it grows, and evaluates rules on it.
 
     Args:
-        log: rank 0's log, which need not exist yet.
-        broken: called with the broken rule and how it is broken. Called only once until the job has continued.
-        is_here: returns whether rank 0 is on this node. The log is read only while rank 0 is here.
+        log: log of rank 0. The file need not exist yet.
+        broken: called with the name of a broken rule and how it is broken. Called only once until the job continues.
+        is_here: returns whether rank 0 runs on this node. The log is read only if rank 0 does.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class LogWatch:
         self._rules, self._log, self._broken, self._is_here = rules, log, broken, is_here
         self._offset = 0
         self._rest = b""
-        """Beginning of a line that is not complete yet."""
+        """The beginning of a line whose end has not been read yet."""
 
     @property
     def has_rules(self) -> bool:
@@ -41,10 +41,10 @@ class LogWatch:
             self._look()
 
     def hear(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Process a message between this agent and the coordinator."""
+        """Update the rules after a message between this agent and the coordinator."""
         match message:
             case c.GoOn():
-                self._read()  # earlier lines no longer count as faults
+                self._read()  # lines before this moment do not count as faults any more
                 self._rules.train(time.monotonic())
             case c.AbortGeneration() | c.FinishTraining() | c.Finished(rank=0):
                 self._rules.pause()
@@ -61,7 +61,7 @@ class LogWatch:
         if not self._is_here():
             return
         grown = b""
-        # the file does not exist yet, or the disk is broken
+        # ignore an OSError: the file does not exist yet, or the disk is broken
         with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(self._offset)
             grown = log.read()

@@ -1,4 +1,5 @@
-"""Plain values: faults that are reported to the membership, and actions that it returns."""
+"""Data classes without logic: the faults that are reported to the `Membership` state machine, and the actions that it
+returns."""
 
 from __future__ import annotations
 
@@ -31,19 +32,19 @@ class EscalationLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of a rank or a whole node that made it leave its generation."""
+    """A fault of one rank or of one whole node, after which that rank or node left the current generation."""
 
     rank: int
-    """The rank; for a node, its lowest rank."""
+    """The failed rank; if a whole node is lost, the lowest rank of that node."""
     cause: str
-    """One line for people, such as `killed by SIGKILL (9)` or `ValueError: ...`."""
+    """Human-readable cause in one line, such as `killed by SIGKILL (9)` or `ValueError: ...`."""
     step: int
-    """Step that the rank was making when it failed."""
+    """Training step that the rank was computing when it failed."""
     died: bool
-    """Whether the rank needs a new process, because the former one is gone or unusable."""
+    """Whether the rank needs a new process, because its process has ended or can no longer be used."""
     kind: FaultKind
     final: bool = False
-    """Whether a restart cannot help, as with a wrong configuration or a script that does not start."""
+    """Whether the job must end because a restart would fail in the same way, for example with a wrong configuration."""
     code: str = "JobFailedError"
     hint: str = ""
     node: int = -1
@@ -51,21 +52,21 @@ class Fault:
     node_lost: bool = False
     """Whether the node is lost with all its ranks."""
     at: float = 0.0
-    """Unix time at which the fault was detected, in seconds. The clocks of all coordinators agree well enough for
-    this."""
+    """Unix time at which the fault was detected, in seconds. Different coordinators may have set this time, so their
+    clocks must agree roughly."""
     level: EscalationLevel | None = None
     """Level at which the fault is handled; None before the level is decided."""
     place: str = ""
-    """Place of the fault, such as a line of the script or the phase of a hang. A repeated fault is recognised by its
-    kind and place. If the place is empty, the cause is compared instead."""
+    """Location of the fault, such as a line of the script or the phase of a hang. Two faults of the same kind at the
+    same location count as repetitions. If `place` is empty, `cause` is compared instead."""
     late: bool = False
-    """Whether another fault counts instead of this one. The other fault is on the same node, or had already ended the
-    generation."""
+    """Whether this fault is only a consequence of an earlier fault, and so is not counted. The earlier fault, which is
+    counted instead, was on the same node or had already ended the generation."""
 
     @property
     def follows(self) -> bool:
-        """Whether this fault is part of another fault, which counts instead. If the kernel kills eight processes of a
-        node at one moment, they are one fault of the node."""
+        """Whether this fault is a consequence of another fault, so that only the other fault is counted. For example,
+        if the kernel kills eight processes of a node at once, only one fault is counted."""
         return self.late or self.kind == "stuck"
 
     def is_like(self, other: Fault) -> bool:
@@ -84,7 +85,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Open the process groups of this generation, then restore."""
+    """Order every rank to create the process groups of this generation, and then to restore its state."""
 
     generation: int
     decision: Decision
@@ -92,7 +93,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AskDurable:
-    """List the checkpoints in the durable tiers, and pass them to `durable_answered`."""
+    """List the checkpoints in the durable tiers, and pass the list to `Membership.durable_answered`."""
 
     exclude: tuple[tuple[str, str], ...] = ()
     """URL and save id of each checkpoint to leave out, because ranks could not restore it."""
@@ -100,7 +101,8 @@ class AskDurable:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Restore this decision, because some rank could not restore the previous one."""
+    """Order every rank to restore according to this decision, because some rank could not restore the previous
+    decision."""
 
     attempt: int
     decision: Decision
@@ -108,14 +110,14 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Train, because every rank has the state of this step."""
+    """Order every rank to start training, because every rank has restored the state of `step`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Leave the process groups, keep everything else, and join the given generation."""
+    """Order every rank to leave its process groups, keep its process and its state, and join the given generation."""
 
     generation: int
     rank: int = -1
@@ -124,39 +126,40 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Replace the process of this rank by a new one on the same node."""
+    """Replace the process of this rank by a new process on the rank's node."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Record that a spare has taken over the ranks of a lost node."""
+    """Record in the log that a spare node has taken over the ranks of a lost node."""
 
     node: int
-    """The spare that has taken over the ranks."""
+    """Number of the spare node that has taken over the ranks."""
     ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """End the workers of a node whose ranks are now on other nodes. Then pass the offers from the node's memory to
-    `decommissioned`."""
+    """End the workers of a node whose ranks are now on other nodes. Afterwards, pass the list of snapshots in the
+    node's memory to `Membership.decommissioned`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitNode:
-    """Wait until another node joins, because no spare is left. Call `no_node_came` if none joins in time."""
+    """Wait until another node joins, because no spare is left. If no node joins in time, call
+    `Membership.no_node_came`."""
 
     node: int
-    """The lost node."""
+    """Number of the lost node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Finish training, because every rank is done."""
+    """End the job successfully, because the training function has returned on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +181,15 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class WantNodes:
-    """Request nodes until the job has `count` nodes, not counting nodes that leave."""
+    """Request nodes from the cluster until the job has `count` nodes. Nodes that are leaving the job are not
+    counted."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Start a process for this rank of the next rank assignment, while the present ranks train."""
+    """Start a process for a rank of the next rank assignment, while the ranks of the current assignment train."""
 
     rank: int
     node: int
@@ -194,14 +198,15 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class EndPrepared:
-    """End all processes on a node that were started for the next rank assignment."""
+    """End all processes on `node` that were started for the next rank assignment, because that assignment was
+    cancelled."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """Request from every rank an answer whether it can stop after this step."""
+    """Send every rank a request to stop after `step`. Each rank answers whether it can stop there."""
 
     number: int
     step: int
@@ -211,21 +216,21 @@ class AskStop:
 
 @dataclass(frozen=True, slots=True)
 class StopAt:
-    """Stop all ranks after the step of request `number`, because all of them can."""
+    """Order every rank to stop after the step named in stop request `number`, because every rank has agreed to it."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawStop:
-    """Withdraw stop request `number`. Ranks that have stopped continue."""
+    """Withdraw stop request `number`. Ranks that have already stopped continue to train."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release these nodes, and snapshots of earlier rank assignments, because the job no longer needs them."""
+    """Release these nodes, and delete the snapshots of earlier rank assignments, because the job needs neither."""
 
     nodes: tuple[int, ...]
 

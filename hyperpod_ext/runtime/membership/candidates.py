@@ -1,5 +1,5 @@
-"""Chooses the candidates: agents that have the job state, so that one can replace a lost coordinator. Pure
-functions."""
+"""Chooses the candidates: agents that keep a copy of the job state, so that one of them can replace a lost coordinator.
+Pure functions."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 CANDIDATES = 16
-"""Number of candidates in addition to the coordinator. In a smaller job, every agent is a candidate."""
+"""Number of candidates in addition to the coordinator. In a job with fewer agents than this, every agent is a
+candidate."""
 
 
 def choose_candidates(before: Set[int], there: Mapping[int, str], coordinator: int, most: int = CANDIDATES) -> set[int]:
-    """Choose the nodes whose agents get the job state, including `coordinator`.
+    """Choose the nodes whose agents get a copy of the job state. The result includes `coordinator`.
 
-    Candidates in `before` that are still connected stay. New candidates come from the failure domains with the fewest
-    candidates.
+    Candidates in `before` that are still connected stay candidates. New candidates are chosen from the failure domains
+    (racks or availability zones) that have the fewest candidates.
 
     Args:
-        there: failure domain of each member whose agent is connected.
+        there: maps each node whose agent is connected to its failure domain.
     """
     chosen = {node for node in before if node in there and node != coordinator}
     load = Counter(there[node] for node in chosen)

@@ -1,12 +1,14 @@
-"""Training without lost ranks until replacements are ready (`restart.policy: continue`). Pure functions.
+"""Lets a job continue to train without lost ranks until replacements are ready (`restart.policy: continue`). Pure
+functions.
 
     full ──ranks are lost──▶ short: the remaining ranks are renumbered without gaps ──replacements are ready──▶ full
                                 ▲ │ more are lost
                                 └─┘
 
-A place is a block of ranks in the full-size job, together with the node that has the block. While ranks are missing,
-the highest ranks get the numbers of the missing ranks. A joining process never gets the current number of another
-process on its node, so that the node can distinguish the two.
+In this module, a place is a block of consecutive ranks in the full-size job, together with the node to which that block
+belongs. While ranks are missing, the processes with the highest rank numbers take the numbers of the missing ranks. A
+new process never gets a rank number that another process on its node has now, so that the node's agent can distinguish
+the two processes.
 """
 
 from __future__ import annotations
@@ -21,36 +23,37 @@ from hyperpod_ext.runtime.membership.rank_assignment import blocks_of
 
 @dataclass(frozen=True, slots=True)
 class Renumbered:
-    """A rank assignment that gives ranks new numbers."""
+    """A rank assignment in which some remaining processes have a new rank number."""
 
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
-    """New number of each rank whose process stays, by its old number."""
+    """Maps the old rank number of each remaining process to its new rank number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refill(Renumbered):
-    """A rank assignment in which as many missing ranks return as the nodes have room for."""
+    """A rank assignment that brings back as many missing ranks as there are nodes for."""
 
     joining: Mapping[int, int]
-    """Node of each rank that gets a new process."""
+    """Maps each rank that gets a new process to the node of that process."""
     places: tuple[int, ...]
-    """Node of each block in the full-size job. If no node is free for a block, the block's last node."""
+    """Node of each block of ranks in the full-size job. If a block gets no node now, its node here is the node that had
+    the block last."""
     complete: bool
     """Whether no rank is missing after this assignment."""
 
 
 @dataclass(slots=True)
 class Continuing:
-    """Whether the job continues without lost ranks, and the places of missing ranks."""
+    """Tracks whether the job may continue without lost ranks, and which node each block of missing ranks belongs to."""
 
     enabled: bool = False
     places: list[int] = field(default_factory=list)
-    """Node of each block in the full-size job while ranks are missing; empty if no rank is missing."""
+    """While ranks are missing, the node of each block of ranks in the full-size job; empty if no rank is missing."""
     gave_up: bool = False
-    """Whether replacements have repeatedly died before they were ready. No more replacements are then started until
-    another fault or a new node changes the situation."""
+    """Whether replacement processes have repeatedly died before they were ready. While `gave_up` is True, no
+    replacement process is started. The next fault or the next new node sets `gave_up` to False."""
 
     @property
     def is_short(self) -> bool:
@@ -58,28 +61,30 @@ class Continuing:
         return bool(self.places)
 
     def can_do_without(self, nodes: Mapping[int, int], lost: Collection[int]) -> bool:
-        """Return whether the job may continue without the `lost` ranks. Some ranks must remain. `nodes`: node of each
-        rank."""
+        """Return whether the job may continue without the `lost` ranks. At least one rank must remain. `nodes`: node of
+        each rank."""
         return self.enabled and bool(nodes.keys() - set(lost))
 
     def lose(self, nodes: Mapping[int, int], lost: Collection[int], each: int) -> Renumbered:
-        """Remove lost ranks, and renumber the remaining ranks. `each`: ranks per node in the full-size job."""
+        """Remove the `lost` ranks, and renumber the remaining ranks. `each`: number of ranks per node in the full-size
+        job."""
         if not self.places:
             self.places = blocks_of(nodes, each)
         self.gave_up = False
         return without(nodes, lost)
 
     def refill(self, nodes: Mapping[int, int], states: NodeStates, each: int) -> Refill | None:
-        """Plan the return of missing ranks. None if no node has room for any, or if too many attempts have failed."""
+        """Plan new processes for missing ranks. Returns None if no node has room for a missing rank, or if too many
+        attempts have failed."""
         return None if self.gave_up else refill(nodes, self.places, states, each)
 
     def give(self, lost: int, node: int) -> None:
-        """Swap the places of two nodes, because `node` takes over the remaining ranks of `lost`."""
+        """Swap two nodes in `places`, because `node` takes over the remaining ranks of the lost node `lost`."""
         swapped = {lost: node, node: lost}
         self.places = [swapped.get(place, place) for place in self.places]
 
     def filled(self, made: Refill) -> None:
-        """Record that the ranks of this plan have returned."""
+        """Record that the missing ranks of the plan `made` have new processes that train."""
         self.places = [] if made.complete else list(made.places)
 
     def size(self, nodes: Mapping[int, int], each: int) -> int:
@@ -87,14 +92,14 @@ class Continuing:
         return len(self.places) * each or len(nodes)
 
     def to_json(self, states: NodeStates, nodes: Mapping[int, int]) -> dict[str, Any]:
-        """Return the job state's part on missing ranks. `idle` lists the connected nodes whose ranks are all
-        missing."""
+        """Return the part of the job state that describes missing ranks. The field `idle` in the result lists the
+        connected nodes whose ranks are all missing."""
         idle = {place for place in self.places if states[place] in WITH_RANKS} - set(nodes.values())
         return {"places": list(self.places), "idle": sorted(idle)} if self.places else {}
 
 
 def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
-    """Return the remaining ranks, renumbered without gaps. The highest ranks fill the gaps."""
+    """Return the remaining ranks, renumbered without gaps: the highest ranks get the numbers of lost ranks."""
     left = sorted(nodes.keys() - set(lost))
     count = len(left)
     gaps = iter(sorted(set(range(count)) - set(left)))
@@ -104,10 +109,11 @@ def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
 
 
 def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates, each: int) -> Refill | None:
-    """Plan processes for the missing ranks, on the node that had them or on a spare. None if no node is free.
+    """Plan new processes for the missing ranks, on the node that had them or on a spare. Returns None if no node is
+    free.
 
-    If all missing ranks return, each node has a block of consecutive ranks again. Otherwise the returning ranks get the
-    next free numbers.
+    If all missing ranks return, each node has a block of consecutive ranks again. If only some missing ranks return,
+    they get the next free rank numbers.
     """
     found, complete = _nodes_for(places, states)
     on: dict[int, list[int]] = {}
@@ -138,7 +144,8 @@ def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates
 
 
 def _nodes_for(places: Collection[int], states: NodeStates) -> tuple[list[int | None], bool]:
-    """Return the node of each place (its former node, a spare, or None), and whether every place has a node."""
+    """Return the node for each block of ranks (its former node, a spare, or None), and whether every block has a
+    node."""
     there = {place for place in places if states[place] in WITH_RANKS or states[place] is NodeState.SPARE}
     spares = iter(sorted(states.spares - there))
     found = [place if place in there else next(spares, None) for place in places]

@@ -1,9 +1,10 @@
-"""The level at which a fault is handled, and the limits at which it ends the job. Pure functions.
+"""Chooses the escalation level at which a fault is handled, and decides whether the fault ends the job. Pure functions.
 
     in process ──▶ process ──▶ node ──▶ the job ends; a new start restores it from a durable tier
 
-A fault is handled at the next level when the budget of its own level is used up. Similar faults count together only if
-fewer than `calm_steps` steps are between them. So a node is not given up for two hundred faults over a long job.
+Each level has a budget of faults. When the budget of a level is used up, the next fault is handled at the next level.
+Similar faults count together only if fewer than `calm_steps` training steps are between them. If faults that are far
+apart also counted together, a long job would give up a node for no good reason.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from hyperpod_ext.config.restart import RestartPolicy
 from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 
-_SAME_EXCEPTION = 2  # exceptions at one step that end the job: the second one shows that the script has an error
-_SAME_DEATH = 3  # deaths at one step that end the job: the cause is too little memory, or a crash in the script
-_SAME_HANG = 3  # hangs of one rank in one phase, at any steps, that end the job
+_SAME_EXCEPTION = 2
+"""If an exception is raised this many times in a row at the same step, the job ends."""
+_SAME_DEATH = 3
+"""If a rank's process dies in the same way this many times in a row at the same step, the job ends."""
+_SAME_HANG = 3
+"""If a rank hangs this many times in a row in the same phase, at any steps, the job ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The restart limits of a job. `RestartPolicy` documents each field."""
+    """The restart limits of a job. The fields are documented in `RestartPolicy`."""
 
     max_restarts: int
     max_restarts_in_window: int | None = None
@@ -36,12 +40,13 @@ class Budgets:
 
     @classmethod
     def of(cls, policy: RestartPolicy) -> Budgets:
-        """Read the budgets from a job's restart policy."""
+        """Return the budgets that the job's restart policy sets."""
         return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
 
 
 def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> EscalationLevel:
-    """Return the level at which to handle `fault`. `earlier`: all earlier faults, oldest first."""
+    """Return the escalation level at which to handle `fault`. `earlier`: all earlier faults of the job, oldest
+    first."""
     if fault.node_lost:
         return EscalationLevel.NODE
     if fault.follows:
@@ -59,7 +64,7 @@ def level_of(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Escala
 
 
 def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | None:
-    """Return the failure with which `fault` ends the job; None if the job continues."""
+    """Return a `Fail` action if `fault` ends the job, or None if the job continues."""
     who = _who(fault)
     if fault.final:
         return Fail(fault.code, who, fault.hint)
@@ -68,34 +73,35 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
     everything, earlier = earlier, [other for other in earlier if not other.follows]
     same, most = _same(fault, everything, budgets)
     if not fault.node_lost and same >= most:
-        hint = "It happens each time, so restarting cannot help; the rank's log has the whole story."
+        hint = "The fault occurs each time, so a restart cannot help; the rank's log has the details."
         left = next(
             (f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), ""
         )
-        # a stall names no rank, but a stuck rank's fault shows the line of the script
+        # a fault of kind `stalled` names no rank, so the message adds the cause of a `stuck` rank, which names the line
+        # of the script
         after = left if fault.kind == "stalled" else ""
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost
     if fault.node_lost and losses > budgets.max_node_losses:
         hint = "Raise restart.max_node_losses, or find out why nodes fail. " + _AGAIN
-        message = f"{who}; this was node loss {losses}, the job goes on after {budgets.max_node_losses}. "
+        message = f"{who}; this was node loss {losses}, and the limit is {budgets.max_node_losses}. "
         return Fail(fault.code, message + tried(everything), hint)
     count = len(earlier) + 1
     if count > budgets.max_restarts:
         hint = "Raise restart.max_restarts, or find out from the logs of the ranks why they fail."
-        message = f"{who}; this was fault {count}, the job recovers from {budgets.max_restarts}"
+        message = f"{who}; this was fault {count}, and the limit is {budgets.max_restarts}"
         return Fail(fault.code, f"{message}. {tried(everything)}" if earlier else message, hint)
     recent = 1 + sum(fault.at - other.at < budgets.window_s for other in earlier)
     if budgets.max_restarts_in_window is not None and recent > budgets.max_restarts_in_window:
         hint = "Raise restart.max_restarts_in_window, or find out from the logs of the ranks why they fail."
-        recovers = f"the job recovers from {budgets.max_restarts_in_window}"
+        recovers = f"and the limit is {budgets.max_restarts_in_window}"
         message = f"{who}; this was fault {recent} within {budgets.window_s:g} s, {recovers}. {tried(everything)}"
         return Fail(fault.code, message.rstrip(), hint)
     return None
 
 
 def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
-    """Return how many times in a row this fault has occurred, and the number at which it ends the job."""
+    """Return how many times in a row this fault has occurred, and the number of occurrences that ends the job."""
     if fault.kind in NO_PROGRESS:
         hung = (fault.rank, fault.place)
 
@@ -108,7 +114,7 @@ def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int
         if other.step != fault.step or not other.is_like(fault):
             break
         if fault.died and other.rank != fault.rank:
-            break  # deaths of several ranks are one loss of their node, not repetitions
+            break  # deaths of different ranks at the same step are not repetitions of one fault
         same += 1
     return same, _SAME_DEATH if fault.died else _SAME_EXCEPTION
 
@@ -117,18 +123,18 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
-    """Return the failure of a job that has lost a node and got no replacement for it."""
-    # `spares` counts a returned node as a used spare
+    """Return the `Fail` action for a job that has lost a node and got no replacement node."""
+    # `spares` is greater than 0 also if the only spare used was a lost node that came back
     had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,
-        f"{_who(fault)}; {had}, and no other node came within {waited_s:g} s. {tried(earlier)}".rstrip(),
-        "Give the job `spares`, or have the agent of that node started again. " + _AGAIN,
+        f"{_who(fault)}; {had}, and no other node joined within {waited_s:g} s. {tried(earlier)}".rstrip(),
+        "Give the job `spares`, or start the agent of that node again. " + _AGAIN,
     )
 
 
 def tried(faults: Iterable[Fault]) -> str:
-    """Summarise the levels of earlier faults in one sentence; empty if there were no faults."""
+    """Return one sentence that counts earlier faults by escalation level; empty if there were no faults."""
     counts = Counter(fault.level for fault in faults if fault.level is not None)
     words = [f"{counts[level]} x {level.value}" for level in EscalationLevel if counts[level]]
     return f"Tried before: {', '.join(words)}." if words else ""
@@ -141,7 +147,8 @@ def _who(fault: Fault) -> str:
 
 
 def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
-    """Count similar faults in a row up to `fault`, with fewer than `calm_steps` steps between each two."""
+    """Count the similar faults that end with `fault` and have fewer than `calm_steps` training steps between
+    neighbours."""
     count, step = 1, fault.step
     for other in reversed(earlier):
         if not is_same(other):

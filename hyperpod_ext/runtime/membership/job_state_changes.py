@@ -1,8 +1,9 @@
-"""Changes of the job state. Candidates receive the changes instead of the full job state. Pure functions.
+"""Differences between two versions of the job state. Candidates (agents with a copy of the job state) receive only the
+differences. Pure functions.
 
-A job state is a JSON object. A change has a path of keys and the new value, or only the path if the key was removed. A
-digest is chained through all changes since the full job state was sent. A candidate whose digest differs has missed a
-change, so it requests the full job state again.
+A job state is a JSON object. A change is a path of keys with the new value, or the path alone if the key was removed.
+The coordinator and each candidate compute a digest over all changes since the full job state was last sent. If a
+candidate's digest differs from the coordinator's, the candidate has missed a change and requests the full job state.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 Path = tuple[str, ...]
 StateChange = tuple[Path, Any] | tuple[Path]
-"""Path and new value of a key; only the path if the key was removed."""
+"""Path of keys to a changed value, and the new value; only the path if the key was removed."""
 
 GONE = object()
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[StateChange]:
-    """Return the changes from `before` to `after`. Objects are compared key by key, any other value as a whole."""
+    """Return the changes from `before` to `after`. JSON objects are compared key by key. Any other value that differs
+    is one change."""
     return list(_changes(before, after, ()))
 
 
@@ -38,10 +40,11 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) ->
 
 
 def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, Any]:
-    """Return a copy of `state` with these changes applied. `state` and its nested objects stay unchanged.
+    """Return a copy of `state` to which the changes `made` are applied. `state` and its nested objects are not
+    modified.
 
     Raises:
-        KeyError: a path contains a key that does not exist.
+        KeyError: the path of a change contains a key that does not exist in `state`.
     """
     copied: dict[Path, dict[str, Any]] = {(): dict(state)}
     for change in made:
@@ -56,7 +59,7 @@ def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, 
 
 
 def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
-    """Return the copy of the object at `path` that belongs to the new state."""
+    """Return the new state's own copy of the JSON object at `path`, and make the copy if it does not exist yet."""
     if path not in copied:
         above = _copy_of(copied, path[:-1])
         inner = above[path[-1]]
@@ -67,6 +70,6 @@ def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def chained(digest: str, made: Sequence[StateChange]) -> str:
-    """Return the digest after these changes. `digest`: the digest before them."""
+    """Return the digest of the job state after the changes `made`. `digest`: the digest before these changes."""
     text = json.dumps([digest, made], separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,17 +1,19 @@
-"""The state machine of a job: its ranks, nodes and generation. Pure: messages in, actions out.
+"""The state machine of a job: its ranks, nodes and generation. Pure: its methods take reports as arguments and return
+actions, without I/O.
 
     forming ──all joined──▶ restoring ──all restored──▶ running ──all done──▶ ended
        ▲                        │ a source failed: next best      │
        └──────── fault: the generation rises, all ranks leave ◀───┘
 
-Every message carries its sender's generation, and messages of older generations are ignored. The ranks of a lost node
-move to a spare. Without a spare, an elastic job continues with fewer nodes, and any other job waits for another node.
+Every message contains the generation of its sender. Messages from older generations are ignored. The ranks of a lost
+node move to a spare node. If there is no spare, an elastic job continues with fewer nodes, and a job of fixed size
+waits for another node.
 
-With `restart.policy: continue` (`continuing.py`) the remaining ranks form the next generation at once. Lost ranks
-return in the same way as joining nodes do.
+With `restart.policy: continue` (`continuing.py`), the remaining ranks form the next generation at once. Replacements
+for lost ranks join later, in the same way as new nodes.
 
-The coordinator calls this state machine (`coordinator/reports.py`) and carries out the returned actions
-(`coordinator/actions.py`). The simulator does the same.
+The coordinator calls this state machine in `coordinator/reports.py`, and carries out the returned actions in
+`coordinator/actions.py`. The simulator (`runtime/simulator`) also calls this state machine.
 """
 
 from __future__ import annotations
@@ -56,11 +58,11 @@ class Membership:
 
     Args:
         nodes: node of each rank.
-        durable: whether the job has durable tiers.
-        scale: allowed numbers of nodes; None if only the number in `nodes` is allowed.
-        reserve: number of spares that are not used for growth.
-        states: states of all nodes; None if all nodes in `nodes` are members.
-        continues: whether the remaining ranks continue while lost ranks are replaced.
+        durable: whether the job has durable tiers (places for checkpoints that outlive the job, such as S3).
+        scale: numbers of nodes with which the job may run; None if the job must keep the number of nodes in `nodes`.
+        reserve: number of spare nodes that are kept as spares when an elastic job grows.
+        states: state of each node; None if every node in `nodes` is a member of the job and there is no other node.
+        continues: whether the remaining ranks continue to train while lost ranks are replaced.
         script_saves: whether the script saves and loads its own state.
     """
 
@@ -87,20 +89,21 @@ class Membership:
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
-        """Newest step that any rank has committed in the current history. Restoring an earlier step lowers this
-        number."""
+        """Newest step that any rank has committed. If the job restores an earlier step, this number is set back to that
+        step."""
         self.began = dict(began or {})
-        """Step from which each generation of this run continued, except generations that never trained."""
+        """Maps each generation of this run that trained to the step from which it continued."""
         self.faults, self.spares_used = list(faults), spares_used
         self.broken = 0
-        """Newest generation that a fault has ended."""
+        """Number of the newest generation that a fault has ended; 0 if no generation has ended by a fault."""
         self.done: dict[int, str] = {}
-        """Ranks that have finished, with the digest of each one's final state."""
+        """Maps each rank that has finished training to the digest of its final state."""
         self.has_failed = False
-        """Whether the job ended before all ranks were done. Not in the job state, because a new coordinator decides
-        again."""
+        """Whether the job ended before all ranks were done. `has_failed` is not part of the job state, because a new
+        coordinator decides again whether the job has failed."""
         self.sharing = ""
-        """How the states of ranks relate, according to their snapshots; empty until a rank has begun its loop."""
+        """Relation between the states of different ranks (`same`, `alike` or `shard`); empty until a rank has begun its
+        training loop."""
         self.script_saves = script_saves
         self.restoring = self._negotiation()
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
@@ -109,16 +112,18 @@ class Membership:
         self.renumbering = Renumbering()
         self.retention = Retention()
         self.held: set[int] = set()
-        """Nodes that hold training. The next generation does not begin until all of them resume."""
+        """Nodes that have put training on hold. The next generation does not begin until all of these nodes have
+        resumed."""
         self.held_for_fault: set[int] = set()
-        """Nodes whose newest hold is for a fault. Such a hold ends if the job continues without missing ranks."""
+        """Nodes whose last hold on training was because of a fault. A hold because of a fault is cancelled if the job
+        continues without the missing ranks."""
 
     # --- properties -----------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Number of nodes with ranks. Counted once per rank assignment, because `nodes` is replaced and never
-        modified."""
+        """Number of nodes with ranks. The result is cached, and computed again only when `nodes` has been replaced by a
+        new rank assignment."""
         if self._counted[0] is not self.nodes:
             self._counted = self.nodes, len(set(self.nodes.values()))
         return self._counted[1]
@@ -130,18 +135,19 @@ class Membership:
 
     @property
     def unassigned(self) -> set[int]:
-        """Ranks without a node, because their node was lost and no other has joined yet."""
+        """Ranks that have no node, because their node was lost and no replacement node has joined yet."""
         gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
     def full_size(self) -> int:
-        """Number of ranks of the job when no rank is missing."""
+        """Number of ranks that the job has when no rank is missing."""
         return self.continuing.size(self.nodes, self.rescaling.each)
 
     @property
     def decision(self) -> Decision | None:
-        """The restore decision of this generation; None before the decision is made."""
+        """The decision about which step this generation restores, and from which sources; None before the decision is
+        made."""
         return self.restoring.decision
 
     @property
@@ -150,12 +156,12 @@ class Membership:
         return self.restoring.attempt
 
     def missing(self) -> list[int]:
-        """Return the ranks for which the forming generation waits, except ranks without a node."""
+        """Return the ranks that have not joined the forming generation yet, except ranks that have no node."""
         forming = self.phase is JobPhase.FORMING
         return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
 
     def ranks_on(self, node: int) -> list[int]:
-        """Return the ranks of `node`."""
+        """Return the ranks that run on `node`, in ascending order."""
         has_ranks = self.states[node] in WITH_RANKS
         return sorted(rank for rank, other in self.nodes.items() if other == node) if has_ranks else []
 
@@ -164,8 +170,8 @@ class Membership:
         return self.states.losses.get(node, 0) >= self.budgets.quarantine_after
 
     def spares_left(self, spares: int) -> bool:
-        """Return whether a spare is left. `spares`: number of spares in the spec; some of them may not have joined
-        yet."""
+        """Return whether the job has an unused spare node. `spares`: number of spare nodes in the spec, which may
+        include nodes that have not joined yet."""
         return bool(self.states.those(NodeState.SPARE, NodeState.JOINING)) or spares > self.spares_used
 
     # --- ranks join and restore -----------------------------------------------------------------
@@ -174,8 +180,9 @@ class Membership:
         """Record that `rank` joins the forming generation.
 
         Args:
-            live: offer of the rank's live state; None if it has none.
-            held: offers from the memory server of the rank's node.
+            live: description of the complete state in the rank's own process; None if the process has no complete
+                state.
+            held: descriptions of the snapshots in the memory server of the rank's node.
         """
         if self.phase is not JobPhase.FORMING:
             return []
@@ -184,12 +191,14 @@ class Membership:
         return self._begin_if_complete()
 
     def _begin_if_complete(self) -> list[Action]:
-        """Begin the generation if all ranks have joined and the snapshots on all retained nodes are known."""
+        """Begin the generation if all ranks have joined, no node holds training, and no decommissioned node still has
+        to report its snapshots."""
         complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
         return self._decide() if complete and not (self.held or self.states.those(NodeState.DECOMMISSIONED)) else []
 
     def _decide(self) -> list[Action]:
-        """Make a restore decision. If durable tiers may have a newer step, request their list of checkpoints first."""
+        """Decide which step to restore. If the durable tiers may have a newer step, request their list of checkpoints
+        first."""
         if self.phase is JobPhase.FORMING:
             self.generation = max(self.generation, self.restoring.newest_generation + 1)
         decided = self.restoring.decide(self.nodes, self.began, self.committed)
@@ -209,23 +218,25 @@ class Membership:
     def durable_answered(
         self, stored: list[Offer], generation: int, problems: tuple[str, ...], unreachable: tuple[str, ...] = ()
     ) -> list[Action]:
-        """Process the list of checkpoints in the durable tiers.
+        """Continue the restore decision with the list of checkpoints in the durable tiers.
 
         Args:
-            stored: checkpoints that were found.
-            generation: newest generation in the durable tiers.
+            stored: checkpoints that were found in the durable tiers.
+            generation: newest generation that has a checkpoint in the durable tiers.
             problems: one sentence for each file or tier that could not be read.
             unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         if not self.began:
-            self.generation = max(self.generation, generation + 1)  # must be above all generations of earlier runs
+            # the number of the first generation must be higher than all generation numbers of earlier runs
+            self.generation = max(self.generation, generation + 1)
         self.restoring.durable_answered(stored, problems, unreachable)
         if self.phase is JobPhase.RESTORING and self.restoring.is_asking:
             return self._decide()
         return self._begin_if_complete()
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
-        """Process the result of a rank's restore. `error`: empty if the rank has restored and verified its state."""
+        """Process a rank's report on its restore. `error`: why the restore failed; empty if the rank has restored and
+        verified its state."""
         if generation != self.generation or attempt != self.attempt or self.phase is not JobPhase.RESTORING:
             return []
         if not error:
@@ -237,8 +248,9 @@ class Membership:
     def _go(self) -> list[Action]:
         assert self.decision is not None
         step, self.phase = self.decision.step, JobPhase.RUNNING
-        self.began[self.generation] = step  # set only here, because a failed restore does not roll back
-        self.committed = step  # later steps are rolled back
+        # set this only after the restore has succeeded, because a failed restore does not roll back steps
+        self.began[self.generation] = step
+        self.committed = step  # later steps of earlier generations are rolled back
         self.retention.went_on(step, self.sharing)
         unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
         return [Go(step), *unneeded, *self.release_retained(step), *self.reconcile()]
@@ -263,7 +275,7 @@ class Membership:
         """Process a fault of a rank in `generation`: the rank's process died, or its training function raised."""
         left_already = generation < self.generation
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
-            return []  # an error while leaving an older generation is not a new fault
+            return []  # an error that a rank raises while it leaves an older generation is not a new fault
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
         met = self._escalate(replace(fault, node=node, late=fault.late or generation <= self.broken))
         if isinstance(met, Fail):
@@ -273,7 +285,7 @@ class Membership:
             return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None, Why.FAILED)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
-        # otherwise no rank trains and no abort is needed, because the other ranks keep waiting for this one
+        # while the next generation is forming, no abort is needed, because no rank trains
         self.restoring.forget_ranks([fault.rank])
         if met is EscalationLevel.NODE:
             ranks = self.ranks_on(node)
@@ -283,19 +295,20 @@ class Membership:
         return [*actions, Replace(fault.rank)] if met is EscalationLevel.PROCESS else actions
 
     def _escalate(self, fault: Fault) -> EscalationLevel | Fail:
-        """Record a fault. Returns the level at which to handle it, or the failure if it ends the job."""
+        """Record a fault. Returns the escalation level at which to handle the fault, or a `Fail` action if the fault
+        ends the job."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
         if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
-            level = EscalationLevel.PROCESS  # without a spare, an unreliable node is better than no node
+            level = EscalationLevel.PROCESS  # an unreliable node is kept if no spare can replace it
         self.faults.append(replace(fault, level=level))
         return failure or level
 
     def meet_again(self, node: int, generation: int) -> list[Action]:
         """Process the return of a node that had lost its connection in `generation`.
 
-        Messages in both directions may be lost. So all ranks leave for a new generation, and a change in preparation
-        starts again. If the next generation is already forming, this is not needed, because the node receives the abort
-        now and its ranks join.
+        While the node had no connection, messages in both directions may have been lost. Because messages may have been
+        lost, all ranks leave for a new generation, and the preparation of a rank assignment starts again. If the next
+        generation is already forming, no new generation is needed: the node receives the abort now, and its ranks join.
         """
         if self.phase is JobPhase.ENDED:
             return []
@@ -304,7 +317,8 @@ class Membership:
         return [*dropped, self._leave()] if dropped or (has_ranks and not joins) else []
 
     def _leave(self, rank: int = -1) -> Abort:
-        """End the generation for all ranks. `rank`: rank whose fault is the reason; -1 if there is no fault."""
+        """End the current generation for all ranks. `rank`: rank whose fault ends the generation; -1 if no fault ends
+        it."""
         self.broken = self.generation if rank >= 0 else self.broken
         self.generation += 1
         self.phase, self.done, self.restoring = JobPhase.FORMING, {}, self._negotiation()
@@ -320,12 +334,12 @@ class Membership:
     # --- nodes come and go ----------------------------------------------------------------------
 
     def begin_with_spares(self, nodes: Collection[int]) -> None:
-        """Record the spares that are connected when the job begins."""
+        """Record the spare nodes that are connected when the job begins."""
         for node in nodes:
             self.states.set_state(node, NodeState.SPARE)
 
     def node_came(self, node: int, at: float = 0.0) -> list[Action]:
-        """Process a node that joins without ranks, and so gets the ranks of a lost node or becomes a spare."""
+        """Add a node that joins the job without ranks. The node gets the ranks of a lost node, or becomes a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
         lost = [] if gone else self.node_lost(node, "its agent was restarted", at)
         if self.phase is JobPhase.ENDED:
@@ -333,13 +347,13 @@ class Membership:
         waiting = {self.nodes[rank] for rank in self.unassigned}
         self.states.set_state(node, NodeState.SPARE)
         if waiting:
-            # give it its own former ranks first: with another node's ranks, a second loss would mix up the ranks of
-            # both
+            # prefer to give a returning node its own former ranks: if it got another lost node's ranks and was lost
+            # again, the ranks of the two lost nodes could not be distinguished
             return [*lost, *self._give(node if node in waiting else min(waiting))]
         return [*lost, *self._grow()]
 
     def _grow(self) -> list[Action]:
-        """Use a new spare for growth if an order wants more nodes than the job has."""
+        """Use a new spare to add ranks, if a resize order wants more nodes than the job has."""
         rescaling = self.rescaling
         self.continuing.gave_up = False
         if rescaling.change is not None:
@@ -350,7 +364,8 @@ class Membership:
         return self.reconcile()
 
     def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
-        """Process the loss of `node`, whose processes are gone or cannot be reached. `at`: see `Fault`."""
+        """Process the loss of `node`, whose processes have ended or cannot be reached. `at`: time at which the loss was
+        detected, as Unix time."""
         ranks, others_wait, was_held = self.ranks_on(node), bool(self.unassigned), bool(self.held)
         self.held.discard(node)
         was = self.states.lose(node)
@@ -362,7 +377,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete() or (self._refill_now() if self.continuing.is_short else [])
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
-            return self._shrink(rest)  # no rank trains, so the loss is not a fault
+            return self._shrink(rest)  # training is on hold, so losing the node is not a fault
         actions = self.rescaling.drop(self.states)
         met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
@@ -387,8 +402,8 @@ class Membership:
         return give_up(self._loss(node, ranks[0], "", at), self.faults, self.budgets) is not None
 
     def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
-        """Record that a decommissioned node has ended its workers. `held`: offers from its memory, which it still
-        serves."""
+        """Record that a decommissioned node has ended its workers. `held`: descriptions of the snapshots in the node's
+        memory, which other nodes can still read."""
         if self.states[node] is not NodeState.DECOMMISSIONED:
             return []
         self.states.set_state(node, NodeState.RETAINED)
@@ -396,7 +411,7 @@ class Membership:
         return self._begin_if_complete()
 
     def no_node_came(self, node: int, waited_s: float) -> list[Action]:
-        """End the job if no other node has taken over the ranks of lost node `node` after the wait."""
+        """End the job if no other node has taken over the ranks of the lost node `node` within `waited_s` seconds."""
         if self.phase is JobPhase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
         fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
@@ -406,17 +421,17 @@ class Membership:
     # --- training without missing ranks -----------------------------------------------------------
 
     def _can_do_without(self, lost: Collection[int]) -> bool:
-        """Return whether the other ranks can continue without the `lost` ranks, because they have trained and each
-        holds the full state."""
+        """Return whether the remaining ranks can continue without the `lost` ranks. Continuing is possible only if the
+        job has trained before and every rank holds the full state."""
         able = self.continuing.can_do_without(self.nodes, lost)
         held = self.held - self.held_for_fault
         return able and bool(self.began) and not (self.sharded or held or self.unassigned - set(lost))
 
     def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
-        """Continue with the remaining ranks. `node`: the lost ranks' node, if it is decommissioned. `why`: the reason
-        for decommissioning it."""
+        """Continue with the remaining ranks. `node`: node of the lost ranks if it must be decommissioned, otherwise
+        None. `why`: reason for decommissioning `node`."""
         rank = min(lost)
-        self.held.clear()  # all holds are for this fault, and only arrived before the loss was noticed
+        self.held.clear()  # every hold is for this same fault, and arrived before the loss was detected
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
@@ -435,18 +450,18 @@ class Membership:
         return self.rescaling.prepare(refill, self.nodes, self.states, self.committed) if refill is not None else []
 
     def _give_up_refill(self, why: str) -> Log:
-        """Start no more replacements for missing ranks until another fault or a new node changes the situation."""
+        """Stop starting replacements for missing ranks until the next fault or until a new node joins."""
         self.continuing.gave_up = True
         return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
 
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
-        """Move all ranks of `node` to a spare. Without a spare, wait for another node."""
+        """Move all ranks of `node` to a spare node. If there is no spare, wait until another node joins."""
         self.states.count_loss(node)
         self.restoring.forget_ranks(ranks)
         return self._give(node) if self.states.spares else [AwaitNode(node)]
 
     def _give(self, lost: int) -> list[Action]:
-        """Give the ranks of lost node `lost` to the first spare."""
+        """Assign the ranks of the lost node `lost` to the spare with the lowest node number."""
         spare = min(self.states.spares)
         ranks = tuple(sorted(rank for rank in self.unassigned if self.nodes[rank] == lost))
         self.states.set_state(spare, NodeState.MEMBER)
@@ -456,8 +471,8 @@ class Membership:
         return [TakeOver(spare, ranks), *(Replace(rank) for rank in ranks)]
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
-        """Release nodes and snapshots that are no longer needed once every rank has committed `step`. `late`: release
-        the nodes in any case, because the time limit has passed."""
+        """Release the nodes and snapshots that the job no longer needs once every rank has committed `step`. `late`:
+        whether to release the nodes in any case, because the time limit for keeping them has passed."""
         if self.phase is not JobPhase.RUNNING:
             return []
         unneeded, gone = self.retention.is_unneeded(step), list[int]()
@@ -477,16 +492,17 @@ class Membership:
     # --- training on hold -----------------------------------------------------------------------
 
     def hold(self, node: int, *, for_fault: bool = False) -> list[Action]:
-        """Hold training for `node`. All ranks leave their step, which does not count as a fault.
+        """Put training on hold, as `node` has requested. All ranks abort their current step, which does not count as a
+        fault.
 
         Args:
-            for_fault: whether a fault is the reason. A job that trains without missing ranks is then not held, whether
-                the hold or the loss comes first.
+            for_fault: whether the node requests the hold because of a fault. Such a request is ignored by a job that
+                continues without its missing ranks.
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # the job ignores this node, so the node could never resume training
+            return []  # the coordinator ignores messages from this node, so the node could never end the hold
         self.held.add(node)
         if for_fault:
             self.held_for_fault.add(node)
@@ -496,12 +512,12 @@ class Membership:
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 
     def resume(self, node: int, nodes: int, gone: Collection[int] = ()) -> list[Action]:
-        """Resume training for `node`. Ranks continue once all nodes that hold training have resumed it.
+        """End the hold that `node` has requested. Training continues once every node has ended its hold.
 
         Args:
-            nodes: number of nodes that an elastic job must have from now on.
-            gone: nodes that leave the job if they still hold training. If empty, nodes with numbers from `nodes` up
-                leave.
+            nodes: number of nodes with which an elastic job must run from now on.
+            gone: nodes that will leave the job, and are removed if they still hold training. If `gone` is empty, the
+                nodes with number `nodes` or higher will leave.
         """
         if self.phase is JobPhase.ENDED or node not in self.held:
             return []
@@ -523,7 +539,7 @@ class Membership:
         return [*actions, *self._begin_if_complete()]
 
     def _shrink(self, staying: Collection[int]) -> list[Action]:
-        """Continue on the `staying` nodes. Called while no rank trains."""
+        """Continue on the `staying` nodes only. Called only while training is on hold."""
         self.rescaling.wanted = len(staying)
         to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
         return self._reassign(to, "order" if self.rescaling.order else "leave")
@@ -546,14 +562,15 @@ class Membership:
     def move(self, node: int, order: str) -> list[Action]:
         """Process a user's order to move the ranks of `node` to a spare. `order`: name of the order."""
         over, size = self.phase is JobPhase.ENDED, self.size
-        short = "ranks are missing since a fault; order it again once they are back" if self.continuing.is_short else ""
+        short = "ranks are missing after a fault; order the move again later" if self.continuing.is_short else ""
         if why := "the job is over" if over else short or self.rescaling.why_no_move(node, size, self.states):
             return [Log("resize_refused", {"order": order, "nodes": size, "why": why})]
         self.rescaling.move(node, order, self.states)
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
-        """Process a node's request to leave. The node is released as soon as the job no longer needs it."""
+        """Process the request of `node` to leave the job. The node is released as soon as the job no longer needs
+        it."""
         if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
@@ -566,28 +583,30 @@ class Membership:
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
         following = self._without_departing() or self.reconcile()
-        if node in self.held:  # the node ends without resuming training
+        if node in self.held:  # the node shuts down and will not end its hold
             self.held.discard(node)
             following = following or self._begin_if_complete()
         return [*dropped, Release((node,)), *following]
 
     def _depart(self, node: int) -> list[Action]:
-        """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes or a spare. If
-        neither is possible, the node stays until another node joins."""
+        """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes, or a spare takes
+        over the ranks. If the job cannot do without the node and has no spare, the node stays until another node
+        joins."""
         if self._can_do_without(ranks := self.ranks_on(node)):
             dropped = self.rescaling.drop(self.states)
             return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
         if self.states[node] is NodeState.MEMBER:
             self.states.ask_to_leave(node)
         else:
-            self.rescaling.moving = None  # the node leaves now, whether or not a spare gets its ranks
+            self.rescaling.moving = None  # the node's own request to leave replaces the user's order to move its ranks
         if cancelled := self._without_departing():
             return cancelled
         dropped = self.rescaling.drop(self.states)
         return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
 
     def _without_departing(self) -> list[Action]:
-        """Reduce the wanted number of nodes to the number that stays. If too few stay, return `Cancel`."""
+        """Reduce the wanted number of nodes by the nodes that are departing. If too few nodes remain for the job,
+        return `Cancel`."""
         if not self.states.those(NodeState.DEPARTING) - {self.rescaling.moving}:
             return []
         rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
@@ -598,18 +617,18 @@ class Membership:
         return []
 
     def gave_up_waiting(self) -> list[Action]:
-        """Continue with the present nodes, because requested nodes did not join in time."""
+        """Continue with the current nodes, because the requested additional nodes did not join in time."""
         rescaling, size = self.rescaling, self.size
         if rescaling.change is not None or rescaling.wanted <= size:
             return []
         most = rescaling.scale.most(size + rescaling.free(self.states))
         rescaling.wanted = rescaling.desired = max(most or size, size)
         if rescaling.wanted == size:
-            return [rescaling.refused("no other node came in time; the job stays as it is")]
+            return [rescaling.refused("no other node joined in time, so the job keeps its number of nodes")]
         return self.reconcile()
 
     def reconcile(self) -> list[Action]:
-        """Return the next actions to reach the wanted number of nodes and to bring back missing ranks."""
+        """Return the next actions that bring the job to its wanted number of nodes, or that replace missing ranks."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
         if self.continuing.is_short:
@@ -619,15 +638,17 @@ class Membership:
         return [*called_off, *nearer]
 
     def prepared(self, rank: int) -> list[Action]:
-        """Record that a joining worker has finished its imports and waits for the new assignment."""
+        """Record that the new process for `rank` of the next rank assignment has finished its imports and waits for the
+        change."""
         return self.rescaling.prepared(rank, self.committed)
 
     def not_prepared(self, rank: int, cause: str) -> list[Action]:
-        """Process the failure of a joining worker, which has died or did not start."""
-        return self._joining_lost(f"rank {rank} of the new world does not start: {cause}")
+        """Process the failure of a process for `rank` of the next rank assignment. The process has died or did not
+        start."""
+        return self._joining_lost(f"rank {rank} of the next rank assignment does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the change in preparation, and prepare it again unless too many attempts have failed."""
+        """Cancel the rank assignment in preparation, and prepare it again unless too many attempts have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
@@ -637,7 +658,8 @@ class Membership:
         return [*dropped, *(self._without_departing() or self.reconcile())]
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> list[Action]:
-        """Process a rank's answer to a request to stop (see `StopAgreement.answered`)."""
+        """Process the answer of `rank` to stop request `number`. `StopAgreement.answered` documents the other
+        arguments."""
         actions = self.rescaling.stop_answered(rank, number, can, making, over, self.committed)
         if actions is not None:
             return actions
@@ -668,11 +690,11 @@ class Membership:
         return [*self._reassign(change.to, cause), *late]
 
     def _continue_on(self, staying: Collection[int], node: int) -> list[Action]:
-        """Continue on the `staying` nodes after the loss of `node`."""
+        """Continue on the `staying` nodes only, after the loss of `node`."""
         self.states.count_loss(node)
         refused: list[Action] = []
         if self.rescaling.order and self.rescaling.wanted != len(staying):
-            why = f"node {node} was lost; the job goes on with {len(staying)} nodes"
+            why = f"node {node} was lost; the job continues with {len(staying)} nodes"
             refused = [self.rescaling.refused(why)]
         self.rescaling.wanted = len(staying)
         self.rescaling.desired = max(self.rescaling.desired, len(staying))
@@ -680,8 +702,8 @@ class Membership:
         return [*refused, *self._reassign(to, "lost", self.faults[-1].rank)]
 
     def _reassign(self, to: Reassignment, cause: str, rank: int = -1) -> list[Action]:
-        """Begin a generation with rank assignment `to`. `rank`: rank whose fault is the reason; -1 if there is no
-        fault."""
+        """Begin a new generation with rank assignment `to`. `rank`: rank whose fault is the reason for the new
+        assignment; -1 if there was no fault."""
         fields = {"order": self.rescaling.order, "nodes": to.size, "of": self.size, "local_share": to.share}
         abort = self._leave(rank)
         self.rescaling.change, self.rescaling.order = None, ""
@@ -701,7 +723,7 @@ class Membership:
     # --- the job state --------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
-        """Return the part of the job state from which a new coordinator can continue (see `revived`)."""
+        """Return the membership as JSON, for the job state. A new coordinator passes the result to `revived`."""
         leaving = self.rescaling.change.to.left_out if self.rescaling.change is not None else ()
         return {
             "nodes": numbers_json(self.nodes),
@@ -737,11 +759,13 @@ class Membership:
         continues: bool = False,
         script_saves: bool = False,
     ) -> tuple[Self, list[Action]]:
-        """Restore the membership under a new coordinator. Returns the membership and its first actions.
+        """Create the membership from the job state, in a new coordinator. Returns the membership and the first actions
+        to carry out.
 
         Args:
-            data: the membership's part of the newest job state.
-            generation, committed: newest generation and newest committed step that any voter reports.
+            data: result of `to_json` in the newest copy of the job state.
+            generation, committed: newest generation and newest committed step that any node reported in its vote for
+                the new coordinator.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
@@ -767,7 +791,7 @@ class Membership:
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
-        # the snapshots may be released already, which is unknown here
+        # the snapshots under earlier rank numbers may be released already, but the job state does not record that
         membership.retention.moved = bool(membership.renumbering.moves)
         membership.sharing = str(data["sharing"])
         if data["ended"]:

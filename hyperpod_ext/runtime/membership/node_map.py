@@ -1,4 +1,4 @@
-"""The node of each rank, for jobs without agents. Pure functions."""
+"""Derives node numbers from what each rank reports, for jobs without agents. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Nodes:
     node_of: dict[int, int]
     """Node of each rank."""
     places: tuple[str, ...]
-    """Machine of each node; several nodes may share one."""
+    """Name of the machine of each node. Several nodes may run on one machine."""
 
     @classmethod
     def of(cls, ranks: Sequence[Mapping[str, Any]]) -> Nodes:
-        """Number the nodes. `ranks`: for each rank, its machine (`place`) and its node number from torchrun
-        (`node`)."""
+        """Number the nodes in the order of their lowest ranks. `ranks`: a mapping for each rank, with its machine
+        (`place`) and its node number in torchrun (`node`)."""
         numbers: dict[tuple[str, str | None], int] = {}
         node_of = {
             rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers))
@@ -39,10 +39,10 @@ class Nodes:
         return [rank for rank, on in self.node_of.items() if on == node]
 
     def leader(self, node: int) -> int:
-        """Return the rank that sends messages for its node, which is the node's lowest rank."""
+        """Return the rank that sends messages on behalf of `node`: the lowest rank on that node."""
         return min(self.ranks(node))
 
     def index(self, node: int) -> int:
-        """Return the index of a node among the nodes on the same machine, which is 0 unless several nodes share a
-        machine."""
+        """Return the index of `node` among the nodes on the same machine. The index is 0 unless several nodes run on
+        that machine."""
         return self.places[:node].count(self.places[node])

@@ -20,18 +20,20 @@ class NodeState(Enum):
     ABSENT = "absent"
     """A node that has not joined yet, or is lost."""
     SPARE = "spare"
-    """A healthy node without ranks."""
+    """A healthy node without ranks, ready to take over ranks."""
     JOINING = "joining"
-    """A spare that starts workers for the next rank assignment while the present ranks train."""
+    """A former spare that starts workers for the next rank assignment while the ranks of the current assignment
+    train."""
     MEMBER = "member"
     """A node with ranks."""
     DEPARTING = "departing"
-    """A node with ranks that must leave, because it has requested to or because a user has ordered to move its
-    ranks."""
+    """A node that still has ranks but will lose them, because the node has requested to leave or a user has ordered to
+    move its ranks."""
     DECOMMISSIONED = "decommissioned"
-    """A node whose ranks are now on other nodes, that ends its workers and has not reported its snapshots yet."""
+    """A node whose ranks are now on other nodes, and which is still ending its workers and has not reported the
+    snapshots in its memory."""
     RETAINED = "retained"
-    """A node without ranks whose snapshots may still be needed."""
+    """A node without ranks that stays in the job because the snapshots in its memory may still be needed."""
     RELEASED = "released"
     """A node that the job no longer needs."""
 
@@ -44,7 +46,7 @@ class Why(Enum):
     ASKED = "asked"
     """The node will be removed, because it has requested to leave or a user has ordered to move its ranks."""
     FAILED = "failed"
-    """Processes on the node die repeatedly."""
+    """Processes on the node have died repeatedly."""
 
 
 _S = NodeState
@@ -58,14 +60,15 @@ TRANSITIONS: Mapping[NodeState, frozenset[NodeState]] = {
     _S.RETAINED: frozenset({_S.RETAINED, _S.SPARE, _S.RELEASED, _S.ABSENT}),
     _S.RELEASED: frozenset({_S.SPARE, _S.ABSENT}),
 }
-"""Allowed next states of each state. A state that may follow itself is set again when the node requests to leave."""
+"""Maps each state to the states that may follow it. A state that may follow itself is set again when the node requests
+to leave."""
 
 WITH_RANKS = frozenset({_S.MEMBER, _S.DEPARTING})
 HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
 
 
 class TransitionError(Exception):
-    """A transition that `TRANSITIONS` does not list, because of a bug in this package."""
+    """Raised for a change of state that `TRANSITIONS` does not list, which shows a bug in this package."""
 
 
 class NodeStates:
@@ -77,7 +80,7 @@ class NodeStates:
         self._states = dict.fromkeys(members, _S.MEMBER) | dict.fromkeys(spares, _S.SPARE)
         self._why: dict[int, Why] = {}
         self.losses = dict(losses or {})
-        """Number of times that each node was lost or was given up because of faults."""
+        """Maps each node to the number of times that it was lost, or was decommissioned because of faults."""
 
     @classmethod
     def known(
@@ -88,7 +91,8 @@ class NodeStates:
         asked: Iterable[int],
         losses: Mapping[int, int],
     ) -> Self:
-        """Restore the states from a former coordinator's job state. `asked`: nodes that have requested to leave."""
+        """Create the node states from the job state of a former coordinator. `asked`: nodes that have requested to
+        leave the job."""
         states = cls(members, spares, losses)
         asked = set(asked)
         for node in asked & states._states.keys():
@@ -106,7 +110,7 @@ class NodeStates:
         """Change the state of `node`.
 
         Args:
-            why: reason why the node must leave; None to keep an earlier reason.
+            why: reason why the node must give up its ranks; None to keep an earlier reason.
 
         Raises:
             TransitionError: `state` may not follow the node's current state.
@@ -120,13 +124,13 @@ class NodeStates:
             self._why[node] = why
 
     def lose(self, node: int) -> NodeState:
-        """Mark `node` as absent. Returns its former state."""
+        """Mark `node` as absent, and return the state that it had before."""
         if (before := self[node]) is not _S.ABSENT:
             self.set_state(node, _S.ABSENT)
         return before
 
     def why(self, node: int) -> Why | None:
-        """Return the reason why `node` must leave; None if it need not leave."""
+        """Return the reason why `node` must give up its ranks; None if it keeps them."""
         return self._why.get(node)
 
     def ask_to_leave(self, node: int) -> None:
@@ -137,7 +141,7 @@ class NodeStates:
         self.losses[node] = self.losses.get(node, 0) + 1
 
     def those(self, *states: NodeState) -> set[int]:
-        """Return the nodes that are in one of these states."""
+        """Return the nodes whose state is one of `states`."""
         return {node for node, state in self._states.items() if state in states}
 
     @property
@@ -146,53 +150,59 @@ class NodeStates:
 
     @property
     def asked(self) -> set[int]:
-        """Nodes that have requested to leave and that the job still needs."""
+        """Nodes that have requested to leave the job, but stay because the job still needs them."""
         return {node for node, why in self._why.items() if why is Why.ASKED}
 
     @property
     def going(self) -> set[int]:
-        """Nodes without ranks that are released once their snapshots are not needed. Nodes that were given up
-        because of faults are not among them: they keep serving snapshots."""
+        """Nodes without ranks that are released once the job no longer needs their snapshots. Nodes that were
+        decommissioned because of faults are not included, because they are not released and continue to serve
+        snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 
 @dataclass(slots=True)
 class Retention:
-    """The time for which old snapshots are kept. Old snapshots are on nodes that gave up their ranks, or were saved by
-    ranks under other numbers."""
+    """Decides how long old snapshots are kept after a new rank assignment. Old snapshots are on nodes that gave up
+    their ranks, or were saved by ranks that had other numbers."""
 
     next_due: Callable[[int], int] = lambda step: step
-    """Returns the first step, at or after a given step, that is saved to memory."""
+    """Function that returns the first step, at or after the given step, that is saved to memory."""
     until: int | None = None
-    """Step that every rank must commit before nodes without ranks are released. None until all ranks have restored."""
+    """Step that every rank must commit before nodes without ranks are released; None until all ranks of the new
+    assignment have restored their state."""
     handed_on: bool = True
-    """Whether ranks moved to new processes, whose state comes from the nodes that gave the ranks up. True if
-    unknown."""
+    """Whether some ranks moved to new processes, which get their state from the nodes that gave up the ranks; True if
+    this is unknown."""
     moved: bool = False
     """Whether memory still holds snapshots that ranks saved under earlier numbers."""
     saved_anew: int = 0
-    """Step that every rank must commit before each has a snapshot under its current number."""
+    """Step after which every rank has a snapshot under its current rank number, once every rank has committed that
+    step."""
 
     def begin(self, *, handed_on: bool = True) -> None:
-        """Begin to retain snapshots, because nodes give up their ranks."""
+        """Start to keep old snapshots, because some nodes give up their ranks."""
         self.until, self.handed_on = None, handed_on
 
     def went_on(self, step: int, sharing: str) -> None:
-        """Compute the steps up to which old snapshots are needed. Called when all ranks continue after `step`.
+        """Compute the steps until which old snapshots must be kept. Called when all ranks have restored the state of
+        `step` and continue from there.
 
         Args:
-            sharing: how the states of ranks relate, according to their snapshots; empty without snapshots.
+            sharing: relation between the states of different ranks (`same`, `alike` or `shard`); empty if no snapshot
+                exists.
         """
         self.saved_anew = self.next_due(step + 1) + 1
         if self.until is None:
-            # state that only one rank has is safe once its new node has saved it, as the next step shows
+            # state that only one rank has must be kept until the rank's new node has saved it
             others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
             self.until = step if others_have_it else self.saved_anew
 
     def is_over(self, step: int) -> bool:
-        """Return whether the job no longer needs nodes without ranks once every rank has committed `step`."""
+        """Return whether the nodes without ranks can be released once every rank has committed `step`."""
         return self.until is not None and step >= self.until
 
     def is_unneeded(self, step: int) -> bool:
-        """Return whether snapshots under earlier numbers are no longer needed once every rank has committed `step`."""
+        """Return whether the snapshots saved under earlier rank numbers can be released once every rank has committed
+        `step`."""
         return self.moved and step >= self.saved_anew

@@ -1,7 +1,9 @@
-"""Parity groups: nodes that hold parity of each other's snapshots. Pure functions of node numbers, not addresses.
+"""Divides nodes into parity groups, in which each node stores parity (XOR) of the other nodes' snapshots. Pure
+functions of node numbers, not addresses.
 
-A group can rebuild the snapshots of one lost node, but not of two. So the members of a group are in as many different
-failure domains as possible. If possible, the loss of a rack takes at most one member of each group.
+A parity group can rebuild the snapshots of one lost node, but not of two lost nodes. The nodes of a group are spread
+over as many failure domains (racks or availability zones) as possible. If possible, each group loses at most one node
+when a rack is lost.
 """
 
 from __future__ import annotations
@@ -13,23 +15,23 @@ from hyperpod_ext.config.checkpoint import CheckpointPolicy
 from hyperpod_ext.errors import Problem
 
 Group = tuple[int, ...]
-"""Nodes of a group, in order."""
+"""Numbers of the nodes of a parity group, in ascending order."""
 
 
 def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
-    """Divide nodes into parity groups of at least `size` nodes. With fewer nodes there is no group.
+    """Divide nodes into parity groups of at least `size` nodes. Returns no group if there are fewer than `size` nodes.
 
-    Groups are larger than `size` if the number of nodes is not a multiple of it. Remaining nodes of a group in `before`
-    stay together, and new nodes replace the lost ones.
+    Some groups are larger than `size` if the number of nodes is not a multiple of `size`. The remaining nodes of each
+    group in `before` stay together, and new nodes replace lost nodes.
 
     Args:
-        nodes: failure domain of each node: a rack or an availability zone.
+        nodes: maps each node to its failure domain (a rack or an availability zone).
 
     Raises:
-        ValueError: `size` is too small for parity.
+        ValueError: `size` is less than 3, which is too few nodes for parity.
     """
     if size < 3:
-        raise ValueError(f"groups of {size} nodes: with two, parity is a copy; 3 are the fewest")
+        raise ValueError(f"parity groups of {size} nodes are too small: at least 3 nodes are needed")
     if len(nodes) < size:
         return ()
     count = len(nodes) // size
@@ -49,18 +51,18 @@ def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = 
 
 
 def without_agent(policy: CheckpointPolicy) -> Problem | None:
-    """Return the problem if a policy has parity and the job has no agents; None if the policy has no parity."""
+    """Return the problem of a checkpoint policy with parity in a job without agents; None if the policy has no
+    parity."""
     peer = policy.peer()
     if peer is None or peer.parity is None:
         return None
-    problem = "only agents of this project place parity; another launcher runs this job"
-    return Problem(
-        problem, "checkpoint.tiers.*.parity", hint="remove it, and write how many `replicas` there are to be"
-    )
+    problem = "parity needs the agents of this project, but another launcher runs this job"
+    return Problem(problem, "checkpoint.tiers.*.parity", hint="remove it, and set the number of `replicas` instead")
 
 
 def _dealt(nodes: Mapping[int, str], count: int) -> tuple[Group, ...]:
-    """Deal the nodes to `count` groups in turn, domain by domain, starting with the largest domain."""
+    """Distribute the nodes over `count` groups in turn, one failure domain after another, starting with the largest
+    domain."""
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
     return _in_order([by_domain[first::count] for first in range(count)])

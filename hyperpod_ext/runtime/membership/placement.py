@@ -1,11 +1,12 @@
-"""Placement of replicas: the nodes that hold copies of each node's snapshots. Pure functions of node numbers.
+"""Chooses the nodes that hold replicas (copies) of each node's snapshots. Pure functions of node numbers.
 
-Nodes form groups of replicas + 1 that hold each other's snapshots. If k of N nodes are lost at once, the probability
-that a copy of every snapshot remains is at least
+Nodes form groups of `replicas` + 1 nodes that hold copies of each other's snapshots. If k of N nodes are lost at once,
+the probability that at least one copy of every snapshot remains is at least
 
     1 - N * C(N - m, k - m) / (m * C(N, k))        m = replicas + 1, m <= k < 2m, m divides N
 
-(GEMINI, SOSP 2023). For two lost nodes of 16 in pairs, that is 93.3 %. One ring of all nodes would give 86.7 %.
+(GEMINI, SOSP 2023). For example, if two of 16 nodes are lost and the nodes form pairs, the probability is 93.3 %. In
+one ring of all 16 nodes, the probability would be 86.7 %.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 Placement = dict[int, tuple[int, ...]]
-"""For each node, the nodes that hold copies of its snapshots."""
+"""Maps each node to the nodes that hold copies of its snapshots."""
 
 
 def place_replicas(
@@ -22,14 +23,14 @@ def place_replicas(
 ) -> Placement:
     """Choose the nodes that hold the copies of each node's snapshots.
 
-    A node keeps its holders in `before` if all of them remain, so that a loss moves as few copies as possible. Copies
-    go to failure domains other than their owner's if those have room. A node holds the copies of at most replicas + 1
-    other nodes. If there are too few nodes, each gets as many holders as possible.
+    If all nodes that hold a node's copies in `before` remain, they keep these copies, so that as few copies as possible
+    move after a loss. Copies are placed in other failure domains than their owner, if those domains have room. A node
+    holds the copies of at most replicas + 1 other nodes. If there are too few nodes for `replicas` copies, each node
+    gets as many copies as possible.
 
     Args:
-        nodes: failure domain of each node: a rack or an availability zone.
-        before: the previous placement. Without a previous placement, copies are placed less evenly, but none is
-            missing.
+        nodes: maps each node to its failure domain (a rack or an availability zone).
+        before: the previous placement; None if there is none.
 
     Raises:
         ValueError: `replicas` is less than one.
@@ -55,10 +56,11 @@ def place_replicas(
 
 
 def _rings(nodes: Mapping[int, str], replicas: int, wanted: int) -> Placement:
-    """Place copies in groups of replicas + 1 nodes, or one more if the number of nodes is not a multiple of that.
+    """Place copies within groups of `replicas` + 1 nodes. Some groups are larger if the number of nodes is not a
+    multiple of `replicas` + 1.
 
-    Each group is a ring, in which the next nodes hold a node's copies. Neighbours in a ring are far apart in the list
-    of nodes sorted by domain, and so are in different domains if possible.
+    Each group is a ring, in which the nodes after a node hold that node's copies. Neighbours in a ring are taken from
+    distant positions in the list of nodes sorted by failure domain, so that they are in different domains if possible.
     """
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
@@ -76,8 +78,8 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
-    """Move copies from overloaded holders to nodes with room, but only copies whose owner is in `movers`. Otherwise the
-    last node to be placed might find room only on itself."""
+    """Move copies from nodes with more than `most` copies to nodes with fewer, but only copies whose owner is in
+    `movers`. Without these moves, the node that is placed last might find room for its copy only on itself."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers
@@ -95,8 +97,9 @@ def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str],
 def _holders(
     node: int, nodes: Mapping[int, str], now: Sequence[int], load: Counter[int], wanted: int, most: int
 ) -> tuple[int, ...]:
-    """Choose the holders of `node`, and update `load`. The present holders `now` stay, unless one shares a domain with
-    the node or with another holder and a different domain has room."""
+    """Choose the nodes that hold the copies of `node`, and count these copies in `load`. The nodes `now`, which hold
+    the copies already, stay if possible. One of these nodes is replaced only if it shares a failure domain with `node`
+    or another holder, and another domain has room."""
     load.subtract(now)
     holders: list[int] = []
     around = max(nodes) + 1

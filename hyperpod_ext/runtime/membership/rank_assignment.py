@@ -1,8 +1,9 @@
-"""The ranks of each node when a job continues with different nodes. Pure functions.
+"""Assigns ranks to nodes when a job continues on a different set of nodes. Pure functions.
 
-A node has one block of consecutive ranks, one per worker. The order of its workers stays, so that each worker keeps its
-device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from b/N to (b+1)/N of each
-tensor. If the state is sharded, a node gets the new block that overlaps most with its present block.
+Each node has one block of consecutive ranks, one rank per worker process. The workers of a node keep their order, so
+that each worker keeps its device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from
+b/N to (b+1)/N of each tensor. If the state is sharded, nodes get new blocks that overlap as much as possible with their
+current blocks.
 """
 
 from __future__ import annotations
@@ -23,41 +24,43 @@ class Scale:
 
     @classmethod
     def of(cls, elastic: Elastic | None, nodes: int, workers_per_node: int, batch: int | None = None) -> Scale:
-        """Return the scale of a job that begins with `nodes` nodes. `batch`: the job's global batch size."""
+        """Return the allowed numbers of nodes of a job that begins with `nodes` nodes. `batch`: global batch size of
+        the job; None if it is unknown."""
         sizes = (nodes,) if elastic is None else allowed_sizes(elastic, nodes, workers_per_node, batch)
         return cls(sizes, workers_per_node)
 
     def most(self, nodes: int) -> int | None:
-        """Return the largest allowed number of nodes up to `nodes`; None if all allowed numbers are larger."""
+        """Return the largest allowed number of nodes that is at most `nodes`; None if every allowed number is
+        larger."""
         return max((size for size in self.sizes if size <= nodes), default=None)
 
 
 def blocks_of(nodes: Mapping[int, int], workers_per_node: int) -> list[int]:
-    """Return the node of each block of ranks, from the node of each rank."""
+    """Return the node of each block of consecutive ranks. `nodes`: node of each rank."""
     return [nodes[block * workers_per_node] for block in range(len(nodes) // workers_per_node)]
 
 
 def ranks_of(blocks: Sequence[int], workers_per_node: int) -> dict[int, int]:
-    """Return the node of each rank, from the node of each block."""
+    """Return the node of each rank. `blocks`: node of each block of consecutive ranks."""
     return {rank: blocks[rank // workers_per_node] for rank in range(len(blocks) * workers_per_node)}
 
 
 def overlap(before: int, of_before: int, after: int, of_after: int) -> int:
-    """Return how much two blocks of the state overlap: block `before` of `of_before` equal blocks, and block `after` of
-    `of_after` equal blocks. The unit is 1/(of_before x of_after) of the state."""
+    """Return the overlap of block `before`, if the state is divided into `of_before` equal blocks, with block `after`,
+    if the state is divided into `of_after` equal blocks. The unit is 1/(of_before x of_after) of the state."""
     low = max(before * of_after, after * of_before)
     high = min((before + 1) * of_after, (after + 1) * of_before)
     return max(0, high - low)
 
 
 def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool) -> list[int]:
-    """Return the node of each block of the new rank assignment.
+    """Return the node of each block of consecutive ranks in the new rank assignment.
 
     Args:
-        before: node of each block in the old rank assignment.
+        before: node of each block of ranks in the old rank assignment.
         nodes: nodes in the new rank assignment, including joining nodes.
-        sharded: whether each node holds its own shard. In a sharded job, as much state as possible stays on its node.
-            In any other job, as many nodes as possible keep their ranks.
+        sharded: whether each rank holds its own shard of the state. In a sharded job, as much state as possible stays
+            on its node. In any other job, as many nodes as possible keep their ranks.
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
@@ -67,8 +70,9 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
 
 
 def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
-    """Choose `count` candidates that stay: those with the lowest ranks. If the state is sharded, choose those whose
-    shards overlap most with the new shards."""
+    """Choose `count` nodes of `candidates` that stay in the job. If the state is sharded, the nodes whose shards
+    overlap most with the new shards are chosen. If the state is not sharded, the nodes with the lowest ranks are
+    chosen."""
     able = [(block, node) for block, node in enumerate(before) if node in candidates]
     if not sharded or len(able) <= count:
         return [node for _, node in able[:count]]
@@ -81,22 +85,24 @@ def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> dict[int, i
 
 
 def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
-    """Add staying nodes without a block to the free blocks, each to its former block if that is free."""
+    """Assign each staying node that has no block yet to a free block, which is its former block if that is free."""
     left = [(block, node) for block, node in staying if node not in blocks.values()]
     for block, node in sorted(left, key=lambda at: at[0] in blocks or at[0] >= count):
         if not (free := [place for place in range(count) if place not in blocks]):
-            break  # there are more nodes than blocks, so some nodes leave
+            break  # all blocks are assigned, so the remaining nodes leave
         blocks[block if block in free else free[0]] = node
     return blocks
 
 
 def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
-    """Assign staying nodes to new blocks with the largest total overlap. Among equals, keep most blocks unchanged.
+    """Assign staying nodes to new blocks so that the total overlap with their old blocks is largest. If several
+    assignments have the same overlap, choose the one that leaves the most nodes on their block.
 
-    Nodes that keep data keep their order, because blocks are contiguous and swapping never increases the overlap. Nodes
-    that keep no data get the remaining blocks.
+    Nodes whose old and new blocks overlap keep their order, because swapping two of them never increases the overlap of
+    contiguous blocks. Nodes without any overlap get the remaining blocks.
     """
-    # best[i][k]: best score of the first i nodes in the first k blocks; nodes and blocks may be skipped
+    # best[i][k]: best (overlap, number of unchanged blocks) if the first i nodes use only the first k blocks, where
+    # nodes and blocks may be skipped
     best = [[(0, 0)] * (of_after + 1) for _ in range(len(staying) + 1)]
     for i, (block, _) in enumerate(staying, 1):
         for k in range(1, of_after + 1):
@@ -117,7 +123,7 @@ def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after
 
 
 def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per_node: int) -> dict[int, int]:
-    """Return the new rank of each rank whose process stays, by its old rank."""
+    """Return a map from old rank to new rank, for each process that stays."""
     old, new = blocks_of(before, workers_per_node), blocks_of(after, workers_per_node)
     return {
         old.index(node) * workers_per_node + local: new.index(node) * workers_per_node + local
@@ -128,7 +134,8 @@ def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per
 
 
 def local_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Return the share of a sharded state that is already on the node that needs it in the new rank assignment."""
+    """Return which share (0 to 1) of a sharded state is already on the node that needs it in the new rank
+    assignment."""
     common = sum(
         overlap(before.index(node), len(before), block, len(after))
         for block, node in enumerate(after)

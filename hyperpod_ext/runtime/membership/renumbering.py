@@ -1,4 +1,4 @@
-"""The history of rank renumberings, for nodes that have missed some of them. Pure functions."""
+"""Keeps the history of rank renumberings, for nodes that were disconnected during a renumbering. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ _REMEMBERED = 16
 
 @dataclass(slots=True)
 class Renumbering:
-    """New numbers of ranks whose processes stayed, for the newest generations that began with a renumbering."""
+    """The new rank numbers of processes that stayed, for the 17 newest generations that began with new rank numbers."""
 
     moves: dict[int, dict[int, int]] = field(default_factory=dict)
-    """For each such generation, the new number of each rank, by its previous number."""
+    """Maps each generation that began with a renumbering to a map from previous to new rank number."""
 
     def add(self, generation: int, moved: Mapping[int, int]) -> None:
         self.moves = {**dict(sorted(self.moves.items())[-_REMEMBERED:]), generation: dict(moved)}
 
     @property
     def newest(self) -> int:
-        """Newest generation that began with a renumbering; 0 if there is none."""
+        """Newest generation that began with new rank numbers; 0 if ranks were never renumbered."""
         return max(self.moves, default=0)
 
     @property
     def last(self) -> dict[int, int]:
-        """New rank numbers of generation `newest`, by previous number."""
+        """Map from previous to new rank number, for the generation `newest`."""
         return self.moves.get(self.newest, {})
 
     def since(self, generation: int) -> dict[int, int] | None:
-        """Return the current number of each rank of `generation` whose process stayed. None if no number changed
-        since."""
+        """Return a map from rank number in `generation` to current rank number, for each process that stayed. Returns
+        None if ranks were not renumbered after `generation`."""
         later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
         if not later:
             return None
@@ -41,7 +41,8 @@ class Renumbering:
         return together
 
     def rank_now(self, rank: int, generation: int) -> int | None:
-        """Return the current number of a rank of `generation`; None if the rank no longer has a number."""
+        """Return the current number of the process that was `rank` in `generation`; None if that process no longer has
+        a rank."""
         moved = self.since(generation)
         return rank if moved is None else moved.get(rank)
 
@@ -59,5 +60,5 @@ class Renumbering:
 
 
 def numbers_json(moved: Mapping[int, int]) -> dict[str, int]:
-    """Convert a map between rank numbers to JSON, whose keys must be strings."""
+    """Convert a map between numbers to a JSON object, whose keys must be strings."""
     return {str(rank): now for rank, now in moved.items()}

@@ -1,13 +1,14 @@
-"""Prepares a new rank assignment while all ranks train, for a resize, a move, or the return of missing ranks. Pure
-functions: messages in, actions out.
+"""Prepares a new rank assignment while all ranks train: for a resize, for a move of ranks to a spare, or to replace
+missing ranks. Pure: methods take reports as arguments and return actions, without I/O.
 
     ordered ──▶ enough nodes? ──▶ joining nodes start workers ──▶ all ranks agree on one step ──▶ all stop after it
                     │ no: more are requested                             │ one is past it: a later step
                     ▼
                 continues with the existing nodes, after a timeout
 
-Nothing changes until all ranks have stopped. If anything fails before that, the plan is dropped, stopped ranks
-continue, and the preparation starts again. After that, `membership.py` makes the change.
+The current rank assignment stays in use until all ranks have stopped. If anything fails before all ranks have stopped,
+the plan is cancelled, ranks that have stopped continue, and the preparation starts again. Once all ranks have stopped,
+`membership.py` changes the assignment.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from hyperpod_ext.runtime.membership.rank_assignment import (
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
-"""Number of steps from the newest step to the common stop: first value and largest value."""
+"""Number of steps between the newest committed step and the step after which all ranks stop: the first value to try,
+and the largest value."""
 OPERATOR = "operator"
-"""Name of the resize order that a resume command of the HyperPod operator contains."""
+"""Name of the resize order that the HyperPod operator gives with its resume command."""
 OVERTAKEN = "another order came"
-NO_SPARE = "no spare is there to take the ranks; start the job with more `spares`"
+NO_SPARE = "no spare node can take over the ranks; start the job with more `spares`"
 _TRIES = 3
-"""Number of lost joining workers or nodes after which the job keeps its rank assignment."""
+"""Number of lost joining workers or nodes after which the new rank assignment is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +60,19 @@ class Reassignment:
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
-    """New rank of each rank whose process stays, by its old rank."""
+    """Maps the old rank to the new rank of each process that stays."""
     left_out: tuple[int, ...]
     """Nodes that lose all their ranks."""
     share: float
-    """Share of the state that is already on the node that needs it after the change."""
+    """Share (0 to 1) of the state that is already on the node that needs it after the change."""
 
     @classmethod
     def of(cls, nodes: Mapping[int, int], staying: Collection[int], each: int, *, sharded: bool) -> Reassignment:
-        """Compute the reassignment from `nodes` to `staying`.
+        """Compute the new rank assignment for the nodes in `staying`.
 
         Args:
-            nodes: current node of each rank.
-            staying: nodes that have ranks afterwards, including joining nodes.
+            nodes: maps each rank to its current node.
+            staying: nodes that have ranks after the change, including nodes that join.
             each: ranks per node.
             sharded: whether each rank holds its own shard of the state.
         """
@@ -89,38 +91,39 @@ class Reassignment:
 
 @dataclass(slots=True)
 class PlannedRescale:
-    """A reassignment that is in preparation until all ranks have stopped."""
+    """A new rank assignment that is being prepared, and that takes effect when all ranks have stopped."""
 
     to: Reassignment
     joining: dict[int, int]
-    """Node of each rank that gets a new process."""
+    """Maps each rank that gets a new process to the node of that process."""
     stop: StopAgreement
     ready: set[int] = field(default_factory=set)
-    """Joining ranks whose workers are ready and wait for the change."""
+    """Ranks in `joining` whose new processes have started and wait for the change."""
     refill: Refill | None = None
-    """The return of missing ranks that this change makes; None for other changes."""
+    """If the change replaces missing ranks, the plan for these replacements; otherwise None."""
 
 
 @dataclass(slots=True)
 class Rescaling:
-    """The wanted number of nodes, and the change in preparation."""
+    """Tracks the wanted number of nodes, the pending order, and the rank assignment in preparation."""
 
     scale: Scale
     reserve: int = 0
-    """Number of spares that are not used for growth."""
+    """Number of spare nodes that are kept as spares when the job grows."""
     wanted: int = 0
-    """Number of nodes with ranks that the job is now changing to."""
+    """Number of nodes with ranks that the job is working towards now."""
     desired: int = 0
-    """Number of nodes in the last order. Nodes that join without an order are used up to this number."""
+    """Number of nodes in the last order. Nodes that join later get ranks until the job has this number of nodes."""
     order: str = ""
-    """Name of the pending order; empty if none is pending."""
+    """Name of the pending order to resize or to move ranks; empty if no order is pending."""
     moving: int | None = None
-    """Node whose ranks an order moves to a spare."""
+    """Node whose ranks the pending order moves to a spare; None if the order is not a move."""
     called_off: bool = False
-    """Whether the last order wanted fewer nodes than the order before. Then spares beyond the reserve are released."""
+    """Whether the last order reduced the wanted number of nodes. After an order that reduced the wanted number of
+    nodes, spares beyond the reserve are released."""
     change: PlannedRescale | None = None
     _questions: int = 0
-    """Number of the last request to stop, counted from 1."""
+    """Number of the latest stop request, counted from 1; 0 before the first request."""
     _tries: int = 0
     """Number of joining workers or nodes that were lost since the last order."""
 
@@ -130,24 +133,26 @@ class Rescaling:
         return self.scale.workers_per_node
 
     def refusal(self, nodes: int) -> str:
-        """Return why the job cannot run on this number of nodes; empty if it can."""
+        """Return why the job cannot run on `nodes` nodes; empty if it can."""
         if nodes in self.scale.sizes:
             return ""
         if len(self.scale.sizes) == 1:
             return f"the job runs on exactly {self.scale.sizes[0]} nodes"
-        return f"the job cannot run on {nodes} nodes; it can on {', '.join(map(str, self.scale.sizes))}"
+        return f"the job cannot run on {nodes} nodes; it can run on {', '.join(map(str, self.scale.sizes))}"
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
-        """Set the wanted number of nodes. If an earlier order is still pending, returns its refusal."""
+        """Set the wanted number of nodes. Returns the refusal of an earlier order that is still pending, or an empty
+        list."""
         overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
-        self.called_off = order != OPERATOR and nodes < self.wanted  # an operator removes its pods itself
+        # an order of the HyperPod operator releases no spares here, because the operator itself removes the pods
+        self.called_off = order != OPERATOR and nodes < self.wanted
         self.wanted = self.desired = nodes
         self.order, self._tries = order, 0
         return overtaken
 
     def stay(self, nodes: int, why: str, states: NodeStates) -> Log:
-        """Keep the job on its `nodes` nodes, and refuse the pending order with reason `why`."""
+        """Keep the job on its current `nodes` nodes, and refuse the pending order with the reason `why`."""
         self.keep_moving(states)
         self.wanted = self.desired = nodes
         return self.refused(why)
@@ -162,30 +167,30 @@ class Rescaling:
         if states[node] is not NodeState.MEMBER:
             return f"node {node} has no ranks that could move"
         if self.order or self.change is not None or self.wanted != nodes:
-            return "the job is being resized; order the move again after that"
+            return "the job is being resized; order the move again after the resize"
         return "" if states.spares else NO_SPARE
 
     def move(self, node: int, order: str, states: NodeStates) -> None:
-        """Order to move the ranks of `node` to a spare."""
+        """Make `order` the pending order: to move the ranks of `node` to a spare."""
         self.moving, self.order, self._tries = node, order, 0
         states.ask_to_leave(node)
 
     def keep_moving(self, states: NodeStates) -> None:
-        """Cancel the pending move, so that the node keeps its ranks."""
+        """Cancel the pending move of ranks, so that the node keeps its ranks."""
         if self.moving is not None and states[self.moving] is NodeState.DEPARTING:
             states.set_state(self.moving, NodeState.MEMBER)
         self.moving = None
 
     def call_off_move(self, states: NodeStates) -> list[Action]:
-        """If a pending order to move has become impossible, refuse it."""
+        """Refuse the pending order to move ranks if it has become impossible."""
         node, has_ranks = self.moving, self.moving is not None and states[self.moving] is NodeState.DEPARTING
         if node is None or self.change is not None or (has_ranks and states.spares):
             return []
         self.keep_moving(states)
-        return [self.refused(NO_SPARE if has_ranks else f"a fault took the ranks of node {node} before")]
+        return [self.refused(NO_SPARE if has_ranks else f"a fault has already moved the ranks of node {node}")]
 
     def refused(self, why: str) -> Log:
-        """Return the refusal of the pending order. The order is no longer pending afterwards."""
+        """Clear the pending order, and return the log entry that refuses it with the reason `why`."""
         order, self.order = self.order, ""
         return Log("resize_refused", {"order": order, "nodes": self.wanted, "why": why})
 
@@ -196,8 +201,8 @@ class Rescaling:
     # --- preparing the change -----------------------------------------------------------------------
 
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
-        """Return the next actions to reach the wanted number of nodes. `nodes`: node of each rank; no node may be
-        lost."""
+        """Return the next actions to reach the wanted number of nodes. `nodes`: maps each rank to its node. Called only
+        while every rank has a node."""
         departing = states.those(NodeState.DEPARTING)
         if self.change is not None:
             return []
@@ -218,14 +223,14 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _answer_order(self, size: int, states: NodeStates) -> list[Action]:
-        """Answer the pending order of a job that has its wanted number of nodes, and release nodes that joined for an
-        earlier order."""
+        """Answer the pending order, because the job has its wanted number of nodes already, and release spares that
+        joined for an earlier, larger order."""
         surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
         for node in surplus:
             states.set_state(node, NodeState.RELEASED)
         actions: list[Action] = [Release(surplus)] if surplus else []
         if self.order:
-            left = f"nodes left the job meanwhile; it goes on with {size}"
+            left = f"nodes left the job in the meantime; it has {size}"
             actions += [
                 self.refused(has_already(size) if self.desired == size else left),
                 WantNodes(size + self.reserve),
@@ -233,7 +238,7 @@ class Rescaling:
         return actions
 
     def prepare(self, refill: Refill, nodes: Mapping[int, int], states: NodeStates, committed: int) -> list[Action]:
-        """Prepare the return of missing ranks."""
+        """Start to prepare the rank assignment `refill`, which replaces missing ranks."""
         to, stop = Reassignment(refill.after, refill.moved, (), 1.0), StopAgreement(len(nodes), _AHEAD, _FARTHEST)
         self.change = PlannedRescale(to, dict(refill.joining), stop, refill=refill)
         ranks = sorted(refill.joining)
@@ -241,14 +246,15 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _begin(self, change: PlannedRescale, states: NodeStates, committed: int) -> list[Action]:
-        """Start the joining workers. If no worker joins, request the common stop at once."""
+        """Start the new workers of the prepared rank assignment. If the assignment needs no new workers, request the
+        common stop at once."""
         for node in states.spares.intersection(change.joining.values()):
             states.set_state(node, NodeState.JOINING)
         preparing = [Prepare(rank, node, len(change.to.after)) for rank, node in change.joining.items()]
         return [*preparing] or self._ask_stop(change, committed)
 
     def is_joining(self, rank: int, node: int) -> bool:
-        """Return whether the worker of `rank` on `node` was started for the next rank assignment."""
+        """Return whether the worker with number `rank` on `node` was started for the next rank assignment."""
         return self.change is not None and self.change.joining.get(rank) == node
 
     def prepares_on(self, node: int) -> bool:
@@ -256,7 +262,7 @@ class Rescaling:
         return self.change is not None and node in self.change.joining.values()
 
     def prepared(self, rank: int, committed: int) -> list[Action]:
-        """Record that a joining worker is ready. Once all joining workers are ready, request the common stop."""
+        """Record that the new worker for `rank` is ready. Once all new workers are ready, request the common stop."""
         assert self.change is not None
         self.change.ready.add(rank)
         if self.change.stop.number or self.change.ready < self.change.joining.keys():
@@ -264,16 +270,17 @@ class Rescaling:
         return [Log("resize_prepared", {"ranks": sorted(self.change.ready)}), *self._ask_stop(self.change, committed)]
 
     def reset_tries(self) -> None:
-        """Forget earlier losses of joining workers and nodes."""
+        """Set the number of lost joining workers and nodes back to 0."""
         self._tries = 0
 
     def gives_up(self) -> bool:
-        """Count the loss of a joining worker or node. Returns whether there were too many losses."""
+        """Count the loss of a joining worker or node. Returns whether there were so many losses that the new rank
+        assignment must be given up."""
         self._tries += 1
         return self._tries >= _TRIES
 
     def drop(self, states: NodeStates) -> list[Action]:
-        """Cancel the change in preparation. Ranks that have stopped continue."""
+        """Cancel the rank assignment in preparation. Ranks that have already stopped for this assignment continue."""
         if self.change is None:
             return []
         change, self.change = self.change, None
@@ -291,8 +298,8 @@ class Rescaling:
     def stop_answered(
         self, rank: int, number: int, can: bool, making: int, over: bool, committed: int
     ) -> list[Action] | None:
-        """Process a rank's answer to a request to stop (see `StopAgreement.answered`). Returns None if a rank makes no
-        more steps because the job is about to end."""
+        """Process the answer of `rank` to stop request `number`. Returns None if a rank makes no more steps because the
+        job is about to end. `StopAgreement.answered` documents the other arguments."""
         if self.change is None:
             return []
         match self.change.stop.answered(rank, number, can, making, over):
@@ -305,15 +312,16 @@ class Rescaling:
         return []
 
     def stopped(self, rank: int, number: int) -> PlannedRescale | None:
-        """Record that `rank` has stopped after the agreed step. Returns the change to make once all ranks have."""
+        """Record that `rank` has stopped after the agreed step. Returns the prepared rank assignment once all ranks
+        have stopped; None before that."""
         change = self.change
         return change if change is not None and change.stop.stopped(rank, number) else None
 
     # --- without a node -------------------------------------------------------------------------
 
     def staying_without(self, node: int, nodes: Mapping[int, int], states: NodeStates) -> set[int] | None:
-        """Return the nodes with which the job can continue at once after the loss of `node`. None if the job cannot run
-        on fewer nodes, or if a spare can replace the node."""
+        """Return the nodes on which the job can continue at once after the loss of `node`. Returns None if the job
+        cannot run on fewer nodes, or if a spare can replace `node`."""
         size = self.scale.most(len(set(nodes.values())) - 1)
         if states.spares or size is None:
             return None

@@ -1,9 +1,9 @@
-"""Chooses the step that a generation restores, and another step if a rank cannot restore it. Pure functions.
+"""Chooses the step that a generation restores, and chooses again if a rank cannot restore that step. Pure functions.
 
-Every joining rank offers its live state and the snapshots in its node's memory. Durable tiers are listed if steps would
-be lost without them, or if there is no other offer. A source that a rank could not restore is not used again. In jobs
-with agents, the membership uses this module (`membership.py`); in other jobs, rank 0 does
-(`control_plane/decision.py`).
+Every rank that joins a generation reports its offers: the live state in its process, and the snapshots in its node's
+memory. The checkpoints in durable tiers are listed only if steps would be lost without them, or if no rank has an
+offer. A source from which a rank could not restore is not used again. In jobs with agents, `membership.py` uses this
+module. In jobs without agents, rank 0 uses this module in `control_plane/decision.py`.
 """
 
 from __future__ import annotations
@@ -31,81 +31,85 @@ from hyperpod_ext.runtime.snapshot.select import (
 
 @dataclass(slots=True)
 class RestoreNegotiation:
-    """The choice of a step and of its sources for one generation."""
+    """Collects the offers of one generation, and chooses the step to restore and the sources to restore it from."""
 
     durable: bool = False
-    """Whether the job has durable tiers. Durable tiers are listed at the first start of a run, and whenever memory
-    lacks the newest committed step."""
+    """Whether the job has durable tiers. The checkpoints in durable tiers are listed at the first start of a run, and
+    whenever the newest committed step is not in memory."""
     outlives_run: bool = False
-    """Whether memory outlives a run, and so may hold the only state of an earlier run."""
+    """Whether snapshots in memory are kept after a run has ended, so that they may be the only state of an earlier
+    run."""
     script_saves: bool = False
     """Whether the script saves and loads its own state, so that the runtime has no state to restore."""
     starts_over: bool = False
-    """Whether to start at step 0 if the state of only some ranks remains."""
+    """Whether to start at step 0 if only some ranks have state left from an earlier run."""
     step: int | None = None
-    """The only step that may be restored; None for the newest step."""
+    """The step that must be restored; None to restore the newest step."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
-    """Ranks that wait for the generation to begin, each with the offer of its live state, or None if that is
-    incomplete."""
+    """Maps each rank that waits for the generation to begin to the `Offer` that describes the state in the rank's
+    process, or to None if the rank has no complete state."""
     decision: Decision | None = None
     attempt: int = 0
-    """Number of decisions so far."""
+    """Number of decisions made in this generation so far."""
     newest_generation: int = 0
-    """Newest generation of earlier runs, according to the nodes' disks. This run's generations must be later."""
+    """Newest generation of earlier runs that the nodes found on their disks. The generations of this run must have
+    higher numbers."""
     _disk_problems: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """For each node, the unreadable files on its disks."""
+    """Maps each node to one sentence for each unreadable file on its disks."""
     _restored: set[int] = field(default_factory=set)
-    """Ranks that have restored the present decision."""
+    """Ranks that have restored their state according to the current decision."""
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
-    """For each node, the offers from its memory."""
+    """Maps each node to the offers of snapshots in its memory."""
     _stored: list[Offer] | None = None
-    """Checkpoints in the durable tiers; None until the tiers were listed."""
+    """Checkpoints in the durable tiers; None until the tiers have been listed."""
     _problems: tuple[str, ...] = ()
-    """Files in durable tiers that could not be read."""
+    """One sentence for each file in a durable tier that could not be read."""
     _unreachable: tuple[str, ...] = ()
-    """Problems of durable tiers that could not be listed, and so may hold a newer checkpoint."""
+    """One sentence for each durable tier that could not be listed, and so may hold a newer checkpoint."""
     _excluded: frozenset[tuple[str, str]] = frozenset()
-    """Durable checkpoints that were already refused when the tiers were last listed."""
+    """URL and save id of each durable checkpoint that a rank could not restore before the tiers were last listed."""
     _refused: set[OfferKey] = field(default_factory=set)
-    """Offers that a rank could not restore."""
+    """Keys of the offers that a rank could not restore."""
     _last_error: str = ""
-    """Why the last decision could not be restored; empty once a new decision exists."""
+    """Why a rank could not restore the last decision; empty once a new decision exists."""
 
     # --- offers ---------------------------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None) -> None:
-        """Record that `rank` waits for the generation, with the offer of its live state."""
+        """Record that `rank` waits for the generation to begin. `live`: the `Offer` that describes the state in the
+        rank's process; None if the rank has no complete state."""
         self.joined[rank] = live
 
     def hold(self, node: int, held: Collection[Offer]) -> None:
-        """Record the offers from the memory of `node`."""
+        """Record the offers of the snapshots in the memory of `node`."""
         self._held[node] = held
 
     def look_at_disk(self, node: int, generation: int, problems: tuple[str, ...]) -> None:
-        """Record the newest generation on the disks of `node`, and the unreadable files on them."""
+        """Record what `node` found on its disks: the newest generation, and one sentence for each unreadable file."""
         self.newest_generation = max(self.newest_generation, generation)
         self._disk_problems[node] = problems
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
-        """Forget that these ranks have joined, because their processes are gone."""
+        """Remove these ranks from the ranks that have joined, because their processes have ended."""
         for rank in ranks:
             self.joined.pop(rank, None)
 
     def forget_node(self, node: int) -> None:
-        """Forget the offers of `node`, because its memory is gone."""
+        """Remove the offers of `node`, because the node and the snapshots in its memory are lost."""
         self._held.pop(node, None)
 
     def awaits(self, excluded: Collection[tuple[str, str]]) -> bool:
-        """Return whether this generation waits for a list of durable checkpoints that leaves out `excluded`."""
+        """Return whether this generation has requested the list of durable checkpoints with exactly the checkpoints
+        `excluded` left out."""
         return self._excluded == frozenset(excluded)
 
     def durable_answered(
         self, stored: Collection[Offer], problems: tuple[str, ...], unreachable: tuple[str, ...]
     ) -> None:
-        """Record the list of checkpoints in the durable tiers.
+        """Record which checkpoints are in the durable tiers.
 
         Args:
-            stored: checkpoints that were found.
+            stored: checkpoints that were found in the durable tiers.
             problems: one sentence for each file or tier that could not be read.
             unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
@@ -121,13 +125,11 @@ class RestoreNegotiation:
 
         Args:
             nodes: node of each rank.
-            began: step from which each generation of this run continued.
-            committed: newest step that any rank has committed in the current history. Steps before a rollback do not
-                count.
+            began: maps each generation of this run to the step from which it continued.
+            committed: newest step that any rank has committed. Steps that were rolled back do not count.
 
         Returns:
-            The decision. `AskDurable` if the durable tiers must be listed first. The failure if nothing can be
-            restored.
+            The decision; `AskDurable` if the durable tiers must be listed first; `Fail` if nothing can be restored.
         """
         if self._is_unasked and self._stored is None and not began:
             return self._ask()
@@ -144,15 +146,17 @@ class RestoreNegotiation:
         return decided
 
     def short_parity(self, began: Mapping[int, int]) -> tuple[int, tuple[int, ...]] | None:
-        """Return the newest step that parity cannot rebuild because too many nodes of a group are lost, and the ranks
-        whose snapshots are missing. None if no such step is newer than the decided step."""
+        """Return the newest step that cannot be rebuilt from parity because too many nodes of a parity group are lost,
+        and the ranks whose snapshots are missing. Returns None if no step that is newer than the decided step is lost
+        in this way."""
         if not any(map(_has_parity, self._held.values())):
-            return None  # return early, to save a search through all snapshots
+            return None  # without parity, skip the search through all snapshots
         after = self.decision.step if self.decision is not None else -1
         return short_parity([offer for held in self._held.values() for offer in held], began, after)
 
     def all_restored(self, rank: int) -> bool:
-        """Record that `rank` has restored and verified its state. Returns whether every rank has done so."""
+        """Record that `rank` has restored and verified its state. Returns whether every rank has now restored its
+        state."""
         assert self.decision is not None
         self._restored.add(rank)
         return len(self._restored) == len(self.decision.sources)
@@ -163,9 +167,10 @@ class RestoreNegotiation:
         return bool(self._last_error)
 
     def refuse(self, errors: Mapping[int, str], nodes: Mapping[int, int]) -> None:
-        """Exclude the sources that ranks could not restore. `errors`: the error of each rank that failed."""
+        """Exclude from the next decision the sources from which ranks could not restore. `errors`: maps each rank that
+        failed to its error."""
         assert self.decision is not None
-        # a rank that loaded another state in this attempt no longer holds its live state
+        # a rank that loaded state from elsewhere in this attempt has overwritten its live state
         for rank, sources in self.decision.sources.items():
             if sources[0].kind != "self":
                 self.joined[rank] = None
@@ -174,15 +179,16 @@ class RestoreNegotiation:
         self.refuse_offers(refused, f"rank {rank}: {error}")
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> None:
-        """Exclude offers that could not be restored. `error`: the first failed rank and its error."""
+        """Exclude from the next decision the offers that ranks could not restore. `error`: the lowest failed rank and
+        its error."""
         self._refused |= set(refused)
         self._last_error = error
 
     @property
     def _is_unasked(self) -> bool:
-        """Whether listing the durable tiers would show more checkpoints. A new list is needed if none was made yet, or
-        if a listed checkpoint could not be restored: a list has only the newest checkpoints, and these may have been
-        pruned since."""
+        """Whether the durable tiers must be listed before the next decision. The tiers must be listed if there is no
+        list yet, or if a listed checkpoint could not be restored. A list contains only the newest checkpoints, so a new
+        list without the refused checkpoints may show older checkpoints."""
         return self.durable and (self._stored is None or bool(self._refused_durable() - self._excluded))
 
     def _refused_durable(self) -> frozenset[tuple[str, str]]:
@@ -209,11 +215,13 @@ class RestoreNegotiation:
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
-        """Decide from a few offers. Returns None unless all ranks hold the same state and some ranks hold it live.
+        """Make the decision from a few offers, to save time. Returns None unless all ranks have the same state and at
+        least one rank has this state in its process.
 
-        The result is the same as with all offers. A snapshot in memory is a better source than a live rank only for
-        ranks on the same node, so only nodes with a rank that lacks a live state are searched. For all other nodes, the
-        commits show whether a snapshot is newer or whether ranks differ.
+        The decision is the same as a decision from all offers. A snapshot in memory is a better source than another
+        rank's live state only for ranks on the same node. For this reason, the snapshots are searched only on nodes
+        that have a rank without live state. On other nodes, the summary of each commit (`HeldCommit`) shows whether a
+        snapshot is newer and whether the states of ranks differ.
         """
         live = [offer for offer in self.joined.values() if offer is not None]
         held = list(self._held.values())
@@ -239,7 +247,7 @@ class RestoreNegotiation:
         wrong = [*self._problems, *(f"node {n}: {each}" for n, found in self._disk_problems.items() for each in found)]
         problems = f" Not readable: {'; '.join(wrong)}." if wrong else ""
         newest = f"the newest committed was {committed}" if committed else "none was committed in this run"
-        last = f" The last try: {self._last_error}" if self._last_error else ""
+        last = f" Error of the last attempt: {self._last_error}" if self._last_error else ""
         wanted = "step" if self.step is None else f"snapshot of step {self.step}"
         if short is not None:
             last = f" {beyond_parity(*short)}{last}"
@@ -252,13 +260,15 @@ class RestoreNegotiation:
         )
 
     def _blind(self, decided: Decision | Fail) -> Fail:
-        """Return the failure of a job that must not continue from `decided`, because an unreachable tier may have a
-        newer step."""
+        """Return the `Fail` action for a job that must not continue from `decided`, because a tier that could not be
+        listed may have a newer step."""
         instead = "nothing" if isinstance(decided, Fail) or decided.step == 0 else f"step {decided.step}"
         return Fail(
             "UnreachableError",
-            f"{'; '.join(self._unreachable)}. It may have a newer checkpoint than the others, which have {instead}.",
-            "Start the job again when the tier can be read, or without it in checkpoint.tiers to go on from the rest.",
+            f"{'; '.join(self._unreachable)}. An unreachable tier may have a newer checkpoint than the other tiers, "
+            f"which have {instead}.",
+            "Start the job again when the tier can be read. To continue from the other tiers, remove this tier from "
+            "checkpoint.tiers.",
         )
 
 
@@ -267,7 +277,8 @@ def _has_parity(held: Collection[Offer]) -> bool:
 
 
 def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:
-    """Return whether any two states of one save differ although all ranks should hold the same state."""
+    """Return whether two ranks have different states of the same save, although all ranks should have the same
+    state."""
     digests: dict[str, set[str]] = {}
     contents: dict[str, set[str]] = {}
     for offer in live:

@@ -1,10 +1,10 @@
-"""The agreement of all ranks on one step after which they stop together. Pure functions.
+"""Finds one step after which all ranks can stop together. Pure functions.
 
     asked ──all can──▶ agreed ──all have stopped──▶ reached
       ▲ │ some rank is past that step, or has not begun its loop
       └─┘ asked again, for a later step
 
-See `control_plane/stop_at_step.py` for the part of a single rank.
+`control_plane/stop_at_step.py` contains the code that runs in each rank.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from enum import Enum
 
 
 class Answer(Enum):
-    """The state of the agreement after a rank's answer."""
+    """State of the agreement on a common stop, after the answer of one rank."""
 
     WAIT = "wait"
-    """Other ranks have not answered yet."""
+    """Some ranks have not answered yet, so the coordinator waits."""
     AGREED = "agreed"
     """All ranks can stop after the requested step."""
     ASK_AGAIN = "ask again"
@@ -25,39 +25,40 @@ class Answer(Enum):
     ASK_LATER = "ask later"
     """Some rank has not begun its loop, so the request must be repeated after a short wait."""
     ENDING = "ending"
-    """Some rank makes no more steps."""
+    """Some rank makes no more steps, because the job is about to end."""
 
 
 @dataclass(slots=True)
 class StopAgreement:
-    """One common stop of all ranks."""
+    """Agreement of all ranks on one step after which they stop."""
 
     ranks: int
-    """Number of ranks."""
+    """Number of ranks that must agree."""
     ahead: int
-    """Number of steps from the newest step to the requested one, doubled each time a rank was past the requested
-    step."""
+    """Number of steps from the newest step to the requested step. This number is doubled each time that a rank was
+    already past the requested step."""
     farthest: int
     """Largest value of `ahead`."""
     number: int = 0
     """Number of the latest request; 0 before the first request."""
     agreed: bool = False
     _answers: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    """For each rank, whether it can stop after the requested step, and the step that it is making."""
+    """Maps each rank that has answered to two values: whether it can stop after the requested step, and the step that
+    it is computing."""
     _stopped: set[int] = field(default_factory=set)
 
     def ask(self, number: int, newest: int) -> int:
-        """Begin request `number` to all ranks. Returns the step to request. `newest`: newest step that any rank has
-        made."""
+        """Begin stop request `number` to all ranks. Returns the step after which the ranks should stop. `newest`:
+        newest step that any rank has committed."""
         step = max([newest, *(making for _, making in self._answers.values())]) + self.ahead
         self.number, self.agreed, self._answers, self._stopped = number, False, {}, set()
         return step
 
     def answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> Answer:
-        """Record a rank's answer.
+        """Record the answer of `rank` to stop request `number`.
 
         can: whether the rank can stop after the requested step.
-        making: step that the rank is making; negative before its loop has begun.
+        making: step that the rank is computing; negative before its training loop has begun.
         over: whether the rank makes no more steps.
         """
         if number != self.number:
@@ -76,7 +77,8 @@ class StopAgreement:
         return Answer.ASK_AGAIN
 
     def stopped(self, rank: int, number: int) -> bool:
-        """Record that `rank` has stopped after the agreed step and has saved. Returns whether all ranks have."""
+        """Record that `rank` has stopped after the agreed step and has saved its state. Returns whether all ranks have
+        stopped."""
         if number != self.number or not self.agreed:
             return False
         self._stopped.add(rank)

@@ -5,9 +5,11 @@ python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-ex
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
 python -m hyperpod_ext.runtime.memory_server --orders DESCRIPTOR --parent PID
 
-The first form serves an agent and ends with it. The second form is started by a script without an agent: it serves
-successive runs of the job, with any world size, and ends some time after the last run. The third form serves AWS's
-client. The fourth form imports modules, then waits for the arguments of the first form.
+The first form serves the workers of an agent, and ends when the agent ends. The second form (`--idle-exit-s`) is
+started by a training script that has no agent, and serves successive runs of the job, with any world size. A server of
+the second form ends once no process has been connected to it for SECONDS. The third form (`--managed-tier-api`) serves
+scripts that use AWS's client. The fourth form (`--orders`) imports modules, and then waits until the agent sends the
+arguments of the first form.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from hyperpod_ext.standard_streams import lose_unwritable_output
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
 _API, _ORDERS = "--managed-tier-api", "--orders"
 _LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
-"""Modules that other modules import only at their first use."""
+"""Modules that a waiting server imports in advance, because they are otherwise imported only at their first use."""
 
 
 def main() -> None:
@@ -53,8 +55,9 @@ def main() -> None:
 
 
 def _wait_for_orders() -> None:
-    """Import the modules of a server. Then read its arguments and environment from the parent, as JSON up to the end of
-    the pipe. An empty pipe means that no server is needed, so the process ends."""
+    """Import the modules that a memory server needs. Then read the server's arguments and environment, which the parent
+    writes as JSON to a pipe. If the parent closes the pipe without writing, no server is needed, and the process
+    ends."""
     parser = argparse.ArgumentParser(prog=_PROG)
     parser.add_argument(_ORDERS, type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -62,7 +65,8 @@ def _wait_for_orders() -> None:
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
     waits = not wait_readable(arguments.orders, 0)
-    for module in _LATER if waits else ():  # if the order has already arrived, imports would only delay the start
+    # if the arguments have already arrived, importing these modules would only delay the server's start
+    for module in _LATER if waits else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
     with os.fdopen(arguments.orders) as orders:
@@ -87,7 +91,7 @@ def _serve_api() -> None:
 def _parser() -> argparse.ArgumentParser:
     shape = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog=_PROG, description=__doc__, formatter_class=shape)
-    parser.add_argument("--parent", type=int, help="process id to die with; its memory goes with it")
+    parser.add_argument("--parent", type=int, help="process id; when that process ends, this server ends, too")
     return parser
 
 
@@ -101,14 +105,14 @@ def _parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _serve_workers() -> None:
     parser = _parser()
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to listen on")
-    parser.add_argument("--later", type=Path, help="path to which the socket may be renamed")
+    parser.add_argument("--later", type=Path, help="second path, to which another process may rename the socket")
     parser.add_argument("--node", type=int, default=0, help="number of this node")
-    parser.add_argument(_API, action="store_true", help="see --help with it")
-    parser.add_argument("--idle-exit-s", type=float, help="end after this long without a connection; needs --lock")
-    parser.add_argument("--lock", type=Path, help="lock file, held while a server here is started, found or ended")
+    parser.add_argument(_API, action="store_true", help="serve AWS's client; add --help to list the options for that")
+    parser.add_argument("--idle-exit-s", type=float, help="end after this many seconds without a client; needs --lock")
+    parser.add_argument("--lock", type=Path, help="lock file, held while a process starts, finds or ends this server")
     arguments = _parse(parser)
     if (arguments.idle_exit_s is None) != (arguments.lock is None):
-        parser.error("--idle-exit-s and --lock go together")
+        parser.error("--idle-exit-s and --lock must be given together")
     _ignore_signals(arguments)
     config = RuntimeConfig.model_validate_json(os.environ[ENV_RUNTIME])
     memory = NodeMemory(
@@ -137,7 +141,8 @@ def _ignore_signals(arguments: argparse.Namespace) -> None:
     # Slurm signals every process of a step, but snapshots in this process must still be uploaded
     if arguments.parent is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if arguments.idle_exit_s is not None:  # the terminal in which training was started may be closed
+    # this process must keep running when the terminal in which training was started is closed
+    if arguments.idle_exit_s is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 

@@ -1,7 +1,8 @@
 """Uploads a node's events from its memory server, for jobs without our agent.
 
-The events of the node's processes go to the first durable tier, next to the checkpoints. If a process dies without
-writing an event, its death is reported as a fault.
+The events of the node's processes are uploaded next to the checkpoints, to the first durable tier that is not on the
+node's own disk. If a process dies without writing an event about it, the memory server writes a `fault` event for the
+process.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _EXIT_CODE = 49
 
 @dataclass(slots=True)
 class _Process:
-    """State of a rank's process, according to its events."""
+    """A rank's process, and its state according to the events that it wrote."""
 
     handle: int
     """pidfd of the process; -1 after the process has ended."""
@@ -50,9 +51,9 @@ class NodeEventLog:
 
     Args:
         directory: folder to which the node's processes write events.
-        store: the job's folder in a durable tier. None if there is no such tier; events are then not uploaded.
+        store: the job's folder in a durable tier, or None to upload no events, because the job has no such tier.
         node: returns this node's current number.
-        numbers: computes metrics from the events; None if metrics are not configured.
+        numbers: computes metrics from the events, or None if metrics are not configured.
     """
 
     def __init__(
@@ -62,25 +63,26 @@ class NodeEventLog:
         self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
         self._ends = select.epoll()
-        """pidfds of all processes. epoll returns ended processes in the order of their ends. So the first fault comes
-        first, and the launcher's kills of the other processes come later."""
+        """pidfds of all processes. epoll returns processes in the order in which they ended, so it returns a failed
+        process before the processes that the launcher kills because of the failure."""
         self._faulty = False
-        """Whether a fault was reported since the ranks of this node joined."""
+        """Whether a fault was logged after the ranks of this node last joined the job."""
         self._urgent, self._next = False, 0.0
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
         self._failed = ""
         self._own_events: list[bytes] = []
-        """Events that the memory server itself has written."""
+        """Events of the memory server itself that are not yet added to the log."""
         threading.Thread(target=self._work, name="event log", daemon=True).start()
 
     def enter(self, first: tuple[str, int] | None) -> None:
-        """Begin a generation. `first`: address of the memory server on node 0."""
+        """Begin a generation. `first` is the address of the memory server on node 0."""
         if self._numbers is not None:
             self._numbers.enter(self._node(), first, self._own)
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Add another node's events to the metrics. `epoch`: Unix time at 0 of the other node's clock."""
+        """Add another node's events to the metrics. `epoch` is the Unix time at which the other node's monotonic clock
+        was 0."""
         if self._numbers is not None:
             self._numbers.receive(epoch, lines)
 
@@ -90,9 +92,10 @@ class NodeEventLog:
             self._own_events.append(checked(event, fields)[1])
 
     def wait_kept(self, timeout_s: float) -> bool:
-        """Wait until all earlier events are uploaded or uploading has failed. Returns False after `timeout_s`.
+        """Wait until all events that were written before this call are uploaded, or an upload has failed. Returns False
+        after `timeout_s`.
 
-        With `timeout_s` 0, returns at once whether no event is left to upload or uploading has failed.
+        With `timeout_s` 0, does not wait, and returns whether no event is left to upload or the last upload failed.
         """
         if not timeout_s:
             return bool(self._failed) or not self._spool.left
@@ -124,7 +127,7 @@ class NodeEventLog:
     def _read_spool(self) -> None:
         """Read the events that processes have written since the last call."""
         if self._kept is not None and self._kept.full:
-            return  # the tier is unreachable, so new events stay in the processes' files
+            return  # too many events wait for the upload, so new events stay in the processes' files
         for pid, lines in self._spool.read().items():
             process = self.watch(pid)
             for line in lines:
@@ -170,7 +173,8 @@ class NodeEventLog:
         self._urgent |= name in AT_ONCE
 
     def _ended(self, handle: int) -> None:
-        """Report the end of a process as a fault, unless the process was done or another process had a fault before."""
+        """Log the end of a process as a fault, unless the process had finished normally or another process on this node
+        had already logged a fault."""
         with self._changed:
             pid, process = next(one for one in self._processes.items() if one[1].handle == handle)
         os.close(handle)
@@ -204,8 +208,8 @@ class NodeEventLog:
 
 
 def _exit_of(pid: int) -> tuple[str, str]:
-    """Return the kind and cause of a process's end. The kernel shows them until the parent has waited for the
-    process."""
+    """Return the kind and cause of a process's end, which can be read only until the process's parent has waited for
+    it."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

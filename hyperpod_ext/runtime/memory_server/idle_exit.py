@@ -14,7 +14,8 @@ _TICK_S = 1.0
 
 
 class IdleExit:
-    """Counts connections. Each connection uses this object in a `with` statement. Thread-safe.
+    """Counts the server's open connections, and ends the server when it is idle. Each connection is counted inside a
+    `with` statement on this object. Thread-safe.
 
     Args:
         socket: the server's socket, which is removed when the server ends.
@@ -29,7 +30,7 @@ class IdleExit:
         self._copied: Callable[[], bool] = lambda: True
 
     def start(self, copied: Callable[[], bool]) -> None:
-        """From now on, end this process once it is idle. `copied`: returns whether all due copies are done."""
+        """From now on, end this process once it is idle. `copied` returns whether all due copies are done."""
         self._copied = copied
         threading.Thread(target=self._end_when_idle, name="end when idle", daemon=True).start()
 
@@ -52,7 +53,8 @@ class IdleExit:
             if not self._idle():
                 continue
             try:
-                with locked(self._lock):  # a process holds this lock while it starts a server or connects to this one
+                # a process holds this lock while it starts a server or connects to a running one
+                with locked(self._lock):
                     if self._idle():
                         self._socket.unlink(missing_ok=True)
                         os._exit(0)

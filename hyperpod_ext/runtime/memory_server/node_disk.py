@@ -1,7 +1,8 @@
-"""Snapshots of this node's ranks on the node's own disks. These snapshots are offered for a restore, and read for other
-nodes.
+"""Finds the snapshots of this node's ranks on the node's own disks, and reads them for restores on this node and on
+other nodes.
 
-Every joining rank requests the list of snapshots. The list comes from an index, so that a hung disk blocks no rank.
+Every joining rank requests the list of the snapshots on these disks. The list of snapshots comes from an index in
+memory, so that a hung disk does not block a joining rank.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, without_run
 
 _FIRST_LOOK_S = 10.0
-"""Time limit, in seconds, for the first read of a disk. A disk that takes longer counts as unreadable."""
+"""Time limit, in seconds, for the first read of a disk. A disk whose first read takes longer than this counts as
+unreadable until the read ends."""
 _MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The contents of one disk."""
+    """The snapshots that were found on one disk, and the problems of the disk."""
 
     snapshots: tuple[dict[str, Any], ...] = ()
     generation: int = 0
@@ -36,7 +38,7 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class OpenSnapshot:
-    """A snapshot that was read from a disk and verified."""
+    """A snapshot that was read from a disk, with verified manifest and bytes."""
 
     manifest: Manifest
     plan: Plan
@@ -63,7 +65,7 @@ class NodeDisk:
         """Return the snapshots, newest generation and problems of all disks, in the form of `DiskState`."""
         with self._looked:
             self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), self._first_look_s)
-            # wait for a disk only once; its later answer replaces the problem
+            # wait for a slow disk only in the first call; once the disk is read, its contents replace this problem
             looks = [self._looks.setdefault(each.url, self._silent(each)) for each in self._uploaders]
         return {
             "snapshots": [one for look in looks for one in look.snapshots],
@@ -72,29 +74,29 @@ class NodeDisk:
         }
 
     def has(self, owner: int, save_id: str) -> bool:
-        """Return whether a rank's snapshot is on a disk of this node. A save id from another run contains that run's
-        name."""
+        """Return whether a rank's snapshot is on a disk of this node. The save id of a snapshot from another run
+        contains the name of that run."""
         return self._find(owner, save_id) is not None
 
     def may_have(self, uploader: Uploader, step: int) -> bool:
-        """Return whether the tier may hold `step` for this node. A tier on this node's disk lacks the step if the job
-        restored it from another node's disk."""
+        """Return whether the uploader's tier may contain this node's snapshots of `step`. A tier on this node's own
+        disk does not contain `step` if the job restored `step` from another node's disk."""
         there = (one["step"] for one in self._looks.get(uploader.url, _Look()).snapshots)
         return not uploader.tier.on_node or step in there
 
     def place(self, owner: int, save_id: str) -> tuple[str, str, int]:
-        """Return a snapshot's URL, folder and rank, which are the arguments of `RestoreCache`.
+        """Return the URL, folder and rank of a snapshot, with which `RestoreCache.fetch` can read it.
 
         Raises:
             NotFoundError: the snapshot is on no disk of this node.
         """
         if (found := self._find(owner, save_id)) is None:
-            raise NotFoundError(f"{save_id} of rank {owner} is not held on this node")
+            raise NotFoundError(f"{save_id} of rank {owner} is not on this node")
         return found["url"], found["folder"], owner
 
     @contextmanager
     def pin(self, owner: int, save_id: str, who: str, *, restoring: bool = False) -> Iterator[OpenSnapshot]:
-        """Read a snapshot for another node; see `Regions.pin`."""
+        """Read a snapshot for another node. This method has the parameters of `Regions.pin`."""
         manifest, plan, data = self._cache.image(*self.place(owner, save_id))
         self._plans.add(plan.to_json(), plan.digest)
         with data:
@@ -110,16 +112,18 @@ class NodeDisk:
         return next((one for one in every if (one["rank"], one["save_id"], one["run"]) == wanted), None)
 
     def _look_at(self, uploader: Uploader, check: bool = False) -> None:
-        """Read the manifests on a disk again. A checkpoint with an invalid manifest is reported and not offered.
+        """Read all manifests on a disk, and update the index. A checkpoint with an invalid manifest is reported as a
+        problem, and is not offered for a restore.
 
-        check: whether to check that the disk is writable. A read-only disk may still have a checkpoint to resume from.
+        `check`: whether to check also that the disk is writable. Checkpoints on a read-only disk are still offered for
+        a restore.
         """
         generation, snapshots, problems = 0, list[dict[str, Any]](), list[str]()
         try:
             if check:
                 uploader.checkpoints.store.check()
         except HyperpodExtError as error:
-            problems.append(f"nothing can be saved there: {in_line(error)}")
+            problems.append(f"checkpoints cannot be saved on this disk: {in_line(error)}")
         try:
             generation = uploader.checkpoints.newest_generation()
             for found in uploader.checkpoints.found():
@@ -134,7 +138,8 @@ class NodeDisk:
                 snapshots += [{**summary_of(one), **known} for one in manifest["ranks"].values()]
         except HyperpodExtError as error:
             problems.append(in_line(error))
-        except Exception as error:  # `state` waits for the result, so any content of the disk must produce one
+        # `state` waits for a result of each disk, so an unexpected error must also end in a result
+        except Exception as error:
             problems.append(f"{uploader.url}: {error!r}")
         with self._looked:
             self._looks[uploader.url] = _Look(tuple(snapshots), generation, tuple(problems[:_MOST_PROBLEMS]))

@@ -17,13 +17,15 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 5.0
 _AGAIN_S = 30.0
-"""Seconds to wait after node 0 did not answer. The metrics lack events that node 0 does not receive."""
+"""Seconds until events are sent again after node 0 did not answer. The metrics lack events that node 0 never
+receives."""
 _AT_ONCE = 20_000
-"""Maximum number of lines kept for one message. The oldest lines are dropped."""
+"""Maximum number of event lines that wait to be sent to node 0. If there are more lines, the oldest are dropped."""
 
 
 class NodeNumbers:
-    """The part of the job's metrics that one node collects."""
+    """Collects one node's events for the job's metrics. On node 0, this class also computes the metrics from the events
+    of all nodes."""
 
     def __init__(self, config: RuntimeConfig, store: ObjectStore | None, secret: bytes) -> None:
         self._config, self._store, self._secret = config, store, secret
@@ -39,7 +41,7 @@ class NodeNumbers:
 
         Args:
             first: address of node 0's memory server.
-            event: logs an event.
+            event: function that logs an event.
         """
         if self._config.metrics is None:
             return
@@ -52,7 +54,8 @@ class NodeNumbers:
         return PeerClient(*first, self._secret, _TIMEOUT_S, encrypted=self._config.encrypted)
 
     def _past(self) -> list[Event]:
-        """Return the uploaded events, with times by this machine's clock, so that counters continue."""
+        """Return the events that earlier runs have uploaded, with times converted to this machine's clock, so that
+        counters continue from earlier values."""
         if self._store is None:
             return []
         try:
@@ -61,12 +64,12 @@ class NodeNumbers:
             return []
 
     def add(self, lines: Iterable[bytes]) -> None:
-        """Add events of this node, to be forwarded."""
+        """Queue events of this node, which `forward` then sends to node 0."""
         if self._config.metrics is not None:
             self._waiting += [line.decode(errors="replace") for line in lines]
 
     def forward(self) -> None:
-        """Send the added events to node 0."""
+        """Send the queued events to node 0, or count them if this node is node 0."""
         if self._waiting and self._numbers is not None:
             self.receive(self._epoch, self._waiting)
             self._waiting = []
@@ -79,7 +82,7 @@ class NodeNumbers:
         self._waiting = self._waiting[-_AT_ONCE:]
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Count the events of a node. `epoch`: Unix time at 0 of that node's clock."""
+        """Count the events of a node. `epoch` is the Unix time at which that node's monotonic clock was 0."""
         if self._numbers is not None:
             self._numbers.take(self._read(epoch - self._epoch, lines))
 

@@ -1,4 +1,4 @@
-"""The layouts (plans) of images that this node stores or receives."""
+"""The layouts (plans) of the snapshots that this node stores or receives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 
 _NEWEST = 64
-"""Number of plans to keep that no snapshot uses. A rank adds its plan before its first save."""
+"""Number of plans without a snapshot to keep. A new plan has no snapshot yet, because a rank adds its plan before its
+first save."""
 
 
 class Plans:
-    """Plans by digest. The least recently used plans that no snapshot uses are dropped, because growing tensors cause a
-    new plan at each save.
+    """Plans by digest. A tensor that grows causes a new plan at each save, so the least recently used plans without a
+    snapshot are dropped.
 
     Args:
         in_use: returns the digests of the plans that snapshots on this node use.
@@ -27,7 +28,7 @@ class Plans:
         self._lock = threading.Lock()
 
     def add(self, document: dict[str, Any], digest: str) -> Plan:
-        """Read a plan, and keep it.
+        """Parse a plan, and store it under its digest.
 
         Raises:
             CorruptSnapshotError: the plan does not match its digest.

@@ -1,4 +1,4 @@
-"""Reads checkpoints from the durable tiers for a restore, and caches their images in this node's memory."""
+"""Reads checkpoints from the durable tiers for a restore, and caches the ranks' snapshots in this node's memory."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ _MOST_PROBLEMS = 20
 
 
 class RestoreCache:
-    """One node's cache of durable snapshots, which are read from the tiers of its uploaders."""
+    """One node's cache of snapshots that were read from the durable tiers of its uploaders."""
 
     def __init__(self, uploaders: Sequence[Uploader], budget: Budget, plans: Plans) -> None:
         self._uploaders, self._budget, self._plans = uploaders, budget, plans
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
         self._read: tuple[tuple[str, str], Manifest] | None = None
-        """Place (URL, folder) and manifest of the checkpoint that was read last. Kept because ranks request several
-        images."""
+        """The checkpoint whose manifest was read last: its URL and folder, and its manifest. The manifest is kept
+        because the ranks of this node request several snapshots from one checkpoint."""
         self._plan_of: dict[str, Plan] = {}
-        """Layouts of the images of the checkpoint in `_read`, by digest."""
+        """Layouts of the snapshots in the checkpoint of `_read`, by digest."""
 
     def offers(self, exclude: Collection[tuple[str, str]] = (), newest: int = 4) -> DurableCheckpoints:
-        """Return the newest checkpoints with a valid manifest from each durable tier, at most `newest` per tier.
+        """Return the newest checkpoints with a valid manifest from each durable tier that is not on a node's own disk,
+        at most `newest` per tier.
 
-        `exclude`: URLs and save ids of checkpoints that ranks have refused.
+        `exclude` contains the checkpoints that ranks have refused, as pairs of URL and save id.
         """
         offers: list[dict[str, Any]] = []
         problems: list[str] = []
@@ -65,7 +66,7 @@ class RestoreCache:
                         break
                     continue
                 if is_of_node(manifest):
-                    continue  # the checkpoint was copied by hand from a node's disk
+                    continue  # somebody copied this checkpoint from a node's disk; it has the ranks of one node only
                 keys = ("step", "generation", "save_id", "world_size")
                 summary = {key: manifest[key] for key in keys}
                 offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
@@ -79,11 +80,12 @@ class RestoreCache:
         )
 
     def fetch(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, int, int, bool]:
-        """Read a rank's snapshot from a durable checkpoint into memory, once for all ranks of this node.
+        """Read a rank's snapshot from a durable checkpoint into memory. If several ranks of this node request the same
+        snapshot, it is read only once.
 
-        Returns the manifest, the layout, the offset, a read-only descriptor of the memory, and whether a MAC proves
-        that the job wrote the bytes. There is no such proof if an earlier version wrote the checkpoint without MACs.
-        The CRC is not verified.
+        Returns the manifest, the layout, the offset of the snapshot's bytes, a read-only file descriptor of the memory,
+        and whether a MAC proves that the job wrote the bytes. A checkpoint that an earlier version of this package
+        wrote may have no MACs. This method does not verify the snapshot's CRC.
 
         Raises:
             NotFoundError, UnreachableError: the snapshot cannot be read.
@@ -93,8 +95,8 @@ class RestoreCache:
         return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound
 
     def image(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, memoryview]:
-        """Return the snapshot that `fetch` returns, for another node, with a view of its bytes that outlives
-        `forget`."""
+        """Return a snapshot's manifest, layout and bytes, to send them to another node. The returned view stays valid
+        after `forget`."""
         manifest, plan, _, region = self._region(url, folder, rank)
         return manifest, plan, region.view(0, int(manifest["nbytes"]))
 
@@ -103,7 +105,7 @@ class RestoreCache:
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
         name = checkpoint["files"][str(rank)]
-        self.forget(but=(url, folder))  # ranks have refused any other checkpoint
+        self.forget(but=(url, folder))  # ranks have refused the checkpoints that were fetched before
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:
@@ -120,8 +122,8 @@ class RestoreCache:
         return manifest, plan, bound, region
 
     def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
-        """Return the manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Reads no
-        image.
+        """Return the manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Does not read
+        the snapshot's bytes.
 
         Raises: the same errors as `fetch`.
         """
@@ -150,9 +152,10 @@ class RestoreCache:
         return checkpoint
 
     def forget(self, but: tuple[str, str] = ("", "")) -> bool:
-        """Free all fetched images except those of `but` (URL, folder). Returns whether any were freed.
+        """Free all fetched snapshots except those of the checkpoint `but` (URL, folder). Returns whether a snapshot was
+        freed.
 
-        A process that is reading an image keeps its own mapping of it.
+        A process that is reading a freed snapshot has its own mapping of the memory, which stays valid.
         """
         with self._fetching:
             gone = [key for key in self._fetched if key[:2] != but]
@@ -166,8 +169,8 @@ class RestoreCache:
 
 
 def _some(problems: Sequence[str]) -> tuple[str, ...]:
-    """Return the first problems and the number of further ones, because damage in a tier may cause any number of
-    them."""
+    """Return the first 20 problems, and one entry with the number of further problems, because a damaged tier may cause
+    thousands of problems."""
     left = len(problems) - _MOST_PROBLEMS
     return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))
 

@@ -28,15 +28,16 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
 _LOOK_S = 1.0
-"""Seconds between two checks that the socket still exists, while no process connects."""
+"""Seconds between two checks that the socket file still exists, while no process connects."""
 
 Answer = tuple[Declared, int | None]
-"""An answer, and the file descriptor sent with it, which is closed afterwards."""
+"""An answer, and the file descriptor to send with the answer or None. The server closes its copy of the descriptor
+after sending."""
 
 
 @dataclass(eq=False, slots=True)
 class _Connection:
-    """The connection of one process."""
+    """A connection from a process on this node."""
 
     socket: socket.socket
     pid: int = 0
@@ -57,7 +58,8 @@ class Server:
     Args:
         config: the configuration with which this process was started.
         idle_exit: ends this process when it is idle; None if this process must not end by itself.
-        later: path to which `path` may be renamed. If both are deleted, the server creates `later` again.
+        later: second path, to which another process may rename the socket. If neither path exists any more, the server
+            creates its socket again at `later`.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            # time limit, or no descriptor left: the existing snapshots matter more than a new client
+            # ignore a time limit and a lack of file descriptors, because this process must not end: it has snapshots
             except OSError as error:
                 if not isinstance(error, TimeoutError):
                     time.sleep(_BREATH_S)
@@ -91,7 +93,7 @@ class Server:
                 continue
             try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            except RuntimeError:  # no thread left
+            except RuntimeError:  # the system allows no further thread
                 connection.close()
                 time.sleep(_BREATH_S)
 
@@ -107,7 +109,7 @@ class Server:
             return
         self._listener.close()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):  # the disk is full, and the next check tries again
+        with contextlib.suppress(OSError):  # for example, the disk is full; the next check tries again
             make_private_folder(self._later.parent)
             self._listen(self._later)
 
@@ -137,8 +139,8 @@ class Server:
                 self._memory.stepped(request.owner)
                 return
             if isinstance(request, r.Map):
-                # after a change of rank, a process no longer saves as its former rank, which another process may have
-                # now
+                # a process that has a new rank no longer saves as its former rank, which may now belong to another
+                # process
                 before, connection.writers = connection.writers, {(request.owner, connection.pid)}
                 self._change_writers(connection.writers, before - connection.writers)
                 if self._memory.event_log is not None:
@@ -149,14 +151,14 @@ class Server:
             answer = refusal(error)
         # the client gets the error, and the server continues
         except (LookupError, OSError, TypeError, ValueError) as error:
-            answer = refusal(ValueError(f"the memory server of this node could not do `{message['op']}`: {error}"))
+            answer = refusal(ValueError(f"the memory server of this node could not handle `{message['op']}`: {error}"))
         _reply(connection.socket, answer, descriptor)
 
     # --- saving processes -----------------------------------------------------------------------
 
     def _hang_up(self, pid: int) -> None:
-        """Stop reading requests of a dying process whose connection the kernel has not closed yet. Earlier requests
-        count."""
+        """Stop receiving requests from a dying process whose connection the kernel has not closed yet. Requests that
+        the process sent before are still handled."""
         for connection in list(self._connections):
             if connection.pid == pid:
                 with contextlib.suppress(OSError):  # the connection is closed already
@@ -169,15 +171,16 @@ class Server:
             self._writers_changed.notify_all()
 
     def _wait_earlier(self, owner: int, pid: int) -> None:
-        """Wait until all requests of earlier processes of `owner` are done, because a dead process's last seal
-        counts."""
+        """Wait until all requests from earlier processes of rank `owner` are handled, because the last snapshot that a
+        dead process sealed is valid."""
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
 
     def _wait_others(self, pids: Collection[int], timeout_s: float) -> tuple[int, ...]:
-        """Wait until no other process may still be saving. Returns the remaining processes after `timeout_s`.
+        """Wait until no process except `pids` may still be saving. Returns the processes that may still be saving after
+        `timeout_s`.
 
-        A dead process counts until its last seal is done.
+        A dead process counts as saving until its last `Seal` request is handled.
         """
 
         def others() -> tuple[int, ...]:
@@ -291,7 +294,7 @@ class Server:
             self._memory.check_tiers()
         except HyperpodExtError:
             if self._idle_exit is not None and not self._memory.held():
-                self._idle_exit.hasten()  # the next run needs a new server with the corrected environment
+                self._idle_exit.hasten()  # end soon, so that the next run starts a new server in a new environment
             raise
 
 
@@ -308,7 +311,7 @@ def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | No
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
-        # the process is dead or has a new connection; its later requests on this connection are still handled
+        # the process is dead or has a new connection; requests that this connection has received are still handled
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     finally:

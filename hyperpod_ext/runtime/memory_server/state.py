@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
 
 class NodeMemory:
-    """The part of every tier that one node has.
+    """One node's snapshots in memory, and the copies of its snapshots to all other tiers.
 
     Args:
-        policy: tiers and their intervals.
+        policy: checkpoint policy, which defines the tiers and their intervals.
         node, nodes, owners: this node's number, the number of nodes, and the number of ranks per node.
-        most_nodes: maximum number of nodes after a resize. Default: `nodes`.
-        group: see `CpuPriority`.
+        most_nodes: maximum number of nodes after a resize, or None if the number of nodes never changes.
+        group: file of this process's CPU scheduling group; see `CpuPriority`.
         encrypted: whether connections to other nodes use TLS.
     """
 
@@ -68,7 +68,7 @@ class NodeMemory:
         self._budget = Budget(limit, usable_bytes)
         self._node = node
         self.number = node
-        """This node's current number, in a job without our agent."""
+        """This node's current number, which can change between two runs in a job without our agent."""
         self.event_log: NodeEventLog | None = None
         slots = slots_of(policy)
         self.own = Regions(kind="own", job=job, secret=secret, budget=self._budget, slots=slots)
@@ -96,7 +96,8 @@ class NodeMemory:
         by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
         self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
-        """Parity pieces on this node; None if the peer tier does not use parity."""
+        """Parity pieces (each the XOR of parts of other nodes' snapshots) on this node; None if the peer tier does not
+        use parity."""
         if peer is not None and peer.parity is not None and not self._alone:
             pieces = Regions(kind="parity", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
             self.parts = IncomingParts(pieces, self._cpu_priority)
@@ -117,7 +118,8 @@ class NodeMemory:
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._departed: set[int] = set()
-        """Ranks of other nodes that still have memory here, which is freed once no copy reads it any more."""
+        """Ranks that moved to other nodes in a resize, and whose memory on this node is freed once no copy reads it any
+        more."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
         self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 
@@ -129,11 +131,11 @@ class NodeMemory:
         return {str(manifest["plan"]) for manifest in held}
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Return a rank's region, and a descriptor of its memory. If memory is short, fetched images are freed for the
-        region.
+        """Return a rank's region of shared memory, and a file descriptor of the region. If memory is short, snapshots
+        that were fetched for a restore are freed first.
 
         Raises:
-            MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
+            MemoryTierFullError: the node has not enough memory; existing snapshots are kept.
         """
         self._departed = self._departed - {owner}  # the rank is on this node again
         try:
@@ -144,7 +146,8 @@ class NodeMemory:
             return self.own.map(owner, slot_bytes)
 
     def seal(self, owner: int, slot: int, record: SaveRecord) -> Manifest:
-        """Seal a snapshot, and copy it to the tiers that are due. A provisional snapshot is copied after `resolve`."""
+        """Seal a snapshot (compute and sign its checksum), and copy it to the tiers that are due. A provisional
+        snapshot is copied only after `resolve` has confirmed it."""
         self.plans[record.plan]
         with self._cpu_priority.urgent():
             fields = record.model_dump(exclude={"provisional"})
@@ -158,7 +161,8 @@ class NodeMemory:
         return manifest
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """Keep a provisional snapshot and copy it to the tiers that are due, or drop it."""
+        """If `keep`, confirm a provisional snapshot and copy it to the tiers that are due; otherwise drop the
+        snapshot."""
         manifest = self._provisional.pop(owner, None)
         if manifest is None or manifest["save_id"] != save_id:
             return
@@ -174,8 +178,7 @@ class NodeMemory:
         """Copy a snapshot to the slower tiers that are due."""
         for uploader in self.uploaders:
             uploader.sealed(owner, manifest)
-        # state that is equal on all data-parallel ranks needs no replicas, because every node has its own snapshot of
-        # it
+        # state that is equal on all data-parallel ranks needs no replicas, because every node has a snapshot of it
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
         elif self.replicator is not None:
@@ -199,10 +202,10 @@ class NodeMemory:
         """Begin a generation: refuse writers of earlier generations, and drop snapshots after `step`.
 
         Args:
-            step: step after which the generation begins. None if the step is not decided yet, so that no snapshot is
+            step: step after which the generation begins, or None if the step is not decided yet, so that no snapshot is
                 dropped.
-            run: name of this run of the job; empty to leave it unchanged.
-            stored: URLs of the durable tiers that already have `step`.
+            run: name of this run of the job; empty to leave the name unchanged.
+            stored: the durable tiers that already have `step`, by URL.
             again: whether the generation saves `step` once more.
         """
         self.disk.run = run or self.disk.run
@@ -229,22 +232,22 @@ class NodeMemory:
             regions.fence(order.generation, order.drop)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Free the memory of ranks of earlier runs. Does nothing while copies are running; the caller then tries again
-        later."""
+        """Free the memory of all ranks except `ranks`, because other ranks belong to earlier runs. Does nothing while
+        copies are running, so the caller must call this again later."""
         left = [owner for owner in self.own.owners() if owner not in ranks]
         if left and self.wait_idle(0):
             for owner in left:
                 self.own.drop(owner)
 
     def rescale(self, nodes: int, owners: int) -> None:
-        """Set the number of nodes and the number of this node's ranks. Running uploads keep the numbers of their
-        save."""
+        """Set the number of nodes and the number of this node's ranks. A running upload still uses the numbers from the
+        time when its checkpoint was saved."""
         for uploader in self.uploaders:
             uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
-        """Free the memory of ranks that left this node in a resize. Slots that are being copied are freed after a later
-        save."""
+        """Free the memory of ranks that moved from this node to other nodes in a resize. Slots that are being copied
+        are freed after a later save."""
         self._departed = set(self.own.owners()) - set(ranks)
         if self.replicator is not None:
             self.replicator.let_go(self._departed)
@@ -273,7 +276,8 @@ class NodeMemory:
         return self.parts.held() if self.parts is not None else []
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
-        """Return the manifest, plan, offset and a read-only descriptor of a snapshot, either own or a replica."""
+        """Return the manifest, plan, offset and a read-only file descriptor of a snapshot of this node's ranks, or of a
+        replica."""
         try:
             manifest, offset, fd = self.own.open(owner, save_id)
         except NotFoundError:
@@ -321,7 +325,7 @@ class NodeMemory:
             domains: name of each node's failure domain.
             servers_lost: number of memory servers that the job has lost so far, including those of nodes not in
                 `peers`.
-            group: ranks of each node in this node's parity group.
+            group: ranks of each node in this node's parity group, or None without parity.
         """
         others = {node: address for node, address in self._peers.items() if node != self._node}
         if servers_lost != self._servers_lost or any(peers.get(node, at) != at for node, at in others.items()):
@@ -332,7 +336,7 @@ class NodeMemory:
             self.replicator.set_peers(peers, domains, group)
 
     def replicate_now(self) -> None:
-        """Copy the newest snapshots to other nodes. `wait_idle` waits for these copies."""
+        """Copy the newest snapshots to other nodes. `wait_idle` waits until the copies are done."""
         if self.replicator is None:
             return
         for owner in self.own.owners():
@@ -350,11 +354,12 @@ class NodeMemory:
     def check_tiers(self) -> None:
         """Raise HyperpodExtError if a tier is not writable, for example if a bucket is missing or denies access."""
         for uploader in self.uploaders:
-            if not uploader.tier.on_node:  # problems of this node's own disks are in `NodeDisk.state`
+            if not uploader.tier.on_node:  # `NodeDisk.state` has the problems of this node's own disks
                 uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:
-        """Copy `step` to the tiers of kind `kind` once it is saved. None selects every durable tier."""
+        """Copy `step` to the tiers of kind `kind` once `step` is saved. If `kind` is None, `step` is copied to every
+        durable tier."""
         for uploader in self.uploaders:
             if kind in (None, uploader.tier.kind):
                 uploader.ask(step)
@@ -412,6 +417,7 @@ def _left(deadline: float) -> float:
 
 
 def slots_of(policy: CheckpointPolicy) -> int:
-    """Return the number of slots of each rank: one complete, one being written, and with a durable tier one being
-    uploaded. A peer tier adds one slot being copied and one with replicas, so that one step survives a node's loss."""
+    """Return the number of snapshot slots for each rank. Two slots are always needed, for a complete snapshot and for a
+    snapshot that is being written. A durable tier adds a slot for a snapshot that is being uploaded. A peer tier adds a
+    slot for a snapshot that is being copied to peers, and a slot for the newest snapshot that has replicas."""
     return MIN_SLOTS + 2 * (policy.peer() is not None) + bool(policy.durable())

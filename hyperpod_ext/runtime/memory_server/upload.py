@@ -1,4 +1,5 @@
-"""Uploads one checkpoint to a durable tier: this node's part, notes to other nodes, and the commit.
+"""Uploads one checkpoint to a durable tier: uploads this node's part, exchanges notes (small files in the tier) with
+other nodes, and commits the checkpoint.
 
 All code here runs in the single thread of an `Uploader`. The thread waits for other nodes and for S3, but never for a
 worker.
@@ -26,17 +27,17 @@ from hyperpod_ext.runtime.storage.upload_split import ImageFile, frozen_part, pa
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
-"""Minimum time limit, in seconds, of the wait for other nodes."""
+"""Minimum time limit, in seconds, of the wait for other nodes' parts of a checkpoint."""
 _TURN_S, _LAST_TURN_S = 2.0, 30.0
-"""Seconds per node number before a node commits instead of a lower node, and the maximum delay. Both times are far
-below the time limit of the wait."""
+"""Seconds before a node commits a checkpoint that no lower-numbered node has committed. `_TURN_S` is multiplied by the
+node's number, and `_LAST_TURN_S` is the maximum of the product. The maximum is far below `_DEADLINE_S`."""
 _SLOWEST_BYTES_S = 5e6
-"""Assumed minimum upload rate of another node, in bytes per second. Nobody waits for nodes that are lost or that report
-a failure."""
+"""Assumed minimum upload rate of another node, in bytes per second, from which the time limit for its part is computed.
+No node waits for a node that is lost or that reports a failure."""
 
 
 class _Written(NamedTuple):
-    """A file of frozen parameters in the tier."""
+    """A file in the tier with frozen parameters (parameters that training does not change)."""
 
     folder: str
     file: str
@@ -50,8 +51,8 @@ class Upload:
     Args:
         regions: this node's own snapshots.
         plan_of: returns a layout by its digest.
-        of_node: whether each node has a checkpoint of its own ranks only.
-        on_bytes: called with the number of bytes just sent. The number is negative if bytes must be sent again.
+        of_node: whether each node writes a checkpoint of its own, with its own ranks only.
+        on_bytes: called with the number of bytes just sent, or with a negative number if bytes must be sent again.
     """
 
     def __init__(
@@ -68,10 +69,10 @@ class Upload:
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
         self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
-        """First step of each generation, and name of its run."""
+        """For each generation, the step after which it began and the name of its run."""
         self._fenced: set[int] = set()
         self._frozen: dict[tuple[int, str], _Written] = {}
-        """Files of frozen parameters in this node's last checkpoint, by length and CRC64-NVME."""
+        """Files of frozen parameters that this node uploaded for its last checkpoint, by length and CRC64-NVME."""
         self._reported: set[str] = set()
         """Save ids that this node has already reported as failed or cancelled."""
         self.wake = threading.Event()
@@ -81,8 +82,8 @@ class Upload:
         """Upload this node's part, and wait for the commit. Returns whether this node committed the checkpoint.
 
         Raises:
-            Cancelled: a newer snapshot needs the memory.
-            HyperpodExtError: the tier refuses the checkpoint. Earlier checkpoints are unchanged.
+            Cancelled: a newer snapshot needs the memory, or the wait for other nodes' parts was cancelled.
+            HyperpodExtError: the checkpoint could not be uploaded or committed; earlier checkpoints are unchanged.
         """
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
         if not all(self._regions.begin_copy(pin) for pin in task.pins.values()):
@@ -101,9 +102,9 @@ class Upload:
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
         if len(everyone) < of and not self._of_node:  # some nodes have left since the save
-            raise HyperpodExtError(f"only {len(everyone)} of {of} ranks' parts of step {task.step} are there")
+            raise HyperpodExtError(f"only {len(everyone)} of {of} ranks have announced parts of step {task.step}")
         files, uploads = partition_uploads(records)
-        # only one node uploads each of several equal images
+        # if snapshots of several ranks are equal, only one node uploads the bytes
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
         macs: dict[str, Mac] = {}
         for rank in uploads[task.node]:
@@ -129,8 +130,8 @@ class Upload:
         there = checkpoints.read(found)["ranks"] if found is not None else {}
         if there.keys() != {str(rank) for rank in everyone}:
             raise HyperpodExtError(
-                f"{self._checkpoints.store.url}/{folder} has ranks {', '.join(sorted(there))}, of another node: "
-                "the nodes share this folder",
+                f"{self._checkpoints.store.url}/{folder} has the ranks {', '.join(sorted(there))} of another "
+                "node, because the nodes share this folder",
                 hint="Set the tier's path to a folder on each node's own disk, or use `kind: file` for shared storage.",
             )
 
@@ -139,18 +140,18 @@ class Upload:
     def report_failed(self, task: UploadTask) -> None:
         """Write a note that this node will not upload its part, so that no other node waits for it.
 
-        If the note cannot be written either, the other nodes wait until their time limit.
+        If the note cannot be written, the other nodes wait until their time limit.
         """
         if task.generation in self.entered and task.generation not in self._fenced:
-            return  # the folder may belong to another run
+            return  # write no note, because the folder may belong to another run
         if task.nodes > 1:
             self._report(task, self._checkpoints.put_failed)
 
     def report_left(self, task: UploadTask) -> None:
-        """Write a note that this node cancelled the step because a save needed its slot.
+        """Write a note that this node cancelled its upload of the step, because a new save needed the snapshot's slot.
 
-        Without the note, a node that still has the step would wait until the next step is due. A step that a new
-        generation drops needs no note, because all nodes drop it.
+        Without the note, a node that still has the step would wait for this node until the next step is due. A step
+        that a new generation drops needs no note, because all nodes drop the step.
         """
         if task.nodes > 1 and not task.uploaded and not task.dropped:
             self._report(task, self._checkpoints.put_left, fence=True)
@@ -166,7 +167,8 @@ class Upload:
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
-        """Fence the task's generation in the tier once, even if a newer generation of this run has begun."""
+        """Write the fence file of the task's generation to the tier, once per generation, even if a newer generation of
+        this run has begun."""
         if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
             self._fenced.add(generation)
@@ -179,8 +181,8 @@ class Upload:
         found: dict[int, list[Manifest]] = {}
 
         strange: set[int] = set()
-        """Node numbers of records that this job did not write. A high number proves nothing, because spares have high
-        numbers."""
+        """Numbers of nodes whose record in the tier was not written by this job. A record with a high node number may
+        still be valid, because spares have high numbers."""
 
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)
@@ -202,7 +204,8 @@ class Upload:
         return found
 
     def _upload(self, task: UploadTask, folder: str, rank: int) -> dict[str, Mac]:
-        """Upload one image and return the MACs of its files, computed here because no worker waits for this thread."""
+        """Upload one rank's snapshot and return the MACs of its files. The MACs are computed in this thread, because no
+        worker waits for this thread."""
         pin = task.pins[rank]
         macs: dict[str, Mac] = {}
 
@@ -234,10 +237,11 @@ class Upload:
         return mac
 
     def _copy_frozen(self, task: UploadTask, folder: str, file: ImageFile) -> Mac | None:
-        """Let the tier copy a file of equal bytes, which this node has uploaded before; return its MAC.
+        """Let the tier copy a file of frozen parameters that this node has already uploaded. Returns the file's MAC.
 
-        None: there is no such file any more, and the bytes must be uploaded. After a fault they are uploaded once, too,
-        so that a file that was damaged in the tier does not get into every later checkpoint.
+        Returns None if the tier no longer has the file, or if the file was uploaded in an earlier generation, so that
+        the caller must upload the bytes. Uploading the bytes once per generation keeps a file that was damaged in the
+        tier from being copied into every later checkpoint.
         """
         known = self._frozen.get((file.nbytes, file.crc64nvme))
         if known is None or known.generation != task.generation:
@@ -257,12 +261,13 @@ class Upload:
         checkpoints: Checkpoints,
         nbytes: int,
     ) -> bool:
-        """Wait until all parts are uploaded and the checkpoint is committed. Returns whether this node committed it.
+        """Wait until all parts are uploaded and the checkpoint is committed. Returns whether this node committed the
+        checkpoint.
 
-        The lowest node commits. If the lowest node does not, a higher one commits after a delay.
+        Node 0 commits at once. Every other node commits after a delay if no lower-numbered node has committed.
 
         Args:
-            nodes: numbers of the nodes with verified records.
+            nodes: numbers of the nodes that have announced their parts with a verified record.
             nbytes: maximum number of bytes that any node uploads.
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
@@ -278,24 +283,24 @@ class Upload:
                     return True
                 if not nodes <= progress.done:
                     return False
-                # a lower node may have uploaded its part and begun a newer step without committing this checkpoint
+                # wait for a lower-numbered node to commit, unless it may already have begun a newer step
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
                     for node in nodes - {task.node}:
                         known |= checkpoints.macs(folder, node)
-                except NotFoundError:  # another node has just committed
+                except NotFoundError:  # another node has just committed the checkpoint
                     return False
             if task.generation in self.entered:  # another run may have begun during the upload
                 checkpoints.check_not_followed(task.generation, self.entered[task.generation][1])
             by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of, of_node=self._of_node)
             return True
 
-        # the slots are already released, so a newer step ends this wait, but a save does not
+        # a newer step ends this wait; a save that needs a slot does not, because the slots are already released
         self._poll(
             lambda: task.dropped or self._queue.is_passed(task, time.monotonic()),
             committed,
-            f"not every node has brought its part of step {task.step}",
+            f"not every node has uploaded its part of step {task.step}",
             limit_s,
         )
         return by_us
@@ -305,13 +310,13 @@ class Upload:
         if progress.complete:
             return progress
 
-        # a node deletes notes of its earlier attempt when it begins the next attempt; a faster node may still find them
+        # a node deletes the notes of an earlier attempt only when it begins its next attempt, so ignore old notes
         def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
             return checkpoints.attempt_of(folder, kind, node) >= task.attempt
 
         for node in sorted(progress.failed - {task.node}):
             if is_of_this("failed", node):
-                raise HyperpodExtError(f"node {node} could not bring its part of step {task.step}")
+                raise HyperpodExtError(f"node {node} could not upload its part of step {task.step}")
         if any(is_of_this("left", node) for node in progress.left - {task.node}):
             raise Cancelled
         return progress

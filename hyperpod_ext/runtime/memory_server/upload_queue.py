@@ -1,6 +1,7 @@
 """Decides which snapshots of this node are uploaded to a durable tier, in which order, and which are cancelled.
 
-Starts no threads, and does no input or output. The caller holds the uploader's lock. Dropping a task releases its pins.
+This module starts no threads, and does no input or output. The caller must hold the uploader's lock. Dropping an upload
+task releases the pins that keep its snapshots in memory.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""Seconds for which earlier uploads may wait for other nodes' parts after a new generation has begun. A lost node never
-uploads its part."""
+"""After a new generation has begun, seconds for which uploads of earlier generations still wait for other nodes' parts.
+Uploads of earlier generations wait only this long, because a lost node never uploads its part."""
 
 
 @dataclass
 class UploadTask:
-    """A due checkpoint, with the snapshots of this node's ranks for it."""
+    """A checkpoint to upload, with the snapshots of this node's ranks."""
 
     step: int
     generation: int
@@ -42,7 +43,7 @@ class UploadTask:
     error: str = ""
     """Why the upload failed; empty if it has not failed."""
     attempt: int = 0
-    """0 if the policy makes the checkpoint due; otherwise the number of `UploadNow` requests for it."""
+    """Number of `UploadNow` requests for this checkpoint; 0 if the checkpoint is due only because of the policy."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -53,13 +54,15 @@ class UploadTask:
 
 
 class UploadQueue:
-    """Checkpoints that lack snapshots of some ranks, waiting checkpoints, and the one being uploaded.
+    """The checkpoints to upload to one tier: checkpoints that lack snapshots of some ranks, complete checkpoints that
+    wait, and the checkpoint that is being uploaded.
 
     Args:
-        pin: keeps the snapshot of a rank and save id in its slot while the context is open. Raises NotFoundError if the
-            snapshot was overwritten.
+        pin: returns a context manager that keeps the snapshot of a rank and save id in its slot, or raises
+            NotFoundError if the snapshot was overwritten.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks on this node. A checkpoint is queued once the snapshots of all of them are sealed.
+        owners: number of ranks on this node, all of which must have sealed their snapshots before a checkpoint is
+            queued.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class UploadQueue:
         self.tasks: list[UploadTask] = []
         self.current: UploadTask | None = None
         self.waiting = False
-        """Whether the current upload has only to wait for other nodes."""
+        """Whether the current upload is only waiting for other nodes' parts."""
         self.uploaded = ""
         """Save id of the last uploaded checkpoint."""
         self.superseded = self.skipped = 0
@@ -96,7 +99,7 @@ class UploadQueue:
     def enter(self, generation: int, step: int, stored: bool, now: float, *, again: bool = True) -> None:
         """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
 
-        `again`: whether the generation saves `step` itself once more.
+        `again` is true if the generation saves `step` itself once more.
         """
         self._generation, self._step, self._stored, self._entered_at = generation, step, stored, now
         self.newest, self._forsaken = step, -1
@@ -104,7 +107,8 @@ class UploadQueue:
             self._gathering.pop(task.save_id).drop()
 
         def is_given_up(task: UploadTask) -> bool:
-            """Return whether some node may never have sealed this checkpoint, so that no node may wait for it."""
+            """Return True if some node may never have sealed its snapshots for this checkpoint, so that the checkpoint
+            must be dropped."""
             return task.generation < generation and (task.step > step or (again and task.step == step))
 
         for task in [task for task in self.tasks if is_given_up(task)]:
@@ -114,16 +118,18 @@ class UploadQueue:
             self.current.dropped = True  # the uploading thread releases the checkpoint's memory
 
     def forsake(self) -> None:
-        """Stop waiting for the parts of a node that has lost its memory.
+        """Stop waiting for the parts of a node whose memory server was lost.
 
-        Ranks of that node may have been one step ahead of the ranks here, so this includes the next step.
+        Waiting also ends for the step after this node's newest step, because ranks of the lost node may have been one
+        step ahead.
         """
         self._forsaken = self.newest + 1
 
     def name(self, save_id: str) -> None:
         """Record an `UploadNow` request for a checkpoint.
 
-        Every node has its part, even a node that has just left the job, so an earlier `forsake` no longer applies.
+        An earlier `forsake` call does not apply to the requested checkpoint, because every node has its part of it,
+        even a node that has just left the job.
         """
         if save_id != self._named:
             self._named, self._forsaken, self._attempt = save_id, -1, 0
@@ -147,11 +153,11 @@ class UploadQueue:
         if self._stored and step == self._step:
             return False
         if self._tier.every_seconds is not None:
-            return False  # `ask` selects the same steps on all nodes
+            return False  # with an interval in seconds, only `ask` makes a step due, on all nodes the same
         return step % self._tier.every_steps == 0
 
     def has_arrived(self, step: int, save_id: str) -> bool:
-        """Return whether a checkpoint is in the tier: it was uploaded, or the job resumed from it."""
+        """Return True if a checkpoint is in the tier: it was uploaded, or the job has resumed from it."""
         return save_id == self.uploaded or (self._stored and step == self._step)
 
     def on_its_way(self, save_id: str) -> UploadTask | None:
@@ -159,14 +165,15 @@ class UploadQueue:
         return next((task for task in [*under_way, *self.tasks] if task.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
-        """Add one rank's sealed snapshot. Returns whether it completes this node's part, which is then in the queue.
+        """Add one rank's sealed snapshot to its checkpoint. Returns whether this node's part of the checkpoint is now
+        complete and queued.
 
-        `wake` is called when a save needs the snapshot's slot. `now`: whether to add it even if other uploads are
-        running.
+        `wake` is called when a save needs the snapshot's slot. `now` is true to add the snapshot even if other uploads
+        are running.
         """
         save_id = str(manifest["save_id"])
         if save_id in self._skipped and not now:
-            return False  # if one rank's snapshot was skipped, skip all, because a checkpoint needs every rank
+            return False  # another rank's snapshot was skipped, and a checkpoint needs the snapshots of all ranks
         busy = bool(self.tasks) or (self.current is not None and not self.waiting)
         if not now and self._when_busy == "skip" and busy and save_id not in self._gathering:
             self._skipped = {save_id}
@@ -177,7 +184,7 @@ class UploadQueue:
         self._gathering[save_id] = task
         task.attempt = self._attempt if now else task.attempt
         if owner not in task.pins:
-            # the snapshot was overwritten, so this checkpoint will not be complete
+            # NotFoundError: the snapshot was overwritten, so this checkpoint will never be complete
             with contextlib.suppress(NotFoundError):
                 task.pins[owner] = task.stack.enter_context(self._pin(owner, save_id))
                 task.pins[owner].on_cancel = wake
@@ -189,7 +196,7 @@ class UploadQueue:
 
     def _enqueue(self, task: UploadTask) -> None:
         for older in [each for each in self._gathering.values() if each.step < task.step]:
-            self._gathering.pop(older.save_id).drop()  # some rank never sealed this checkpoint
+            self._gathering.pop(older.save_id).drop()  # some rank never sealed its snapshot of this older step
         del self._gathering[task.save_id]
         if self._when_busy == "supersede":
             for waiting in self.tasks:
@@ -206,8 +213,8 @@ class UploadQueue:
         return self.current
 
     def is_passed(self, task: UploadTask, now: float) -> bool:
-        """Return whether to stop waiting for other nodes. A busy node may have skipped this step, so that a newer step
-        is the next one that all nodes have; or a node was lost."""
+        """Return True if a node was lost or may have skipped this checkpoint's step, so that this node must stop
+        waiting for other nodes' parts. A busy node skips a step in favour of a newer one."""
         if task.step <= self._forsaken or (self._when_busy != "wait" and self.tasks):
             return True
         return task.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

@@ -25,18 +25,20 @@ from hyperpod_ext.runtime.storage.object_store import Cancelled
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _REMEMBERED = 100
-"""Number of uploaded steps to remember. A new generation drops later steps; then the newest remaining step counts."""
+"""Number of uploaded steps to remember. If a new generation drops the newest of these steps, an older one becomes the
+newest uploaded step."""
 
 
 class Uploader:
     """Uploads checkpoints to one durable tier.
 
     Args:
-        tier: place, interval, and number of checkpoints to keep.
+        tier: location and interval of the tier, and number of checkpoints to keep.
         regions: this node's own snapshots.
-        plan_of: returns a layout by its digest.
+        plan_of: returns the layout with a digest, or None if no layout has this digest.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks on this node. A checkpoint is queued once the snapshots of all of them are sealed.
+        owners: number of ranks on this node, all of which must have sealed their snapshots before a checkpoint is
+            queued.
     """
 
     def __init__(
@@ -93,13 +95,13 @@ class Uploader:
 
         Args:
             run: name of this run, which distinguishes it from other runs of jobs with the same name.
-            stored: URLs of the tiers that already have `step`, so that it is not uploaded to them again.
+            stored: the tiers that already have `step`, by URL; `step` is not uploaded to them again.
             again: see `UploadQueue.enter`.
         """
         with self._changed:
             self._upload.entered[generation] = step, run
             self._queue.enter(generation, step, self.url in stored, time.monotonic(), again=again)
-            self._steps = [its for its in self._steps if its <= step]  # later steps are dropped
+            self._steps = [its for its in self._steps if its <= step]  # the new generation drops later steps
             if self.url in stored and step not in self._steps:
                 self._steps.append(step)
             self._upload.wake.set()
@@ -121,7 +123,8 @@ class Uploader:
             self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot, and pin a due one at once."""
+        """Record a sealed snapshot. If the snapshot's step is due, pin the snapshot at once, so that no save overwrites
+        it."""
         with self._changed:
             self._queue.newest = max(self._queue.newest, int(manifest["step"]))
             if self._queue.is_due(int(manifest["step"])):
@@ -186,10 +189,10 @@ class Uploader:
                 self.on_change(self)
             except Cancelled:
                 self._status["superseded"] += 1
-                self._lost, task.error = task, "it was given up, on this node or another one"
+                self._lost, task.error = task, "the upload was cancelled, on this node or on another node"
                 task.stack.close()
                 self._upload.report_left(task)
-            # catch any error, because without this thread nothing would be uploaded any more
+            # catch any error, because without this thread nothing would be uploaded to the tier any more
             except Exception as error:
                 self._note(task, error)
                 self._upload.report_failed(task)
@@ -200,7 +203,7 @@ class Uploader:
                     self._changed.notify_all()
 
     def _prune(self, task: UploadTask) -> None:
-        """Delete old checkpoints. An error is only recorded, and the next commit tries again.
+        """Delete old checkpoints. An error is only recorded, and the next commit tries again to delete old checkpoints.
 
         If another run has begun, nothing is deleted, because that run may resume from an old checkpoint.
         """
@@ -210,7 +213,7 @@ class Uploader:
             self.checkpoints.prune(self.tier.keep, self.tier.keep_every_steps, self.tier.keep_steps)
         except Exception as error:
             why = _in_words(error)
-            self._status["last_error"] = f"older checkpoints than that of step {task.step} were not deleted: {why}"
+            self._status["last_error"] = f"checkpoints older than step {task.step} were not deleted: {why}"
 
     def _note(self, task: UploadTask, error: Exception) -> None:
         self._status["failed"] += 1

@@ -1,1 +1,1 @@
-"""Metrics of a running job, computed from its events: for Prometheus, `hp-ext top`, and as OpenTelemetry spans."""
+"""Metrics of a running job, computed from its events: for Prometheus, for `hp-ext top`, and as OpenTelemetry spans."""

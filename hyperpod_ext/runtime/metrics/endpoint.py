@@ -1,4 +1,4 @@
-"""The HTTP endpoint GET /metrics, in the process that coordinates the job."""
+"""The HTTP endpoint GET /metrics of a job, in the process that counts the job's events."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _LIMIT_S = 5.0
 _PLACES = 1024
-"""Maximum number of waiting connections. Many clients may connect while the process is busy, and all need an answer."""
+"""Maximum number of connections that wait for an answer: many clients may connect while the process is busy."""
 
 
 def metrics_server(
     text: Callable[[], str], summary: Callable[[], str], on_error: Callable[[str], None], places: int = _PLACES
 ) -> HttpServer:
-    """Return a server for two texts, which are made for each request.
+    """Return an HTTP server for the metrics and the summary of a job, which are computed for each request.
 
     Args:
-        text: returns the metrics in Prometheus' text format.
+        text: returns the metrics, in Prometheus' text format.
         summary: returns the values that `hp-ext top` shows, as JSON.
-        on_error: called with internal errors.
+        on_error: called with a description of an internal error.
     """
     answers = {"/metrics": (text, CONTENT_TYPE), SUMMARY: (summary, "application/json")}
 

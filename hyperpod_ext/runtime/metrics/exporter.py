@@ -1,4 +1,4 @@
-"""Keeps the metrics of the job that this process coordinates, and exports them. An error here never fails the job."""
+"""Counts the events of a job in this process, and exports the metrics. An error here never makes the job fail."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hyperpod_ext.runtime.metrics.summary import summary
 
 
 class MetricsExporter:
-    """The meters of a job, and the endpoint that exports them.
+    """The meters of a job, and the HTTP endpoint that exports them.
 
     Args:
-        config: `metrics` has host and port, and `name` is the label `hpx_job` of every metric.
-        past: events from earlier coordinators, so that counters continue. Past events are read in a thread after
-            `open`, because a long job has many, and other nodes wait for a heartbeat.
-        event: logs an event with the endpoint's address, or with the reason why there is none.
+        config: configuration of the job. `metrics` has host and port; `name` is the label `hpx_job` of every metric.
+        past: events that earlier coordinators have logged, so that counters continue. Past events are read in a thread
+            after `open`: a long job has many, and meanwhile this process must send heartbeats to other nodes.
+        event: logs an event with the address of the endpoint, or with the reason why there is no endpoint.
     """
 
     def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
@@ -36,12 +36,12 @@ class MetricsExporter:
         self._past = past
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
-        """Events that arrived while the events of the past were still being counted. None after that count."""
+        """Events that arrived while `past` was being counted. None when that count is complete."""
         self._server = metrics_server(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
 
     def add(self, event: Event) -> None:
-        """Count one event of the log."""
+        """Count one new event of the log."""
         if self._meters is None:
             return
         if why := _why_not(event):
@@ -52,7 +52,7 @@ class MetricsExporter:
             self._meters.add(event)
 
     def text(self) -> str:
-        """Return the metrics in Prometheus' format; empty after an error in counting."""
+        """Return the metrics in Prometheus' text format; empty if an event could not be counted."""
         return render(self._meters.families(self._epoch), self._labels) if self._meters is not None else ""
 
     def summary(self) -> str:
@@ -60,7 +60,7 @@ class MetricsExporter:
         return json.dumps(summary(self._meters)) if self._meters is not None else "{}"
 
     def open(self) -> None:
-        """Begin to listen. The job does not wait for this."""
+        """Start to count past events and to listen. Returns at once."""
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def close(self) -> None:
@@ -87,17 +87,17 @@ class MetricsExporter:
         self._event("metrics_shown", host=host, port=port)
 
     def _stop(self, why: str) -> None:
-        """Export no metrics from now on, because they could be wrong."""
+        """Stop exporting metrics, because they would be wrong. `why`: the reason, for the log."""
         self._meters = None
         self._failed(why)
 
     def _failed(self, why: str) -> None:
-        sys.stderr.write(f"the job's metrics are not shown: {why}\n")
+        sys.stderr.write(f"the job's metrics are not exported: {why}\n")
         self._event("metrics_failed", cause=why)
 
 
 def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str]:
-    """Return the meters for these events, and the reason why they cannot be counted; empty if they can be."""
+    """Return meters for these events, and the reason if an event cannot be counted; empty if all were counted."""
     meters = Meters.before_any_copy(tiers)
     for event in events:
         if why := _why_not(event):
@@ -107,5 +107,5 @@ def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str
 
 
 def _why_not(event: Event) -> str:
-    """Return why an event cannot be counted; empty if it can be."""
+    """Return why an event cannot be counted; empty if it can be counted."""
     return f"an event is not as declared: {event.why}" if isinstance(event, Other) and event.why else ""

@@ -14,17 +14,17 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One value of a metric."""
+    """One value of a metric, with its labels."""
 
     value: float
     labels: Labels = ()
     suffix: str = ""
-    """Suffix of the family's name for a histogram: `_bucket`, `_sum` or `_count`."""
+    """Suffix to the metric's name, for a histogram: `_bucket`, `_sum` or `_count`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """All values of one metric."""
+    """All values of one metric, with its name, kind and help text."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of observed values, by upper bound. The number of counts is fixed, however long the job runs."""
+    """Number of observed values by upper bound (bucket). The size is fixed, however long the job runs."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count one value."""
+        """Count one value in its bucket."""
         self.sum += value
         for index, bound in enumerate(self.bounds):
             if value <= bound:
@@ -53,7 +53,8 @@ class Histogram:
         self.counts[-1] += 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return the samples. A bucket counts all values up to its bound, including those in lower buckets."""
+        """Return the histogram's samples. As Prometheus expects, a bucket also counts the values in all lower
+        buckets."""
         made, total = [], 0
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             total += count
@@ -62,20 +63,21 @@ class Histogram:
 
 
 def gauge(name: str, help: str, value: float | None) -> Family:
-    """Return a metric that may rise and fall. A value of None makes no sample, not a sample of zero."""
+    """Return a metric that may rise and fall. If `value` is None, the metric has no sample, instead of the value 0."""
     return Family(name, "gauge", help, () if value is None else (Sample(value),))
 
 
 def counter(name: str, help: str, values: Mapping[Labels, float] | float) -> Family:
-    """Return a metric that only rises."""
+    """Return a metric that only rises. `values`: one value, or a value for each set of labels."""
     if not isinstance(values, Mapping):
         return Family(name, "counter", help, (Sample(values),))
     return Family(name, "counter", help, tuple(Sample(value, labels) for labels, value in sorted(values.items())))
 
 
 def render(families: Iterable[Family], labels: Labels = ()) -> str:
-    """Return the text, with `labels` on every sample. Non-finite values are left out, except the last bucket's
-    bound."""
+    """Return the metrics as text, with `labels` added to every sample. Values that are not finite are left out.
+
+    The bound of a histogram's last bucket is +Inf, which is kept."""
     lines = []
     for family in families:
         samples = [sample for sample in family.samples if math.isfinite(sample.value)]

@@ -1,4 +1,4 @@
-"""Computes metrics from a job's events, one event after another. The size of the result is bounded, however long the
+"""Computes metrics from a job's events, one event after another. The size of the metrics is bounded, however long the
 job runs."""
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sam
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _FAULTS = [(kind, level) for kind in get_args(FaultKind) for level in (*(its.value for its in EscalationLevel), "")]
-"""Label pairs of `hpx_faults_total`. All pairs are exported from the start, because Prometheus' increase() does not see
-the first count of a new series."""
+"""Pairs of labels of `hpx_faults_total`. All pairs are exported from the start, because Prometheus' increase() does not
+see the first value of a new series."""
 _REMEMBERED_STEPS = 4096
-"""Number of steps to remember. When the job goes back to an earlier step, the time of later steps is subtracted."""
+"""Number of steps whose time is remembered. If the job goes back, the time of steps to repeat is subtracted."""
 
 
 @dataclass(slots=True)
 class RankNow:
-    """The newest activity of one rank. `t` is a time of the log's clock."""
+    """What one rank was last known to do. `t` is a time by the log's clock, in seconds."""
 
     phase: str = "startup"
     step: int | None = None
@@ -55,7 +55,7 @@ class RankNow:
 
 @dataclass(slots=True)
 class _Made:
-    """One step, summed over all ranks that have made it."""
+    """The number of ranks that have made one step, and the sum of their times."""
 
     ranks: int = 0
     seconds: float = 0.0
@@ -63,7 +63,7 @@ class _Made:
 
 @dataclass(slots=True)
 class Meters:
-    """The metrics of one job so far."""
+    """The metrics of one job, computed from the events so far."""
 
     step: int | None = None
     of: int | None = None
@@ -73,21 +73,22 @@ class Meters:
     generation: int = 0
     state: str = "starting"
     began_t: float | None = None
-    """Time at which the job began, by the log's clock."""
+    """Time at which the job began, in seconds of the log's clock."""
     last_step_t: float | None = None
-    """Time at which a rank last made a step, by the log's clock."""
+    """Time at which a rank last made a step, in seconds of the log's clock."""
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Number of faults, by kind and escalation level."""
     recoveries: int = 0
     steps_made: int = 0
-    """Number of steps that were made for the first time."""
+    """Number of steps that were made, without repetitions."""
     steps_lost: int = 0
     steps_skipped: int = 0
     nodes_lost: int = 0
     seconds: dict[SpanPhase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Seconds of all ranks together, by phase. Time that later turns out to be lost has been counted as a step."""
+    """Time of all ranks together in each phase, in seconds. Time that is later found to be lost still counts as a step
+    here."""
     tiers: dict[str, int] = field(default_factory=dict)
-    """Newest step in each tier."""
+    """Newest step that each tier has, by tier."""
     tier_failures: Counter[str] = field(default_factory=Counter)
     ranks: dict[int, RankNow] = field(default_factory=dict)
     step_seconds: Histogram = field(default_factory=lambda: Histogram(_STEP_BOUNDS))
@@ -97,18 +98,20 @@ class Meters:
     _failed_by: dict[tuple[str, int], int] = field(default_factory=dict)
     _lost_work: float = 0.0
     _faulty_since: float | None = None
-    """Time at which a fault was detected from which the job has not recovered yet; None if there is no such fault."""
+    """Time of the first fault from which the job has not recovered yet; None if there is no such fault."""
     _broken_generation: int = -1
-    """Generation of the last fault."""
+    """Number of the generation in which the last fault was detected."""
 
     @classmethod
     def before_any_copy(cls, tiers: Iterable[str]) -> Self:
-        """Return meters that count 0 failures for each tier, because Prometheus' increase() misses a counter's first
-        value."""
+        """Return meters that count 0 failed copies for each tier.
+
+        Without the count of 0, Prometheus' increase() would miss the first failure, because it does not see the first
+        value of a series."""
         return cls(tier_failures=Counter(dict.fromkeys(tiers, 0)))
 
     def add(self, event: Event) -> None:
-        """Count one event. Other kinds of events are ignored."""
+        """Count one event. Events of kinds that no metric needs are ignored."""
         match event:
             case JobStarted():
                 self.world_size, self.nodes = event.world_size, event.nodes
@@ -142,7 +145,7 @@ class Meters:
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
                 if isinstance(event, Begun | Done) and not is_sampled(event.rank):
-                    del self.ranks[event.rank]  # the log has no more events of this rank until the next fault
+                    del self.ranks[event.rank]  # the log has no further events of this rank until the next fault
             case JobEnded():
                 self.state = event.state
         for span in self._phases.add(event):
@@ -152,14 +155,15 @@ class Meters:
 
     @property
     def goodput(self) -> float | None:
-        """Share of all ranks' time that went into kept steps, as far as known; None before any time has passed."""
+        """Share of all ranks' time that was spent on steps that count, as far as known now; None if no time has
+        passed."""
         total = sum(self.seconds.values())
         if not total:
             return None
         return max(0.0, sum(self.seconds[phase] for phase in KEPT) - self._lost_work) / total
 
     def families(self, epoch: float) -> list[Family]:
-        """Return all metrics for Prometheus. `epoch`: Unix time at 0 of the log's clock, in seconds."""
+        """Return all metrics for Prometheus. `epoch`: Unix time in seconds when the log's clock was 0."""
         began, last = (None if t is None else t + epoch for t in (self.began_t, self.last_step_t))
         pairs = dict.fromkeys([*_FAULTS, *self.faults])
         by_fault = {
@@ -174,15 +178,15 @@ class Meters:
             gauge("hpx_loss", "Loss of the newest step.", self.loss),
             gauge("hpx_world_size", "Ranks of the job.", self.world_size),
             gauge("hpx_nodes", "Nodes of the job, spares not counted.", self.nodes),
-            gauge("hpx_generation", "Times the ranks have agreed to go on together.", self.generation),
-            gauge("hpx_goodput_ratio", "Share of all ranks' time that went into kept steps.", self.goodput),
-            gauge("hpx_job_started_timestamp_seconds", "When the job began, Unix time.", began),
-            gauge("hpx_last_step_timestamp_seconds", "When a step was made last, Unix time.", last),
+            gauge("hpx_generation", "Number of the present generation.", self.generation),
+            gauge("hpx_goodput_ratio", "Share of all ranks' time that was spent on steps that count.", self.goodput),
+            gauge("hpx_job_started_timestamp_seconds", "Unix time at which the job began.", began),
+            gauge("hpx_last_step_timestamp_seconds", "Unix time at which a rank last made a step.", last),
             counter("hpx_steps_total", "Steps made for the first time.", self.steps_made),
-            counter("hpx_steps_lost_total", "Steps of all ranks that had to be made again.", self.steps_lost),
-            counter("hpx_steps_skipped_total", "Steps left out because of their numbers.", self.steps_skipped),
-            counter("hpx_faults_total", "Faults by kind, and by what they were met with.", by_fault),
-            counter("hpx_recoveries_total", "Faults after which steps were made again.", self.recoveries),
+            counter("hpx_steps_lost_total", "Steps that all ranks had made and had to repeat.", self.steps_lost),
+            counter("hpx_steps_skipped_total", "Steps that the NaN guard has skipped.", self.steps_skipped),
+            counter("hpx_faults_total", "Faults by kind and escalation level.", by_fault),
+            counter("hpx_recoveries_total", "Faults from which the job has recovered.", self.recoveries),
             counter("hpx_nodes_lost_total", "Nodes that were lost.", self.nodes_lost),
             counter("hpx_phase_seconds_total", "Seconds of all ranks together, by phase.", by_phase),
             Family("hpx_tier_newest_step", "gauge", "Newest step that a tier has.", held),
@@ -191,7 +195,7 @@ class Meters:
             Family(
                 "hpx_recovery_seconds",
                 "histogram",
-                "Seconds from a fault that was seen to the end of the next step.",
+                "Seconds from the detection of a fault to the end of the next step.",
                 self.recovery_seconds.samples(),
             ),
         ]
@@ -210,8 +214,8 @@ class Meters:
             self.loss = loss
         self.last_step_t = max(self.last_step_t or made.t, made.t)
         if made.generation <= self._broken_generation:
-            return  # a rank that has passed its last collective when another rank fails completes its step
-        if self.state in ("starting", "recovering"):  # the event of a step may arrive after that of the job's end
+            return  # this rank had passed its last collective when another rank failed, so it completed its step
+        if self.state in ("starting", "recovering"):  # after the job's end, the event of a step may still arrive
             self.state = "running"
         if self._faulty_since is not None:
             self.recoveries += 1
@@ -235,7 +239,7 @@ class Meters:
             now.phase, now.t = "rebuild", begins.t
 
     def _go_on_from(self, step: int) -> None:
-        """Go back to `step`. Later steps are made again, so the time that they took was lost."""
+        """Continue after `step`. Later steps will be repeated, so the time that they took counts as lost."""
         again = [made for made in self._recent if made > step]
         sampled = count_sampled(self.world_size or 1)
         everywhere = [made for made in again if self._recent[made].ranks >= sampled]
@@ -246,7 +250,7 @@ class Meters:
         tier = copying.tier
         if copying.newest_step is not None:
             self.tiers[tier] = max(self.tiers.get(tier, 0), copying.newest_step)
-        # each node counts its own failures, and a node that was restarted counts from zero again
+        # each node counts its own failures, and starts at 0 again when its memory server is restarted
         of = tier, copying.node
         before, self._failed_by[of] = self._failed_by.get(of, 0), copying.failed
         self.tier_failures[tier] += max(0, copying.failed - before)
@@ -264,7 +268,7 @@ _NEXT: dict[type[Event], str] = {
     Aborted: "agree",
     Done: "idle",
 }
-"""Activity of a rank after each kind of event."""
+"""What a rank does after each kind of event."""
 
 
 def _labels(**labels: str) -> Labels:

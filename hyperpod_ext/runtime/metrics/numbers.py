@@ -1,8 +1,7 @@
-"""Metrics of a job that no agent of ours coordinates. Node 0's memory server exports them, from the events of all
-nodes.
+"""Metrics of a job without our agent. The memory server of node 0 computes these metrics from the events of all nodes.
 
-Events of nodes arrive a moment later, with different delays. Events are counted in order of time, once they are older
-than that delay.
+Events of other nodes arrive a moment later, with different delays. So events wait until they are older than the longest
+delay, and are then counted in order of time.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ _LOOK_S = 0.25
 
 
 class Numbers:
-    """Counts events and exports metrics, in a thread of its own.
+    """Counts events and exports the metrics, in a thread of its own.
 
     Args:
-        past: earlier events, with times by this machine's clock.
-        event: logs an event.
+        past: events before now, with times by this machine's clock.
+        event: function that logs an event.
     """
 
     def __init__(self, config: RuntimeConfig, past: Iterable[Event], event: Callable[..., None]) -> None:
@@ -37,7 +36,7 @@ class Numbers:
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="numbers", daemon=True).start()
 
     def take(self, events: Iterable[Event]) -> None:
-        """Add events of a node, with times by this machine's clock. Any thread may call this."""
+        """Add new events of one node, with times by this machine's clock. Any thread may call this."""
         with self._lock:
             for event in events:
                 heapq.heappush(self._waiting, (event.t, next(self._order), event))

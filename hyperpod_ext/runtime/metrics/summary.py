@@ -1,5 +1,5 @@
-"""The values that `hp-ext top` shows, from a job's meters. Computed on the laptop from events, or in the counting
-pod."""
+"""The values that `hp-ext top` shows, from a job's meters. Computed where `hp-ext` runs, or in the pod that counts
+events."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hyperpod_ext.runtime.metrics.meters import Meters
 
 
 def summary(meters: Meters) -> dict[str, Any]:
-    """Return the values of one job as JSON. A value that is not known yet is null."""
+    """Return the values of one job as a JSON object. Values that are not known yet are null."""
     took = [rank.step_s for rank in meters.ranks.values() if rank.step_s is not None]
     step_s = max(took, default=None)
     step, of = meters.step, meters.of

@@ -1,4 +1,4 @@
-"""The job and its recoveries as OpenTelemetry spans, each of which is sent when it ends. Used only if a collector is
+"""Sends the job and its recoveries as OpenTelemetry spans, each when it ends. Spans are sent only if a collector is
 configured.
 
 OpenTelemetry's own variables apply: OTEL_EXPORTER_OTLP_ENDPOINT, _HEADERS, OTEL_RESOURCE_ATTRIBUTES.
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.events.phases import LivePhases, Span
 
 _ASKED_BY = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _AT_ONCE = 512
-"""Maximum number of spans in one request."""
+"""Maximum number of spans in one request to the collector."""
 _CLOSE_S = 30.0
 _OF_A_RECOVERY = frozenset({"detect", "abort", "agree", "rebuild", "restore", "first_step", "lost_work"})
 
@@ -32,7 +32,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A span that will be sent. Times are seconds of the log's clock."""
+    """A span to send, and the spans inside it. Times are seconds of the log's clock."""
 
     name: str
     began: float
@@ -42,27 +42,27 @@ class Traced:
 
 
 def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
-    """Return whether a collector is configured."""
+    """Return whether the environment names a collector."""
     return any(environ.get(name) for name in _ASKED_BY)
 
 
 class Recoveries:
-    """Builds trees of spans for a job's recoveries from its events. Pure, and of bounded size.
+    """Builds a tree of spans for each recovery of a job, from the job's events. Pure, and of bounded size.
 
-    A recovery lasts from the first fault until every rank that continues has made its first step after the fault. A
-    recovery contains the phases of every rank.
+    A recovery lasts from the first fault until every rank that continues has made its first step after the fault. The
+    spans inside a recovery are the phases of every rank.
     """
 
     def __init__(self) -> None:
         self.began: float | None = None
-        """Time of the first event; None before the first event."""
+        """Time of the first event, in seconds; None before the first event."""
         self._phases = LivePhases()
         self._first: Fault | None = None
         self._parts: list[Span] = []
         self._generation, self._ranks, self._made = 0, 0, dict[int, float]()
 
     def add(self, event: Event) -> Traced | None:
-        """Process the next event of the log. Returns the recovery that ends with it, or None."""
+        """Process the next event of the log. Returns the recovery that this event ends, or None."""
         if self.began is None:
             self.began = event.t
         ended = self._phases.add(event)
@@ -77,7 +77,7 @@ class Recoveries:
                 self._made.setdefault(event.rank, event.t)
                 if len(self._made) >= self._ranks:
                     return self._end(max(self._made.values()))
-            case JobEnded() if self._first is not None:  # the job ended without a recovery
+            case JobEnded() if self._first is not None:  # the job has ended before it recovered
                 return self._end(event.t)
         return None
 
@@ -94,11 +94,11 @@ class Recoveries:
 
 
 class TraceSender:
-    """Sends the spans of one job in a thread of its own, so that no other code waits for the collector.
+    """Sends the spans of one job in a thread of its own, so that nothing else waits for the collector.
 
     Args:
-        run: name of the run. All coordinators of a run send to the same trace.
-        past: events from earlier coordinators, which have already sent the recoveries in them.
+        run: name of the run. All coordinators of a run add spans to the same trace.
+        past: events that earlier coordinators have logged. Those coordinators have sent the recoveries in them already.
     """
 
     def __init__(self, run: str, job: str, past: Iterable[Event] = ()) -> None:
@@ -109,11 +109,11 @@ class TraceSender:
         self._thread.start()
 
     def add(self, event: Event) -> None:
-        """Process the next event of the log."""
+        """Process the next event of the log. The sender's thread does the work."""
         self._events.put(event)
 
     def close(self) -> None:
-        """Send the remaining spans. Waits at most half a minute."""
+        """Send the remaining spans, within half a minute."""
         self._events.put(None)
         self._thread.join(_CLOSE_S)
 
@@ -139,10 +139,10 @@ class TraceSender:
 
 
 class Trace:
-    """One trace at a collector. Ids are computed from names, so that several senders can add to one trace.
+    """One trace at a collector. Ids are computed from names, so that several processes can add spans to the same trace.
 
     Args:
-        run: name of the trace.
+        epoch: Unix time in seconds when the log's clock was 0.
         epoch: Unix time at 0 of the log's clock, in seconds.
 
     Raises:
@@ -165,8 +165,8 @@ class Trace:
         """Send a span and the spans inside it.
 
         Args:
-            parent: key of the enclosing span; empty if there is none.
-            key: identifies the span within the trace. Default: the span's name and start time.
+            parent: key of the span that contains this one; empty if there is none.
+            key: name that identifies the span within the trace. Default: made from the span's name and start time.
 
         Raises:
             ConnectionError: the collector did not accept the spans within OpenTelemetry's time limit.
@@ -176,7 +176,7 @@ class Trace:
         spans = list(self._spans(traced, parent, key or f"{traced.name} {traced.began:.6f}"))
         for begin in range(0, len(spans), _AT_ONCE):
             if self._exporter.export(spans[begin : begin + _AT_ONCE]) is not SpanExportResult.SUCCESS:
-                raise ConnectionError("the collector did not take them")
+                raise ConnectionError("the collector did not accept the spans")
 
     def close(self) -> None:
         """Close the connection to the collector."""

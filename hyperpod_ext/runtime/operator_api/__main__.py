@@ -1,8 +1,8 @@
-"""`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: our agent under AWS's operator.
+"""`python -m hyperpod_ext.runtime.operator_api [flags] -- train.py [args]`: runs our agent under AWS's operator.
 
-The agent is the first process of a pod in a HyperPodPyTorchJob, and replaces `hyperpodrun`. The process serves the
-operator's requests, and runs this node's agent with the rank and the addresses from `/start`. The output of workers
-goes to the pod's output, as `rank 2 | ...`.
+The program is the first process of a pod in a HyperPodPyTorchJob, in place of `hyperpodrun`. The program serves the
+operator's requests, and runs this node's agent with the rank and the addresses that it gets by `/start`. The workers'
+output goes to the pod's output, as `rank 2 | ...`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(run_dir / "logs", ended))
     become_subreaper()
-    # a spare then has its imports done when it gets a rank; start before any thread, so that forks from here are
-    # possible
+    # started now, so that a spare has its imports done when it gets a rank; and before any thread starts, because this
+    # process forks here
     preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
     prepared = Prepared(ForkServer(preload, os.environ), MemoryServer(os.environ))
     agent = AgentHere(arguments, run_dir, private, prepared)
@@ -73,16 +73,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--nnodes", type=int, default=1, help="nodes of the job, without spares")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=int, default=1, help="workers on each node")
-    parser.add_argument("--rdzv-port", type=int, default=29400, help="where agents meet, on the first node")
-    parser.add_argument("--server-host", default="0.0.0.0", help="address to serve the operator at; `::` for IPv6")
-    parser.add_argument("--server-port", type=int, default=8080, help="port to serve the operator at")
+    parser.add_argument("--rdzv-port", type=int, default=29400, help="port on the first node at which agents meet")
+    parser.add_argument(
+        "--server-host", default="0.0.0.0", help="address at which to serve the operator; `::` for IPv6"
+    )
+    parser.add_argument("--server-port", type=int, default=8080, help="port at which to serve the operator")
     parser.add_argument(
         "--allow",
         action="append",
         default=[],
         type=_network,
         metavar="NETWORK",
-        help="who may give orders, as 10.1.0.0/16; may be repeated; default: who orders first",
+        help="network that may send orders, such as 10.1.0.0/16; repeatable; default: the first sender",
     )
     parser.add_argument("script", help="training script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
@@ -97,14 +99,14 @@ def _network(text: str) -> str:
 
 
 def _serve(arguments: argparse.Namespace, agent: AgentHere, sizes: Collection[int]) -> int:
-    """Serve until the pod must end. Returns the exit code of the pod's first process."""
+    """Serve the operator until the pod must end. Returns the exit code of the pod's first process."""
     api = OperatorApi(agent, arguments.nnodes, arguments.allow, sizes)
     host, port = arguments.server_host, arguments.server_port
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(serving(api, host, port))
         except OSError as error:
-            hint = "Pods of two jobs cannot share a node's network: remove kubernetes.host_network, or keep them apart."
+            hint = "Pods of two jobs cannot share a node's network: remove kubernetes.host_network, or use other nodes."
             why = os.strerror(error.errno or 0)
             raise ConflictError(f"cannot serve the operator at {host}:{port}: {why}", hint=hint) from None
         return agent.run(api)

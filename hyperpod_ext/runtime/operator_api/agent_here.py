@@ -1,5 +1,5 @@
-"""This node's agent, in the process that serves the operator. The agent runs a sequence of `Node`s, by the operator's
-orders."""
+"""This node's agent, in the process that serves the operator. By the operator's orders, the agent runs one `Node` after
+another."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from hyperpod_ext.runtime.operator_api.states import JOB_LEVEL, PROCESS_LEVEL, N
 _CANCELLED = 130
 _NEVER = 1 << 30
 _MARGIN_S = 5.0
-"""Seconds by which a node may exceed its time limit."""
+"""Time in seconds by which a node may exceed its time limit."""
 
 
 class JobListener(Protocol):
-    """Receives the events of a job."""
+    """Receives events of the job that the operator should see."""
 
     def fault_seen(self, cause: str, rank: int = -1) -> None: ...
 
@@ -53,13 +53,13 @@ class JobListener(Protocol):
 
 
 class AgentHere:
-    """Runs a `Node` for the rank that the operator assigns.
+    """Runs a `Node` with the rank that the operator assigns.
 
-    Each node runs in the main thread, because of its signals, and in an event loop of its own, which ends with the
-    node. The operator's requests come from another thread.
+    Each `Node` runs in the main thread, because only that thread receives signals, and in an event loop of its own,
+    which ends with the `Node`. The operator's requests come from another thread.
 
     Args:
-        arguments: arguments of the pod: nodes, workers, port of the rendezvous, script.
+        arguments: arguments of the pod: number of nodes and workers, port of the rendezvous, script.
         prepared: helper processes for the first `Node`, which import modules while the pod waits, as on a spare.
     """
 
@@ -70,25 +70,25 @@ class AgentHere:
         self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
-        """Number of the newest order. Nodes of older orders end."""
+        """Number of the newest order. A `Node` that belongs to an older order ends."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
-        """Whether training is held, also by an agent that is about to start."""
+        """Whether training is held. An agent that starts now must hold, too."""
         self._settings_of_job: NodeSettings | None = None
         self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
-        """Task that reports the job's end to pods that start late."""
+        """Event loop and task that report the end of the job to pods that start late."""
         self._asked_to_end = False
         self._rank = -1
-        """Node number in the job."""
+        """Number of this node in the job; -1 before it is known."""
         self._looks_for = ""
-        """What the agent waits for before its start, as a phrase; empty if it does not wait."""
+        """What the agent is waiting for before its start, as a phrase; empty if it does not wait."""
         self._name = ""
         self._ranks, self._ranks_now = 0, 0
-        """Number of all ranks, and of ranks that train, in a job that continues without lost ranks."""
+        """Number of all ranks (0 unless the job continues without lost ranks), and number of ranks that train now."""
         self._has_time = False
-        """Whether the node must finish work before the pod ends, such as leaving its job or uploading to a durable
+        """Whether the node must finish some work before the pod ends, such as leaving its job or uploading to a durable
         tier."""
 
     # --- in the thread that serves the operator -----------------------------------------------------
@@ -102,7 +102,7 @@ class AgentHere:
         return running[2].operator.waits_for if (running := self._running) is not None else self._looks_for
 
     def begin(self, at: NodeStart) -> None:
-        """Start a node, once the running node has ended."""
+        """Start a `Node` as soon as the running `Node` has ended."""
         self._drop()
         self._is_held = False
         self._idle.clear()
@@ -117,28 +117,28 @@ class AgentHere:
         self._to_node(lambda node: node.operator.hold())
 
     async def rest(self, limit_s: float) -> None:
-        """Hold training. Returns once the ranks of this node have left their step and due uploads are done."""
+        """Hold training. Returns when the ranks of this node have left their step and due uploads are done."""
         self._is_held = True
         self._to_node(lambda node: node.operator.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
-            # the node may have ended meanwhile; its event loop then drops pending calls
+            # the node may have ended meanwhile; its event loop then drops this call
             with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
                 async with asyncio.timeout(limit_s + _MARGIN_S):
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.operator.held(limit_s), loop))
 
     async def end(self) -> None:
-        """End the node. Returns once all its processes have ended."""
+        """End the running `Node`, and wait until all its processes have ended."""
         self._drop()
         await asyncio.to_thread(self._idle.wait)
 
     def leave(self, code: int = 0) -> None:
-        """End the node. `run` then returns `code`."""
+        """End the running `Node`, and make `run` return `code`."""
         self._drop()
         self._orders.put(code)
 
     def note(self, **fields: Any) -> None:
-        """Write an event to the job's log, if one is open."""
+        """Write an event to the job's log, if this node has one open."""
         self._to_node(lambda node: node.operator.log_call(**fields))
 
     def _drop(self) -> None:
@@ -158,13 +158,13 @@ class AgentHere:
     # --- in the main thread -------------------------------------------------------------------------
 
     def run(self, listener: JobListener) -> int:
-        """Carry out orders until the order to leave. Returns the exit code."""
+        """Carry out the operator's orders until the order to leave. Returns the exit code of this process."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._hear_signal)
         while True:
             order = self._orders.get()
             if isinstance(order, int):
-                self._idle.set()  # wakes the callers of `end`, because the node has ended
+                self._idle.set()  # the node has ended: wake the threads that wait in `end`
                 return order
             number, at = order
             if number == self._wanted:
@@ -176,8 +176,10 @@ class AgentHere:
         self._is_asked_to_end()
 
     def _is_asked_to_end(self) -> None:
-        """Handle SIGTERM, which means that the pod is deleted. First, an elastic job continues without the pod, and
-        snapshots that only this pod's memory holds are uploaded to a durable tier, if the job has one."""
+        """Handle SIGTERM: the pod will be deleted. If the pod still has work, do it first.
+
+        An elastic job continues without the pod, and snapshots that only this pod's memory holds are uploaded to a
+        durable tier, if there is one."""
         self._asked_to_end = True
         if self._running is not None and self._has_time:
             self._running[2].ask_to_end()
@@ -193,30 +195,31 @@ class AgentHere:
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             state = "cancelled"
-        except ExcludedError as error:  # the job may continue without this node, and a new process may rejoin it
+        except ExcludedError as error:  # the job may continue without this node; a new process may join it again
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
             last_word.keep(error.message, error.hint, self._rank)
             message = "\n".join(filter(None, (str(error), error.hint)))
         except Exception as error:
-            message = f"an error of hyperpod_ext itself: {error!r}"
+            message = f"an internal error of hyperpod_ext: {error!r}"
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
-        if self._asked_to_end:  # the pod is deleted, whether or not the job has ended
+        if self._asked_to_end:  # the pod is being deleted, whether the job has ended or not
             self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
-            message, mode = "a pod of the job was told to end", PROCESS_LEVEL
+            message, mode = "a pod of the job was ordered to end", PROCESS_LEVEL
         if number == self._wanted:
             listener.job_ended(succeeded=state == "succeeded", message=message, restart_mode=mode)
             if state == "succeeded" and self._settings_of_job is not None:
                 await self._serve_end(self._settings_of_job, number)
 
     async def _serve_end(self, settings: NodeSettings, number: int) -> None:
-        """Report the job's end to pods that start late, until the next order. A pod may start late because another pod
-        was lost after all ranks were done. Without this report, the pod would wait for the job and then start the job
-        again."""
+        """Report the end of the job to pods that start late, until the next order.
+
+        A pod may start late because another pod was lost after all ranks were done. Without this report, the late pod
+        would wait for the job, and then start the job again."""
         address = settings.listen or ((settings.host, settings.port) if settings.node == 0 else None)
         if address is None:
             return
@@ -231,7 +234,7 @@ class AgentHere:
         await election.close()
 
     async def _job(self, listener: JobListener, number: int, at: NodeStart) -> tuple[str, str, str]:
-        """Run a node. Returns the job's final state, and the cause and hint if it has failed."""
+        """Run a `Node`. Returns the job's final state, and if the job has failed, the cause and a hint."""
         try:
             settings = await self._settings(number, at)
         except JobSucceededError:
@@ -239,7 +242,7 @@ class AgentHere:
         self._settings_of_job = settings
         make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
-            (self._run_dir / REPORT).unlink(missing_ok=True)  # delete the report of an earlier run
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # an earlier run's report
         self._rank, self._name = settings.node, settings.config.name
         self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)
@@ -252,12 +255,12 @@ class AgentHere:
         if self._is_held:
             node.operator.hold()
         await asyncio.sleep(0)
-        for signum in (signal.SIGTERM, signal.SIGINT):  # replace the node's handlers
+        for signum in (signal.SIGTERM, signal.SIGINT):  # replace the handlers that the node has set
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task, *node.why_failed
 
     async def _settings(self, number: int, at: NodeStart) -> NodeSettings:
-        """Return the settings of an agent, either as a node of the running job or as a node of a new job."""
+        """Return the settings for a `Node`, which either joins the running job or starts a new job."""
         host = f"[{at.first_node}]" if ":" in at.first_node else at.first_node
         flags = {
             "--nnodes": at.nodes,
@@ -269,12 +272,12 @@ class AgentHere:
         arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
         port = int(self._arguments.rdzv_port)
         own = read_settings(arguments, self._run_dir, self._private)
-        # the operator moves pods to other machines itself, so faults must not count against a node number
+        # the operator itself moves pods to other machines, so a node number must not be excluded for its faults
         restart = own.config.restart.model_copy(update={"quarantine_after": _NEVER})
         config = own.config.model_copy(update={"restart": restart})
         settings = replace(own, config=config, listen=(at.address, port) if at.address else None)
         others, limit_s = tuple((address, port) for address in at.others), restart.node_wait_s
-        self._looks_for = "a job that runs is looked for"
+        self._looks_for = "the agent is looking for a running job"
         try:
             place = await find_place(settings, others, limit_s, lambda: number == self._wanted, faults=at.faults)
         finally:
@@ -288,11 +291,11 @@ class AgentHere:
         try:
             return rules.read(at.log_rules)
         except ValueError as error:
-            _say(f"the operator's log rules are not followed: {error}")
+            _say(f"the operator's log rules are ignored: {error}")
             return []
 
     def _hear(self, listener: JobListener, message: c.ToAgent | c.FromAgent) -> None:
-        """Pass a message between this agent and the coordinator on to the listener."""
+        """Inform the listener of a message between this agent and the coordinator."""
         match message:
             case c.Died(rank=rank, step=step, cause=cause) | c.Failed(rank=rank, step=step, cause=cause):
                 listener.fault_seen(f"rank {rank}, step {step}: {cause}", rank)

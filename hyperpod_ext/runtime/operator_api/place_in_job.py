@@ -1,5 +1,6 @@
-"""The node number of a pod in a running job. The operator's ranks do not determine it: after a fault, the operator may
-assign ranks to pods in a different order, but nodes of the job keep their numbers."""
+"""Finds the node number of a pod in a running job. The operator's ranks do not determine the node number.
+
+After a fault, the operator may assign ranks to pods in another order, but the nodes of the job keep their numbers."""
 
 from __future__ import annotations
 
@@ -16,26 +17,25 @@ from hyperpod_ext.runtime.ipc.declared import Address, encode, name_of, read, wi
 _DIAL_S = 5.0
 _AGAIN_S = 0.05
 _ASKED = 8
-"""Number of pods to query first. A few suffice, because each agent of the job has the coordinator's address."""
+"""Number of pods to ask first. A few pods suffice, because each agent of the job knows the coordinator's address."""
 
 
 class JobSucceededError(Exception):
-    """The job had already succeeded when this pod was about to join it."""
+    """The job has already succeeded when this pod wants to join it."""
 
 
 async def find_place(
     settings: NodeSettings, others: Sequence[Address], limit_s: float, goes_on: Callable[[], bool], *, faults: int = 0
 ) -> tuple[int, Address] | None:
-    """Return this node's number in the running job and the coordinator's address; None if no pod of `others` is in the
-    job.
+    """Return this node's number in the running job and the coordinator's address; None if no pod is in a running job.
 
-    Pods of the job may be about to elect another coordinator. So they are queried repeatedly, for at most `limit_s` and
-    while `goes_on` returns true. After a fault (`faults` is not 0), many pods may be new, so all pods are queried
-    before None is returned. Before the first fault, a few pods suffice.
+    The pods may be about to elect another coordinator, so they are asked repeatedly: for at most `limit_s` seconds, and
+    while `goes_on` returns true. Before the first fault (`faults` is 0), a few of the pods at the addresses `others`
+    suffice. After a fault, many pods may be new, so all of them are asked before None is returned.
 
     Raises:
-        JobSucceededError: a pod has reported that the job has ended.
-        JobFailedError: a pod uses a different version of the protocol.
+        JobSucceededError: a pod has reported that the job has succeeded.
+        JobFailedError: a pod has refused this one, for example because of another version of the protocol.
     """
     deadline = time.monotonic() + limit_s
     asked = dict.fromkeys(others[:_ASKED])
@@ -64,8 +64,10 @@ async def find_place(
 
 
 async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[Address, c.FreeNumber | None]:
-    """Query agents. Returns the answers so far, once one of them has a number or the coordinator's address, because
-    agents on lost machines may not answer for seconds."""
+    """Ask the agents at these addresses. Return the answers as soon as one answer has a node number or a new
+    coordinator's address.
+
+    Agents on lost machines may not answer for seconds, so there is no wait for all answers."""
     asking = {asyncio.create_task(_ask(settings, place)): place for place in asked}
     found: dict[Address, c.FreeNumber | None] = {}
 
@@ -85,7 +87,7 @@ async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[A
 
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
-    """Query the agent at `place`. Returns None if no agent of the job listens there."""
+    """Ask the agent at `place` for this node's number. None if no agent of the job answers there."""
     question = c.AskNumber(wanted=settings.node, listens=settings.listen)
     try:
         async with asyncio.timeout(_DIAL_S):

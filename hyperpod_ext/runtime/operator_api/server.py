@@ -1,4 +1,4 @@
-"""The HTTP server of a pod. The server reads requests, lets `states` decide, and starts, pauses, resumes and ends the
+"""The HTTP server of a pod. For each request, `states` decides; the server then starts, pauses, resumes or ends the
 agent."""
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ from hyperpod_ext.version import __version__
 _METHODS = {"/status": "GET", "/start": "POST", "/update": "POST", "/stop": "POST", "/shutdown": "POST"}
 _MALFORMED = 422
 _AGAIN_S = 60.0
-"""Seconds after which a repeated refusal is logged again."""
+"""Time in seconds after which the same refusal is logged again."""
 _MOST_REFUSALS = 64
 Body = TypeVar("Body", bound=BaseModel)
 
 
 class Agent(Protocol):
-    """The interface of this node's agent that the server uses."""
+    """The methods of this node's agent that the server calls."""
 
     @property
     def runs(self) -> bool: ...
 
     @property
     def waits_for(self) -> str:
-        """Why the agent cannot continue, as a phrase; empty if it can."""
+        """Why the agent cannot continue, as a phrase; empty if it can continue."""
 
     def begin(self, at: NodeStart) -> None:
-        """Start the agent, once a running agent has ended."""
+        """Start the agent as soon as an agent that is running has ended."""
 
     def resume(self, nodes: int, gone: Collection[str]) -> None:
-        """Resume training. Pods at the addresses `gone` no longer belong to the job."""
+        """Resume training. Pods at the addresses `gone` do not belong to the job any more."""
 
     def pause(self) -> None: ...
 
     async def rest(self, limit_s: float) -> None:
-        """Return once ranks have left their step, or after `limit_s`."""
+        """Hold training. Returns when ranks have left their step, or after `limit_s` seconds."""
 
     async def end(self) -> None:
-        """End the agent. Returns once all its processes have ended."""
+        """End the agent, and wait until all its processes have ended."""
 
     def leave(self) -> None:
         """End the agent and this process."""
@@ -60,13 +60,14 @@ class Agent(Protocol):
 
 
 class OperatorApi:
-    """Serves the operator's five requests.
+    """Answers the operator's five requests.
 
     Args:
         agent: this node's agent.
-        nodes: number of nodes of the job.
+        nodes: number of the job's nodes.
         sizes: numbers of nodes with which an elastic job may run.
-        allowed: networks and addresses that may send orders. If empty, the first address that sends an order may.
+        allowed: networks and addresses that may send orders. If empty, only the address that sends the first order may
+            send orders.
     """
 
     def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], sizes: Collection[int] = ()) -> None:
@@ -77,16 +78,16 @@ class OperatorApi:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._operator = states.Caller()
         self._refusals: dict[tuple[str, str], float] = {}
-        """Refused clients and requests that are in the event log already, each with the time of its entry."""
+        """Time, in seconds of the monotonic clock, at which a refusal was last logged, by client and path."""
         self._name = ""
         self._made: dict[int, tuple[int, int]] = {}
-        """For each local rank, its rank and its newest step. Any thread may write to it."""
+        """Rank and newest step, by local rank. Any thread may write to this dict."""
 
     async def listen(self, host: str, port: int) -> int:
-        """Serve requests. From then on, the pod is ready. Returns the port.
+        """Start to serve requests. The pod is ready from then on. Returns the port.
 
         Raises:
-            OSError: the port is taken.
+            OSError: the port is used by another process.
         """
         self._loop = asyncio.get_running_loop()
         self.pod = states.enter(self.pod, State.INIT, now())
@@ -110,7 +111,7 @@ class OperatorApi:
         self._take(lambda pod: states.fault_mended(pod, step))
 
     def stepped(self, name: str, rank: int, local_rank: int, step: int) -> None:
-        """Record that a rank of this node has made a step."""
+        """Record that a rank on this node has made a step."""
         self._name = name
         self._made[local_rank] = rank, step
 
@@ -146,7 +147,7 @@ class OperatorApi:
         self.pod = answer.pod
         if answer.status == states.OK and not self._allowed:
             self._operator = states.obeyed(self._operator, request.caller, time.monotonic())
-        # all other requests only repeat an earlier one
+        # log nothing for other requests, because they only repeat an earlier one
         if answer.why or answer.orders or answer.pod.rank != before.rank:
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
@@ -175,7 +176,7 @@ class OperatorApi:
                 return states.shutdown(self.pod, now())
 
     def _note(self, request: Request, before: Pod, status: int, why: str) -> None:
-        """Log a request and its result, on stderr and in the job's event log if there is one."""
+        """Log a request and its result: on stderr, and in the job's event log if there is one."""
         if status == states.FORBIDDEN and not self._is_news(request):
             return  # a client that repeats a refused request must not fill the disk
         words = f"{request.path} of {request.caller}: {status}" + (f", {why}" if why else "")
@@ -184,8 +185,9 @@ class OperatorApi:
         self._agent.note(call=request.path, caller=request.caller, status=status, why=why, state=state)
 
     def _is_news(self, request: Request) -> bool:
-        """Return whether this refusal was not logged within the last minute. Only a limited number of clients is
-        remembered."""
+        """Return whether this refusal should be logged: it was not logged within the last minute.
+
+        To limit memory, refusals of further clients are not logged while `_MOST_REFUSALS` are remembered."""
         moment, what = time.monotonic(), (request.caller, request.path)
         self._refusals = {known: since for known, since in self._refusals.items() if moment - since < _AGAIN_S}
         if what in self._refusals or len(self._refusals) >= _MOST_REFUSALS:
@@ -231,10 +233,10 @@ class OperatorApi:
 
 @contextlib.contextmanager
 def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
-    """Serve in a separate thread, so that an agent that is busy does not look lost. Yields the port.
+    """Serve the operator in a separate thread, so that the pod answers even while its agent is busy. Yields the port.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is used by another process.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="hpx-operator", daemon=True)
@@ -249,7 +251,7 @@ def serving(api: OperatorApi, host: str, port: int) -> Iterator[int]:
 
 
 def now() -> str:
-    """Return the present time in the format that the operator reads."""
+    """Return the present time as ISO 8601 in UTC, which the operator reads."""
     return datetime.now(UTC).isoformat()
 
 

@@ -1,7 +1,7 @@
-"""A pod's answers to its operator, as pure functions from state and request to state, answer and order.
+"""A pod's answers to its operator, as pure functions: from a state and a request to a state, an answer and orders.
 
-A request that contradicts the job's state is refused (409) and changes nothing. A request without meaning in the
-present state succeeds and changes nothing, as in AWS's agent, so that an operator may repeat it.
+A request that contradicts the job's state is refused (409) and changes nothing. A request that means nothing in the
+present state succeeds and changes nothing, as in AWS's agent, so that the operator may repeat requests.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hyperpod_ext.runtime.operator_api.requests import Ranks, Start, Stop, is_ad
 
 OK, FORBIDDEN, CONFLICT = 200, 403, 409
 OPERATOR_SILENT_S = 60.0
-"""Seconds without a request from the operator after which a different address may become the operator."""
+"""Time in seconds without a request from the operator after which another address may become the operator."""
 _MEANWHILE = "; meanwhile "
 IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_restart", "job_level_restart"
 
 
 class State(StrEnum):
-    """State of the agent in a pod, by the operator's names."""
+    """State of the agent in a pod. The names are the operator's."""
 
     INIT = "INIT"
     READY = "READY"
@@ -36,58 +36,58 @@ class State(StrEnum):
 
 
 class Order(StrEnum):
-    """What the pod must do after a request."""
+    """What the pod must do after a request was accepted."""
 
     BEGIN = "begin"
-    """Start this node's agent, once a running agent of another node has ended."""
+    """Start this node's agent as soon as an agent that is running has ended."""
     RESUME = "resume"
-    """Let the paused agent start its workers."""
+    """Let the paused agent continue: it starts its workers."""
     PAUSE = "pause"
     """Stop training on all ranks until the agent is resumed. Processes and memory stay."""
     REST = "rest"
-    """Pause once ranks have left their step and due uploads are done. The pod is ready after that."""
+    """Pause when ranks have left their step and due uploads are done. The pod is ready only then."""
     END = "end"
-    """End the agent and all of its processes."""
+    """End the agent and all its processes."""
     LEAVE = "leave"
-    """End the agent, all of its processes, and the pod's first process."""
+    """End the agent, all its processes, and the pod's first process."""
 
 
 @dataclass(frozen=True)
 class NodeStart:
-    """The place of an agent in its job."""
+    """Place of an agent that starts in its job: node numbers and addresses."""
 
     rank: int
-    """Number of the agent's node, unless the job assigns a different number."""
+    """Number of the agent's node. A running job may assign another number."""
     nodes: int
-    """Number of nodes of the job."""
+    """Number of the job's nodes."""
     first_node: str
-    """Address of the first node, for the rendezvous."""
+    """Address of node 0, at which agents meet."""
     log_rules: Sequence[Mapping[str, Any]] = ()
-    """Rules on the log of rank 0, in the form in which the operator sends them."""
+    """Rules for the log of rank 0, in the operator's format."""
     others: tuple[str, ...] = ()
-    """Addresses of the other nodes. The first node's address comes first."""
+    """Addresses of the other nodes, in the order of their ranks."""
     address: str = ""
     """Address of this node; empty if unknown."""
     faults: int = 0
-    """Number of faults of the job so far, as the operator counts them."""
+    """Number of faults that the operator has counted in this job so far."""
 
 
 @dataclass(frozen=True)
 class Pod:
-    """State of a pod, as the pod reports it to its operator."""
+    """State of a pod, as the pod reports it to the operator."""
 
     nodes: int
-    """Number of nodes of the job, from the spec or, if the job is elastic, from the operator."""
+    """Number of the job's nodes: from the spec, or from the operator if the job is elastic."""
     sizes: frozenset[int] = frozenset()
-    """Numbers of nodes with which an elastic job may run."""
+    """Numbers of nodes with which an elastic job may run; empty if the job is not elastic."""
     state: State = State.INIT
     transitions: Mapping[str, str] = field(default_factory=dict)
-    """Time at which each state was last entered, as ISO 8601 in UTC."""
+    """Time at which the pod last entered each state, as ISO 8601 in UTC, by state."""
     reason: str = ""
     message: str = ""
     restart_mode: str = IN_PROCESS
     rank: int = -1
-    """Rank of the node that the operator has sent; -1 before it has sent one."""
+    """Rank (node number) that the operator has assigned to this pod; -1 before the first assignment."""
     spare: bool = True
     fault_count: int = 0
     ip_version: str = ""
@@ -96,25 +96,25 @@ class Pod:
     master: str = ""
     log_rules: Sequence[Mapping[str, Any]] = ()
     agent_rank: int | None = None
-    """Rank with which the operator started the agent that runs or is paused; None if there is no agent."""
+    """Rank with which the operator started the agent that is running or paused; None if there is no agent."""
     agent_address: str = ""
-    """Address of this node when the agent started; empty if unknown."""
+    """Address of this node when its agent started; empty if unknown."""
     agent_peers: frozenset[str] = frozenset()
-    """Addresses of all nodes when the agent started."""
+    """Addresses of all nodes when this node's agent started."""
     progress: Mapping[str, Any] = field(default_factory=dict)
     workers: Sequence[Mapping[str, Any]] = ()
-    """Activity of each rank of this node, by the operator's names."""
+    """State of each rank on this node, under the operator's field names."""
     failed: frozenset[int] = frozenset()
     """Ranks that are recovering from a fault."""
     labels: Mapping[str, str] = field(default_factory=dict)
     mended: int = 0
-    """Number of faults that the job has handled without the operator."""
+    """Number of faults from which the job has recovered without the operator."""
     succeeded: bool = False
-    """Whether the job has succeeded while the pod was stopped."""
+    """Whether the job succeeded while this pod was stopped."""
 
     @property
     def node_start(self) -> NodeStart:
-        """The place in the job of an agent that starts now."""
+        """Place in the job for an agent that starts now."""
         others = tuple(self.addresses[rank] for rank in sorted(self.addresses) if rank != self.rank)
         own, first = self.addresses.get(self.rank, ""), self.addresses.get(0, self.master)
         return NodeStart(self.rank, self.nodes, first, self.log_rules, others, own, self.fault_count)
@@ -122,20 +122,20 @@ class Pod:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a request."""
+    """The result of a request: the pod's new state, the answer, and orders to carry out."""
 
     pod: Pod
     status: int = OK
-    """HTTP status."""
+    """HTTP status of the answer."""
     why: str = ""
     """Why the request was refused; empty if it was accepted."""
     orders: tuple[Order, ...] = ()
     gone: frozenset[str] = frozenset()
-    """Addresses of pods that have left the job since this pod's agent last started."""
+    """Addresses of pods that have left the job since this pod's agent started."""
 
 
 def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "") -> Pod:
-    """Return `pod` in state `state`."""
+    """Return `pod` after it entered `state` at the time `now`."""
     transitions = {**pod.transitions, state.value: now}
     return replace(pod, state=state, transitions=transitions, reason=reason, message=message)
 
@@ -144,8 +144,9 @@ def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "")
 
 
 def start(pod: Pod, asked: Start, now: str) -> Answer:
-    """Answer `/start`, which requests training as a certain rank. A running agent continues with any rank, because
-    nodes of the job keep their numbers."""
+    """Answer `/start`, which orders the pod to train with a certain rank.
+
+    If the agent is paused, it continues, even with another rank, because the nodes of a job keep their numbers."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
     updated = _updated(pod, asked)
@@ -163,14 +164,14 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
 
 
 def update(pod: Pod, asked: Ranks) -> Answer:
-    """Answer `/update`, which brings a new rank, new addresses, or a change from or to a spare."""
+    """Answer `/update`, which sends a new rank, new addresses, or whether the pod is a spare now."""
     if why := _misfit(pod, asked):
         return Answer(pod, CONFLICT, why)
     return Answer(_updated(pod, asked))
 
 
 def stop(pod: Pod, asked: Stop, now: str) -> Answer:
-    """Answer `/stop`, which stops training, so that the pod is ready for `/start`."""
+    """Answer `/stop`, which orders the pod to stop training. The pod then becomes ready for `/start`."""
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
     anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
@@ -179,7 +180,7 @@ def stop(pod: Pod, asked: Stop, now: str) -> Answer:
 
 
 def shutdown(pod: Pod, now: str) -> Answer:
-    """Answer `/shutdown`, which ends the pod's first process."""
+    """Answer `/shutdown`, which orders the pod's first process to end."""
     if pod.state in (State.STOPPING, State.SHUTDOWN):
         return Answer(pod)
     return Answer(enter(pod, State.SHUTDOWN, now), orders=(Order.LEAVE,))
@@ -205,7 +206,7 @@ def _table(pod: Pod, asked: Ranks) -> dict[int, str]:
 
 
 def _misfit(pod: Pod, asked: Ranks) -> str:
-    """Return why the operator's values contradict this job; empty if they do not."""
+    """Return why the operator's values contradict the job; empty if they do not."""
     lines = asked.rankIps or []
     if asked.nnodes != pod.nodes and (asked.nnodes not in pod.sizes or pod.state is State.RUNNING):
         others = ", ".join(str(size) for size in sorted(pod.sizes - {pod.nodes}))
@@ -214,9 +215,9 @@ def _misfit(pod: Pod, asked: Ranks) -> str:
     if asked.rank < 0 or (asked.rank >= asked.nnodes and not asked.spare):
         return f"rank is {asked.rank}; ranks of nodes that train go from 0 to {asked.nnodes - 1}"
     if asked.faultCount < pod.fault_count:
-        return f"faultCount is {asked.faultCount}; {pod.fault_count} was said before, so this is an older call"
+        return f"faultCount is {asked.faultCount}; {pod.fault_count} was sent before, so this request is older"
     if pod.state is State.RUNNING and (asked.rank != pod.rank or asked.spare):
-        return f"rank is {asked.rank}; this pod trains as rank {pod.rank}, and takes another one after /stop"
+        return f"rank is {asked.rank}; this pod trains as rank {pod.rank}, and accepts another rank after /stop"
     if wrong := [line for line in lines if line.rank < 0 or not is_address(line.ip)]:
         return f"rankIps: {wrong[0].ip!r} of rank {wrong[0].rank} is no address of a node"
     if len({line.rank for line in lines}) < len(lines):
@@ -224,15 +225,15 @@ def _misfit(pod: Pod, asked: Ranks) -> str:
     table = _table(pod, asked)
     uses = Counter(table.values())
     if two := sorted(rank for rank, address in table.items() if uses[address] > 1):
-        return f"rankIps: ranks {', '.join(map(str, two))} have one address, {table[two[0]]}"
+        return f"rankIps: ranks {', '.join(map(str, two))} have the same address, {table[two[0]]}"
     if pod.state is State.RUNNING and _table(pod, asked).get(asked.rank) != pod.addresses.get(asked.rank):
-        return "rankIps gives this pod, which trains, another address"
+        return "rankIps has another address for this pod, which is training"
     return ""
 
 
 def _incomplete(pod: Pod, asked: Start) -> str:
     if asked.rank >= asked.nnodes:
-        return f"rank is {asked.rank}; a spare is started once it has a rank below {asked.nnodes}"
+        return f"rank is {asked.rank}; a spare is started when it has a rank below {asked.nnodes}"
     table = _table(pod, asked)
     if missing := sorted(set(range(asked.nnodes)) - table.keys()) if table else []:
         return f"rankIps: no address of rank {', '.join(map(str, missing))}"
@@ -243,13 +244,13 @@ def _incomplete(pod: Pod, asked: Start) -> str:
 
 
 def is_ready(pod: Pod, now: str, *, agent_runs: bool) -> Pod:
-    """Return `pod` as ready, after `/stop` was carried out or the server has started."""
+    """Return `pod` in state READY, if the server has just started or `/stop` was carried out."""
     ready = pod if agent_runs else replace(pod, agent_rank=None)
     return enter(ready, State.READY, now) if pod.state in (State.INIT, State.STOPPING) else ready
 
 
 def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
-    """Return `pod` with progress and workers from `steps`, which has the newest step of each rank by local rank."""
+    """Return `pod` with the progress in `steps`, which has rank and newest step by local rank."""
     if not steps:
         return pod
     workers = [
@@ -267,19 +268,19 @@ def made(pod: Pod, name: str, steps: Mapping[int, tuple[int, int]]) -> Pod:
 
 
 def fault_seen(pod: Pod, cause: str, rank: int = -1) -> Pod:
-    """Return `pod` with a fault that the job handles itself. The operator sees the fault and need not act."""
+    """Return `pod` after a fault that the job handles itself. The operator sees the fault, but need not act."""
     if pod.state is not State.RUNNING:
         return pod
     return replace(pod, reason="MendingInPlace", message=cause, failed=pod.failed | {rank})
 
 
 def waiting(pod: Pod, why: str) -> Pod:
-    """Return `pod` for a job that waits for the operator. The operator itself finds the pods to replace."""
+    """Return `pod` for a job that cannot continue without the operator. The operator finds the lost pods itself."""
     return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
 def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
-    """Return `pod` for a job that continues with `ranks` of its ranks until the other ranks are replaced."""
+    """Return `pod` for a job that continues with `ranks` of its `of` ranks until lost ranks are replaced."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     cause = pod.message.partition(_MEANWHILE)[0]
@@ -287,7 +288,7 @@ def goes_on_without(pod: Pod, step: int, ranks: int, of: int) -> Pod:
 
 
 def fault_mended(pod: Pod, step: int) -> Pod:
-    """Return `pod` after a recovery, because all ranks train again."""
+    """Return `pod` after a recovery: all ranks train again."""
     if pod.state is not State.RUNNING or pod.reason != "MendingInPlace":
         return pod
     mended = pod.mended + 1
@@ -297,8 +298,9 @@ def fault_mended(pod: Pod, step: int) -> Pod:
 
 
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
-    """Return `pod` after its agent ended on its own. A job that the operator stopped may have continued without lost
-    nodes until its end."""
+    """Return `pod` after its agent has ended on its own.
+
+    Even a job that the operator has stopped may end: it may have continued without lost nodes."""
     pod = replace(pod, agent_rank=None)
     if pod.state is not State.RUNNING:
         return replace(pod, succeeded=succeeded and pod.state in (State.STOPPING, State.READY))
@@ -311,7 +313,7 @@ def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode
 
 
 def status(pod: Pod, version: str) -> dict[str, Any]:
-    """Return the answer to `/status`, without empty fields."""
+    """Return the answer to `/status`, without fields that are empty."""
     fields: dict[str, Any] = {
         "status": pod.state.value.lower(),
         "transitions": dict(pod.transitions),
@@ -325,7 +327,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "agent_version": version,
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
-        # the pod's memory is useful for the job
+        # true if the pod's memory still has snapshots of the job
         "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",
     }
     return {name: value for name, value in fields.items() if value}
@@ -336,51 +338,51 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Caller:
-    """The operator of a pod whose spec names no operator: the address that sent the first order."""
+    """The operator of a pod whose spec does not name one: the address that sent the first order."""
 
     address: str = ""
-    """IP address; empty if no order was sent yet."""
+    """IP address of the operator; empty if no order was sent yet."""
     heard: float = 0.0
-    """Time of the operator's last request, including polls, in seconds of the monotonic clock."""
+    """Time of the operator's last request, polls included, in seconds of the monotonic clock."""
 
 
 def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
-    """Return why orders of `caller` are refused; empty if they are accepted.
+    """Return why orders from the address `caller` are refused; empty if they are accepted.
 
-    If `allowed` has networks or addresses, only these may send orders. Otherwise any address may, with two exceptions:
-    other pods of the job, and addresses other than the operator's while the operator still sends requests. An operator
-    that was restarted at a different address is accepted once its former address has been silent.
+    If `allowed` is not empty, only its networks and addresses may send orders. Otherwise any address may, except other
+    pods of the job, and except addresses other than the operator's while the operator still sends requests. So an
+    operator that was restarted at another address is accepted after its former address has been silent for a while.
     """
     address = _plain(caller)
     if allowed:
         inside = any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
         return "" if inside else f"{caller} is not in the networks of the job's operator"
     if address.is_loopback:
-        return ""  # processes of this pod could end it anyway
+        return ""  # a process of this pod could end it anyway
     if str(address) in {str(_plain(member)) for member in members}:
         return f"{caller} is a pod of this job, and not its operator"
     silent_s = now - operator.heard
     if operator.address in ("", str(address)) or silent_s >= OPERATOR_SILENT_S:
         return ""
     return (
-        f"{caller} is not the operator of this job: {operator.address} is, which called {silent_s:.0f} s ago; another "
-        f"one is followed after {OPERATOR_SILENT_S:g} s of its silence, or where kubernetes.operator_addresses says so"
+        f"{caller} is not the operator of this job: {operator.address} is, and called {silent_s:.0f} s ago; another "
+        f"address is accepted {OPERATOR_SILENT_S:g} s after its last call, or if kubernetes.operator_addresses has it"
     )
 
 
 def heard(operator: Caller, caller: str, now: float) -> Caller:
-    """Return the operator, updated after a request from `caller`."""
+    """Return the operator with the time of this request, if `caller` is the operator."""
     return replace(operator, heard=now) if str(_plain(caller)) == operator.address else operator
 
 
 def obeyed(operator: Caller, caller: str, now: float) -> Caller:
-    """Return the operator, updated after an accepted order from `caller`."""
+    """Return the operator after an accepted order: the caller, unless it is a process of this pod."""
     address = _plain(caller)
     return operator if address.is_loopback else Caller(str(address), now)
 
 
 def _plain(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Parse an address. An IPv4 address mapped to IPv6 is returned as IPv4."""
+    """Parse an IP address. An IPv4 address that is mapped to IPv6 is returned as IPv4."""
     address = ipaddress.ip_address(text.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address

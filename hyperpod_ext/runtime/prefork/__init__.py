@@ -1,1 +1,1 @@
-"""For AWS's `hyperpodrun`: a rank is forked from the pod's fork server, which has already done the rank's imports."""
+"""For AWS's `hyperpodrun`: ranks are forked from a server process in the pod that has done their imports already."""

@@ -1,10 +1,11 @@
-"""The small process of a rank. `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one for each rank.
+"""The small process of a rank. `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one such process for
+each rank.
 
-The small process imports no heavy modules. It requests a rank from the fork server of its launcher, which the first
-small process starts, and represents the rank to `hyperpodrun`. The small process passes signals on to the rank, shares
-its output with the rank, and ends with the rank's exit status. When it is stopped or killed, the fork server stops or
-kills the rank. If the fork server cannot fork a rank, the script runs in the small process itself, which must still do
-the imports.
+The small process imports no heavy modules. The small process requests a rank from its launcher's fork server, which the
+first small process starts, and represents the rank to `hyperpodrun`. The small process passes signals on to the rank,
+shares its output with the rank, and ends with the rank's exit status. If the small process is stopped or killed, the
+fork server stops or kills the rank. If the fork server cannot fork a rank, the small process itself runs the script,
+with all its imports.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def main() -> None:
 
 
 def _connect() -> socket.socket:
-    """Connect to the fork server of the parent process. Starts the server if none runs."""
+    """Connect to the fork server of this process's launcher. Start the server if it is not running."""
     path = place.socket_of(os.getppid())
     if (server := place.connect(path)) is None:
         with place.locked(path):
-            if (server := place.connect(path)) is None:  # no other small process has started the server meanwhile
+            if (server := place.connect(path)) is None:  # no other process has started it meanwhile
                 _start_server(path)
                 server = place.connect(path)
     if server is None:
@@ -54,11 +55,11 @@ def _connect() -> socket.socket:
 
 
 def _start_server(path: str) -> None:
-    """Start the fork server with a socket that already listens, so that clients can connect and wait for its
+    """Start the fork server with a socket that listens already, so that clients can connect, and wait while the server
     imports."""
     import subprocess
 
-    if os.path.lexists(path):  # a killed server may have left the socket
+    if os.path.lexists(path):  # a fork server that was killed may have left its socket
         os.unlink(path)  # noqa: PTH108  (pathlib would be one more import)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
@@ -68,7 +69,7 @@ def _start_server(path: str) -> None:
         process = subprocess.Popen(
             command, pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )
-        process.returncode = 0  # the server outlives this process, because the launcher's other workers need it
+        process.returncode = 0  # do not wait for the server: it serves other workers, too
 
 
 def _ask(server: socket.socket) -> None:
@@ -79,7 +80,7 @@ def _ask(server: socket.socket) -> None:
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)),
     }
-    body = json.dumps(order).encode()  # bytes that are not valid text are escaped, and the reader restores them
+    body = json.dumps(order).encode()  # json escapes bytes that are not valid text, and the reader restores them
     socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(body)
 
@@ -91,7 +92,7 @@ def _umask() -> int:
 
 
 def _be(pid: int, server: socket.socket) -> NoReturn:
-    """Represent the rank's process until it has ended, and end with its exit status."""
+    """Represent the rank's process until it ends, and then end with its exit status."""
 
     def forward(signum: int, _frame: object) -> None:
         server.send(bytes([signum]))
@@ -103,7 +104,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     except OSError:
         from hyperpod_ext.processes import kill_group
 
-        kill_group(pid)  # the kernel has killed the rank together with the fork server, but not the rank's children
+        kill_group(pid)  # the kernel has killed the rank with the fork server, but not the rank's children
         sys.exit("the fork server of this pod ended, and the process of this rank with it")
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))
@@ -113,15 +114,15 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
 def _end_by(signum: int) -> NoReturn:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank's process has written its own core dump
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no second core dump: the rank's process has written one
     if signum not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    os._exit(128 + signum)  # the signal is blocked
+    os._exit(128 + signum)  # reached only if the signal is blocked
 
 
 def _run_here(why: str) -> NoReturn:
-    sys.stderr.write(f"hyperpod_ext: no ready process ({why}): the script is started anew, with its imports\n")
+    sys.stderr.write(f"hyperpod_ext: no forked process ({why}): the script starts in a new process, with its imports\n")
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, "-u", *sys.argv[1:]])
 

@@ -1,7 +1,7 @@
-"""The socket and the messages of a launcher's fork server, for both ends. Uses only the standard library.
+"""The socket and the messages of a launcher's fork server, for both sides. Uses only the standard library.
 
-The socket is in a directory that other users cannot access. Messages are JSON of a bounded size, and come from a
-process of the same user.
+The socket is in a directory that other users cannot access. Messages are JSON of a limited size. Both sides check that
+the peer is a process of the same user.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from collections.abc import Iterator
 from typing import Any
 
 ENV_DIRECTORY = "HPX_SOCKET_DIR"
-"""Copy of the name in `runtime/ipc/environment.py`, because that module imports too many others."""
+"""Same name as in `runtime/ipc/environment.py`, which is not imported here, because it imports too many modules."""
 ENV_LAUNCHER = "HPX_PREFORK_LAUNCHER"
-"""Process id of the launcher, in processes from the fork server. The launcher is not among their ancestors."""
+"""Process id of the launcher, set in forked ranks, because the launcher is not among their ancestors."""
 MOST = 16 << 20
-"""Maximum number of bytes in a message. Environments are far smaller."""
+"""Maximum number of bytes in a message. The environment variables in an order are far fewer."""
 
 
 def socket_of(launcher: int) -> str:
-    """Return the path of the socket for the workers of process `launcher`, and make the socket's directory.
+    """Return the path of the fork server's socket for the workers of process `launcher`. Makes the socket's directory.
 
     Raises:
         PermissionError: other users can access the directory.
@@ -43,14 +43,14 @@ def socket_of(launcher: int) -> str:
 
 
 def socket_in(directory: str, launcher: int) -> str:
-    """Return the path of the socket in `directory`. Several containers may share the directory, with equal process
-    ids."""
+    """Return the path of the socket in `directory`. The name also depends on the container, because several containers
+    may share the directory and have equal process ids."""
     container = f"{os.uname().nodename} {os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
     return f"{directory}/prefork-{zlib.crc32(container.encode()):08x}-{launcher}.socket"
 
 
 def connect(path: str) -> socket.socket | None:
-    """Connect to the server at `path`. Returns None if no process listens."""
+    """Connect to the server at `path`; None if no process listens there."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         line.connect(path)
@@ -62,8 +62,8 @@ def connect(path: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a socket inside the `with` block. The kernel releases the lock at the latest when the process
-    ends."""
+    """Hold the lock that belongs to a socket inside the `with` block. The kernel releases the lock if the process
+    dies."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -73,7 +73,7 @@ def locked(path: str) -> Iterator[None]:
 
 
 def peer_of(line: socket.socket) -> tuple[int, int]:
-    """Return the process id and user id of the peer, as the kernel reports them."""
+    """Return process id and user id of the process at the other end of a connection, as the kernel reports them."""
     pid, uid, _ = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
@@ -94,13 +94,13 @@ def receive(line: socket.socket) -> dict[str, Any]:
 
 
 def length_of(head: bytes) -> int:
-    """Return the number of bytes in a message, from its head of four bytes.
+    """Return the length of a message in bytes, from the four bytes before the message.
 
     Raises:
-        ValueError: the number is above `MOST`.
+        ValueError: the length is above `MOST`.
     """
     if (length := int.from_bytes(head, "big")) > MOST:
-        raise ValueError(f"a message of {length} bytes, more than {MOST}")
+        raise ValueError(f"a message of {length} bytes, more than the limit of {MOST}")
     return length
 
 
@@ -125,6 +125,6 @@ def exactly(line: socket.socket, count: int) -> bytes:
     found = bytearray()
     while len(found) < count:
         if not (part := line.recv(count - len(found))):
-            raise ConnectionResetError("the other end of the line has ended")
+            raise ConnectionResetError("the peer has closed the connection")
         found += part
     return bytes(found)

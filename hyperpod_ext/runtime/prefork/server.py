@@ -1,11 +1,12 @@
-"""The pod's fork server, which imports the modules of ranks, and forks a rank for each process that `hyperpodrun`
+"""The pod's fork server: imports the modules that ranks need, and forks a rank for each process that `hyperpodrun`
 starts.
 
-The process that `hyperpodrun` starts is called the small process of the rank. If a small process ends, its rank and the
-rank's children are killed. If it is stopped, its rank is stopped. The end of a rank is reported to its small process.
-The fork server ends with the launcher, and if the fork server is killed, the kernel kills all ranks.
+The process that `hyperpodrun` starts is called the small process of a rank. If a small process ends, its rank and the
+rank's children are killed. If the small process is stopped, its rank is stopped. When a rank ends, the server reports
+that to the rank's small process. The fork server ends together with the launcher. If the fork server is killed, the
+kernel kills all ranks.
 
-Arguments: the descriptor of the listening socket, the launcher's process id, the socket's path.
+Arguments: descriptor of the listening socket, process id of the launcher, path of the socket.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from hyperpod_ext.processes import become_subreaper, children, die_with_parent, 
 from hyperpod_ext.runtime.prefork import place
 
 _ORDER_S = 10.0
-"""Seconds within which a small process must send its order, because other small processes wait meanwhile."""
+"""Time in seconds within which a small process must send its order. Other small processes wait meanwhile."""
 _LOOK_S = 0.5
-"""Seconds between two checks for stopped small processes, because SIGSTOP causes no event."""
+"""Time in seconds between two checks for small processes that were stopped, because SIGSTOP causes no event."""
 _MODULE = "-m"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Arguments and environment for a rank, which its small process received from `hyperpodrun`."""
+    """Arguments and environment of a rank, as `hyperpodrun` has passed them to the rank's small process."""
 
     argv: list[str]
     env: dict[str, str]
@@ -47,26 +48,26 @@ class Order:
     umask: int
     cpus: list[int]
     output: list[int]
-    """File descriptors of standard input, standard output and standard error."""
+    """File descriptors for standard input, output and error of the rank."""
 
     @classmethod
     def read(cls, line: socket.socket) -> Order:
-        """Read an order from a connection.
+        """Read an order from a connection to a small process.
 
         Raises:
             OSError: the connection ended, or the order did not arrive in time.
-            ValueError: the message is not an order, or comes from another user.
+            ValueError: the message is not an order, or comes from a process of another user.
         """
         _, uid = place.peer_of(line)
         if uid != os.getuid():
-            raise ValueError(f"user {uid} asks for a process of user {os.getuid()}")
+            raise ValueError(f"user {uid} requests a process of user {os.getuid()}")
         line.settimeout(_ORDER_S)
         head, output, _, _ = socket.recv_fds(line, 4, 3)
         try:
             head += place.exactly(line, 4 - len(head))
             fields = place.parse(place.exactly(line, place.length_of(head)))
             if len(output) != 3 or not _fits(fields):
-                raise ValueError("an order with something missing, or of another kind")
+                raise ValueError("an order lacks a field, or has a wrong one")
         except BaseException:
             for descriptor in output:
                 os.close(descriptor)
@@ -92,22 +93,23 @@ def _fits(fields: dict[str, Any]) -> bool:
 
 
 class Server:
-    """The fork server of one launcher."""
+    """The fork server of one launcher. Forks ranks, and watches them and their small processes."""
 
     def __init__(self, listener: socket.socket, launcher: int) -> None:
         self._events = selectors.DefaultSelector()
         self._ranks: dict[int, int] = {}
-        """Process id of the small process of each rank's process."""
+        """Process id of each rank's small process, by the rank's process id."""
         self._ended = False
         self._events.register(os.pidfd_open(launcher), selectors.EVENT_READ, self._launcher_ended)
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
     def serve(self) -> Order | None:
-        """Serve until the launcher has ended. Returns None. In a forked process, returns the order for that process."""
+        """Serve until the launcher has ended, and return None. In a forked rank, return the order for that rank
+        instead."""
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if self._ended or self._events.get_map().get(key.fd) is not key:
-                    continue  # an earlier event in this round has closed it
+                    continue  # an earlier event of this round has closed it
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
             self._stop_with_fronts()
@@ -116,13 +118,12 @@ class Server:
 
     def _stop_with_fronts(self) -> None:
         for pid, front in self._ranks.items():
-            # check the rank too, because its small process passes SIGCONT on, and may be stopped again before the next
-            # check
+            # check the rank, too: its small process passes SIGCONT on, and may be stopped again before the next check
             if _is_stopped(front) and not _is_stopped(pid):
                 os.kill(pid, signal.SIGSTOP)
 
     def _reap(self) -> None:
-        """Reap ended processes that ranks have left behind."""
+        """Reap processes that ranks have left behind and that have ended."""
         for pid in set(children(os.getpid())) - self._ranks.keys():
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -134,19 +135,19 @@ class Server:
     def _accept(self, listener: socket.socket) -> Order | None:
         try:
             line, _ = listener.accept()
-        except OSError:  # the client is gone, or must wait until a descriptor is free
+        except OSError:  # the client is gone, or no descriptor is free: a waiting client is accepted later
             return None
         try:
             order = Order.read(line)
             return order if self._fork(order, line) == 0 else None
-        except (OSError, ValueError) as error:  # only this rank fails
+        except (OSError, ValueError) as error:  # the error concerns only this rank
             with contextlib.suppress(OSError):
                 place.send(line, {"error": f"{type(error).__name__}: {error}"})
             line.close()
             return None
 
     def _fork(self, order: Order, line: socket.socket) -> int:
-        """Fork a rank. Returns its process id; in the rank itself, returns 0.
+        """Fork a rank. Returns the rank's process id, and 0 in the rank itself.
 
         Raises:
             OSError: no process id or descriptor is left.
@@ -171,12 +172,12 @@ class Server:
         self._ranks[pid] = place.peer_of(line)[0]
         self._events.register(handle, selectors.EVENT_READ, functools.partial(self._rank_ended, pid, handle, line))
         self._events.register(line, selectors.EVENT_READ, functools.partial(self._from_front, pid, line))
-        with contextlib.suppress(OSError):  # the client is gone, which the next event reports
+        with contextlib.suppress(OSError):  # the client is gone, which the next event will show
             place.send(line, {"pid": pid})
         return pid
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
-        kill_group(pid)  # kill the rank's children, too; the process id is not reused before the wait
+        kill_group(pid)  # kill the rank's children, too, before `waitpid` makes its process id free
         _, status = os.waitpid(pid, 0)
         del self._ranks[pid]
         self._events.unregister(handle)
@@ -197,10 +198,10 @@ class Server:
             kill_group(pid)
         for signum in signals:
             if signum in signal.valid_signals():
-                os.kill(pid, signum)  # the process exists, at least as a zombie, because it was not waited for yet
+                os.kill(pid, signum)  # until `waitpid`, the process exists, at least as a zombie
 
     def _forget(self) -> None:
-        """Close the server's file descriptors in a rank."""
+        """Close the server's file descriptors. Called in a forked rank."""
         for key in list(self._events.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -213,12 +214,12 @@ def _is_stopped(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
-        return False  # the process has ended, which its connection reports
+        return False  # the process has ended; the event of its connection will show that
 
 
 def main() -> None:
     listening, launcher, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles Ctrl-C, and this process ends with the launcher
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher; this process ends with the launcher
     become_subreaper()
     import_all()
     server = Server(socket.socket(fileno=listening), launcher)
@@ -232,10 +233,10 @@ def main() -> None:
 
 
 def import_all() -> None:
-    """Import the modules that ranks need, and the modules in the job's `restart.preload`.
+    """Import the modules that ranks need, and the modules that the job lists in `restart.preload`.
 
     Raises:
-        SystemExit: a module cannot be imported before a fork. The message has the reason.
+        SystemExit: a module cannot be imported before forking. The message has the reason.
     """
     from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
     from hyperpod_ext.runtime.agent.fork_server import preload
@@ -243,11 +244,11 @@ def import_all() -> None:
     text = os.environ.get(ENV_RUNTIME)
     preloaded = preload(RuntimeConfig.from_json(text).restart.preload if text else ())
     if "error" in preloaded:
-        sys.exit(f"hyperpod_ext: no processes are kept ready: {preloaded['error']}")
+        sys.exit(f"hyperpod_ext: no processes can be forked: {preloaded['error']}")
 
 
 def _become(order: Order, launcher: int) -> None:
-    """Set this process up to run the script, as `hyperpodrun` would set up a process that it starts."""
+    """Prepare this forked process to run the script, as if `hyperpodrun` had started it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for target, descriptor in enumerate(order.output):
         os.dup2(descriptor, target)
@@ -259,14 +260,13 @@ def _become(order: Order, launcher: int) -> None:
     os.umask(order.umask)
     os.sched_setaffinity(0, order.cpus)
     os.chdir(order.cwd)
-    tempfile.tempdir = None  # the new TMPDIR may differ
+    tempfile.tempdir = None  # the rank's TMPDIR may be another one
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as with -u
+        stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as `python -u` does
 
 
 def _run(argv: list[str]) -> None:
-    """Run the script or module as Python would. Other arguments are passed to Python itself, which reports the
-    error."""
+    """Run the script or module as Python would. Anything else is passed to Python itself, which reports the error."""
     sys.excepthook = _say
     if argv[0] == _MODULE and len(argv) > 1:
         sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109
@@ -295,7 +295,7 @@ def _is_module(name: str) -> bool:
 
 
 def _say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print an exception as Python does, with a traceback that begins at the script's first line."""
+    """Print an exception as Python does. The traceback begins at the script's first frame."""
     own = trace
     while own is not None and own.tb_frame.f_code is not _run.__code__:
         own = own.tb_next

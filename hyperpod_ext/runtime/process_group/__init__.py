@@ -1,1 +1,2 @@
-"""Process groups of gloo and NCCL, which are opened, aborted and closed, and the store through which ranks connect."""
+"""Opens, aborts and closes process groups of gloo and NCCL, and provides the store through which their ranks
+connect."""

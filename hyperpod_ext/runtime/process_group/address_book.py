@@ -1,4 +1,5 @@
-"""Addresses of the ranks' key-value servers, kept from generation to generation, and looked up on demand."""
+"""Addresses of the ranks' key-value servers. The addresses are kept from generation to generation, and looked up on
+demand."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ Address = tuple[str, int]
 
 
 class AddressBook:
-    """The rank addresses of one job that one process knows. Thread-safe."""
+    """The addresses of ranks that this process knows. Several threads may use the book at once."""
 
     def __init__(self) -> None:
         self.known: dict[int, Address] = {}
@@ -18,10 +19,11 @@ class AddressBook:
         self._changed = threading.Condition()
 
     def begin(self, generation: int, follows: int, addresses: Mapping[int, Address]) -> None:
-        """Begin a generation. `addresses` are added to those of generation `follows`; with 0, all earlier addresses are
-        dropped.
+        """Begin a generation. `addresses` are added to the addresses of generation `follows`.
 
-        A process that has missed generation `follows` drops its addresses and looks up all others again.
+        If `follows` is 0, all earlier addresses are dropped.
+
+        A process that has missed generation `follows` also drops its addresses, and looks up the missing ones again.
         """
         with self._changed:
             if follows == 0 or follows != self.generation:
@@ -31,23 +33,23 @@ class AddressBook:
             self._changed.notify_all()
 
     def add(self, generation: int, addresses: Mapping[int, Address]) -> None:
-        """Add the answer to a look-up. An answer for another generation is ignored."""
+        """Add the answer to a look-up. An answer that belongs to another generation is ignored."""
         with self._changed:
             if generation == self.generation:
                 self.known.update(addresses)
                 self._changed.notify_all()
 
     def missing(self, ranks: Iterable[int]) -> list[int]:
-        """Return those of `ranks` whose addresses are unknown."""
+        """Return the ranks in `ranks` whose addresses are unknown."""
         return sorted(set(ranks) - self.known.keys())
 
     def wake(self) -> None:
-        """Make waiting threads check `is_over` again."""
+        """Wake the threads in `wait_for`, so that they call `is_over` again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, rank: int, generation: int, is_over: Callable[[], bool]) -> Address | None:
-        """Return the address of `rank` once it is known. None if `is_over` returns true or another generation has
+        """Wait for the address of `rank`, and return it. None if `is_over` returns true or another generation has
         begun."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.known or is_over() or self.generation != generation)
@@ -55,11 +57,11 @@ class AddressBook:
 
 
 class NodeAddressBook(AddressBook):
-    """The address book of a node's agent, which serves the node's workers.
+    """The address book of a node's agent, which answers the look-ups of the node's workers.
 
     Args:
-        workers_per_node: number of consecutive ranks on a node.
-        ask: requests addresses of a generation's ranks from the coordinator. The answer is added later.
+        workers_per_node: number of ranks on a node; the ranks of a node are consecutive.
+        ask: requests the addresses of a generation's ranks from the coordinator. The answer is added to the book later.
     """
 
     def __init__(self, workers_per_node: int, ask: Callable[[int, tuple[int, ...]], None]) -> None:
@@ -72,10 +74,10 @@ class NodeAddressBook(AddressBook):
         self._asked.clear()
 
     def look_up(self, ranks: Iterable[int]) -> dict[int, Address]:
-        """Return the known addresses of `ranks`. Requests unknown addresses once, together with all ranks of their
-        nodes.
+        """Return the known addresses of `ranks`. Request each unknown address once, together with those of all ranks on
+        the same node.
 
-        The workers of one node mostly need different ranks of the same other node.
+        The workers of one node mostly need different ranks of the same other node, so one request serves all of them.
         """
         ranks = set(ranks)
         firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
@@ -87,10 +89,10 @@ class NodeAddressBook(AddressBook):
 
 
 class LookedUp:
-    """Addresses of all ranks of one generation, by rank. An unknown address is looked up when it is accessed.
+    """The addresses of all ranks of one generation, by rank. An unknown address is looked up when it is accessed.
 
     Args:
-        look_up: requests the address of a rank. The address is added to the book later.
+        look_up: requests the address of a rank. The answer is added to the address book later.
         is_over: returns whether the generation is over.
     """
 
@@ -104,7 +106,7 @@ class LookedUp:
         return self._world_size
 
     def __getitem__(self, rank: int) -> Address:
-        """Return the address of the rank's server.
+        """Return the address of the rank's key-value server. If the address is unknown, look it up and wait.
 
         Raises:
             IndexError: the rank does not exist.
@@ -123,5 +125,5 @@ class LookedUp:
         return found
 
     def known(self) -> Collection[Address]:
-        """Return the addresses that need no look-up."""
+        """Return the addresses that are known without a look-up."""
         return list(self._book.known.values())

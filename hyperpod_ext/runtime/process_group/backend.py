@@ -1,7 +1,7 @@
-"""The interface that a process group backend (gloo or NCCL) implements for recovery.
+"""The interface that a process group backend (gloo or NCCL) implements so that a job can recover from a fault.
 
 `groups.py` opens and closes the groups, and calls each backend at the start and end of a generation. The backend does
-not determine which step counts after a fault; the device does (`state/device_steps.py`).
+not determine which step is committed after a fault: the device state does (`state/device_steps.py`).
 """
 
 from __future__ import annotations
@@ -11,37 +11,37 @@ from typing import Protocol
 
 
 class Backend(Protocol):
-    """The part of all open groups that one backend has. Any thread may call `abort`."""
+    """One backend's part in all open groups. Any thread may call `abort`."""
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        """Begin a generation, before its groups are opened. All `world_size` ranks have left the former generation.
+        """Begin a generation, before its groups are opened. All `world_size` ranks have left the previous generation.
 
         Args:
-            lasting: whether group objects are kept from the former generation.
+            lasting: whether the group objects of the previous generation are kept and reconfigured.
         """
 
     def adding_group(self) -> None:
-        """Prepare for one more group in addition to the default group."""
+        """Prepare for one more group, in addition to the default group."""
 
     def opened(self) -> None:
-        """Called once the default group is open. Aborts it if `abort` was called while it was being opened."""
+        """Called when the default group is open. Aborts the group if `abort` was called while it was being opened."""
 
     def abort(self) -> None:
-        """Make all waiting calls in the groups raise at once."""
+        """Make all calls that wait in the groups raise at once."""
 
     def ending(self) -> AbstractContextManager[None]:
-        """Return a context in which the groups are destroyed or reduced to this rank.
+        """Return a context in which the groups are destroyed, or reduced to this rank only.
 
         Raises:
-            AbortStuckError: this process cannot leave the generation.
+            AbortStuckError: this process cannot leave the generation, so the process must end.
         """
 
     def close(self) -> None:
         """Release all resources, because no group will be opened again."""
 
     def is_broken(self, error: BaseException) -> bool:
-        """Return whether the error means that a group has lost a rank."""
+        """Return whether the error means that a group has lost a rank or its connections."""
 
 
 class AbortStuckError(RuntimeError):
-    """Groups could not be aborted in time, so only the end of the process ends their threads and kernels."""
+    """Groups could not be aborted in time. Only the end of the process can end the groups' threads and GPU kernels."""

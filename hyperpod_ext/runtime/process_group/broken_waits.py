@@ -1,8 +1,8 @@
-"""Records errors of collectives, because a training function may swallow the error and continue with half a sum.
+"""Records errors of collectives, because a training function may catch such an error and continue with partial sums.
 
-Python code waits for a collective in `Work.wait`, both with and without `async_op=True`. DDP waits in C++ in its
-backward pass, and in its forward pass when it broadcasts buffers or rebuilds its buckets. Errors of these waits are
-raised by the other functions in `_PLACES`.
+Python code waits for a collective in `Work.wait`, both with and without `async_op=True`. DDP waits in C++: in its
+backward pass, and in its forward pass when it broadcasts buffers or rebuilds its buckets. The other functions in
+`_PLACES` raise the errors of these waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_dist: Any = dist  # Any, because some of it has no types
+_dist: Any = dist  # with type Any, because some private names have no types
 _PLACES: tuple[tuple[Any, str], ...] = (
     (dist.Work, "wait"),
     (torch.autograd, "backward"),
@@ -23,13 +23,13 @@ _PLACES: tuple[tuple[Any, str], ...] = (
     (dist, "_broadcast_coalesced"),
     (_dist.Reducer, "_rebuild_buckets"),
 )
-"""Functions whose errors are recorded: a class or module, and the function's name."""
+"""Functions whose errors are recorded: the class or module, and the function's name."""
 _raised: list[str] = []
-"""Message of the first error since `forget`; empty without an error."""
+"""At most one entry: the message of the first error since `forget`."""
 
 
 def watch(is_broken: Callable[[BaseException], bool]) -> None:
-    """Start to record connection errors that these functions raise in the main thread. Call this once per process."""
+    """Start to record connection errors that the functions in `_PLACES` raise in the main thread. Call this once."""
     for holder, name in _PLACES:
         original = getattr(holder, name)
         if not hasattr(original, "__wrapped__"):
@@ -51,10 +51,10 @@ def _noting(original: Any, is_broken: Callable[[BaseException], bool]) -> Any:
 
 
 def first() -> str:
-    """Return the message of the first recorded error; empty if there is none."""
+    """Return the message of the first recorded error; empty if no error is recorded."""
     return _raised[0] if _raised else ""
 
 
 def forget() -> None:
-    """Drop the recorded error, because it belongs to a generation that has ended."""
+    """Drop the recorded error when its generation has ended."""
     _raised.clear()

@@ -1,25 +1,25 @@
-"""Aborts gloo's collectives after a fault, and helps groups to close.
+"""Aborts gloo's collectives after a fault, and helps to close gloo's groups.
 
-torch cannot abort a running gloo operation: a survivor that is not the dead rank's neighbour waits until the timeout.
-An end of file on the group's own sockets makes pending operations raise within milliseconds. Seven facts, found by
+torch cannot abort a running gloo operation: a survivor that is not connected to the dead rank waits until the timeout.
+Shutting down the group's own sockets makes pending operations raise within milliseconds. Seven facts were found by
 experiment:
 
-- Listeners must be left alone, because gloo terminates the process if one is shut down.
-- Only reading is shut down. When a write fails on gloo's event thread, its operation is neither pending nor queued at
-  that moment, so nothing wakes its waiter before the timeout.
-- A message in the middle of its transfer has the same problem when its sender dies or its socket is shut down. gloo
-  wakes the queued operations, but not this one. `waits.py` finds and ends such waits. If torch lacks the symbols that
-  this needs, transfers get a moment to end before the abort.
-- For the same reason, no survivor may see another survivor's socket close before its own abort. Each survivor keeps its
-  connections open, through duplicates, until all have left.
-- If torch can, connections are made at their first use, because opening and closing a full mesh is expensive with many
-  ranks. So the sockets are searched in gloo's epoll sets at the abort, not before.
-- Epoll sets are shared with forked processes. In one test, a rank answered at the listener of its parent's group and
-  then shut down its own connection to the agent: the parent's gloo had accepted the answer under a descriptor number
-  that was the agent's connection in the rank.
-- If many ranks share few cores, ranks that have left slow down the others: they used more than half of the time until
-  the last rank had left. So the abort does the minimum. The first check for lost wake-ups is later if more threads
-  compete for cores, and a rank that has left yields the cores before it closes its groups.
+- Listening sockets must be left alone, because gloo terminates the process if a listening socket is shut down.
+- Only reading is shut down. If a write failed on gloo's event thread, the write's operation would be neither pending
+nor queued at that moment, so nothing would wake its waiter before the timeout.
+- A message in the middle of its transfer has the same problem when its sender dies or its socket is shut down: gloo
+wakes the queued operations, but not the operation in transfer. `waits.py` finds and ends the waits for such operations.
+If torch lacks the symbols that `waits.py` needs, transfers get a moment to finish before the abort.
+- For the same reason, no survivor may see another survivor's socket close before it has aborted itself. So each
+survivor keeps its connections open, through duplicates, until all survivors have left the generation.
+- If torch supports it, connections are made at their first use, because opening and closing a full mesh is expensive
+with many ranks. So the sockets are searched in gloo's epoll sets at the abort, not before.
+- A forked process shares epoll sets with its parent. In one test, a rank connected to the listening socket of its
+parent's group, and then shut down its own connection to the agent: the parent's gloo had accepted the connection under
+a descriptor number that meant the agent's connection in the rank.
+- If many ranks share few cores, ranks that have left the generation slow down the other ranks: they used more than half
+of the time until the last rank had left. So the abort does only the minimum. The more threads compete for cores, the
+later is the first check for lost wake-ups. A rank that has left yields the cores before it closes its groups.
 """
 
 from __future__ import annotations
@@ -51,36 +51,38 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import (
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, wait_until_idle
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
-"""Torch's environment variable for making connections at their first use."""
+"""torch's environment variable that makes gloo connect ranks at their first use."""
 _QUIET_LOOK_S = 0.02
-"""Seconds between two checks, while groups are destroyed, for sockets that keep event threads spinning."""
+"""Time in seconds between two searches, while groups are destroyed, for sockets that keep event threads spinning."""
 _GROUP_FDS = 8
-"""Number of file descriptors among which the descriptors of a new group usually are."""
+"""Number of consecutive descriptors among which the descriptors of a new group usually are."""
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
 class Gloo:
-    """Gloo's part of the process groups, over all generations."""
+    """Backend gloo of the process groups, through all generations of this process."""
 
     def __init__(self) -> None:
         self._waits = LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
-        """Listeners of the parent process's groups. Inherited epoll sets name sockets by the parent's descriptor
-        numbers, which mean other files in this process."""
+        """Addresses of listeners of the parent process's groups, to skip those groups. Inherited epoll sets name
+        sockets by the parent's descriptor numbers, which mean other files in this process."""
         self._near = range(0)
-        """Descriptors that the only group probably uses; empty if there may be more groups."""
+        """Descriptors that the default group probably uses. Empty if there may be more groups."""
         self._held: dict[int, int] = {}
-        """Duplicates of connections, by the connection's inode."""
+        """Duplicates of shut-down connections, by inode. The duplicates keep the connections open until all ranks have
+        left."""
         self._world_size = 0
         self._open = self._aborted = False
         self._watcher: AbortWatcher | None = None
         self._over: Over | None = None
-        """The aborted generation that the watcher watches; None if it watches none."""
+        """The aborted generation that the watcher thread watches; None if it watches no generation."""
         self._lock = threading.Lock()
         self._aborting = threading.Lock()
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        # without `LostWakeups`, waits for connections that are never made could not be ended
+        # lazy connections only with `LostWakeups`: otherwise a wait for a connection that is never made could not be
+        # ended
         if self._waits is not None:
             if not lasting:
                 os.environ.setdefault(LAZY, "1")
@@ -100,10 +102,11 @@ class Gloo:
             self._abort_reading()
 
     def abort(self) -> None:
-        """Abort as `Backend` requires. Until `ending`, a thread watches for operations that start too late."""
+        """Abort as `Backend` requires. Until `ending`, a thread looks for operations that started too late to be
+        aborted."""
         with self._lock:
             watched, self._aborted = self._over is not None, True
-        if watched:  # the groups are already aborted
+        if watched:  # the groups are aborted already
             return
         self._abort_reading(near=self._waits is not None)  # the watcher checks all descriptors a little later
         with self._lock:
@@ -116,12 +119,12 @@ class Gloo:
     def ending(self) -> Iterator[None]:
         with self._lock:  # an abort after this point starts no watch
             over, self._open = self._over, False
-        if over is not None:  # other ranks still need the cores
+        if over is not None:  # other ranks of this machine still need the cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
             cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
-            wait_until_idle()  # wait while the watcher runs, because threads of gloo may sleep in lost waits, too
+            wait_until_idle()  # wait while the watcher still runs: gloo's threads may sleep in lost waits, too
         if over is not None:
             over.leave()
             self._over = None
@@ -142,7 +145,8 @@ class Gloo:
         """Return the event loops of the groups that this process has opened.
 
         Args:
-            near: whether to check likely descriptors first, and all descriptors only if those have no event loop.
+            near: whether to check the likely descriptors first. If so, all descriptors are checked only if the likely
+                ones have no loop.
         """
         if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
             return [loop]
@@ -152,7 +156,10 @@ class Gloo:
         return loop.address not in self._inherited
 
     def _abort_reading(self, *, near: bool = False) -> set[int]:
-        """Shut down open connections. Returns the epoll sets with ended connections that gloo has not noticed yet."""
+        """Shut down the groups' connections for reading. Return the epoll sets of groups that gloo has not finished
+        aborting.
+
+        The returned epoll sets have shut-down connections on which gloo still waits for events."""
         with self._aborting:
             loops = self.loops(near=near)
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
@@ -168,7 +175,8 @@ class Gloo:
             }
 
     def _hold(self, connection: Connection) -> int | None:
-        """Return a duplicate of a connection that is not shut down yet. None if it is, or if it no longer exists."""
+        """Return a duplicate of a connection to shut down. None if the connection is shut down already, or no longer
+        exists."""
         if connection.inode in self._held:
             return None
         copy = duplicate(connection.fd, connection.inode)
@@ -178,7 +186,7 @@ class Gloo:
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
-        """Keep event threads from spinning, including on sockets that become readable while groups are destroyed."""
+        """Keep gloo's event threads from spinning, even on sockets that become readable while groups are destroyed."""
         over = threading.Event()
 
         def work() -> None:
@@ -207,7 +215,8 @@ class Gloo:
 
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
-    """Wait until three checks, a millisecond apart, find no byte in transit. Traffic ends because survivors wait."""
+    """Wait until three checks in a row, a millisecond apart, find no byte in transit. Traffic ends, because survivors
+    wait."""
     deadline, quiet = time.monotonic() + limit_s, 0
     while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -215,7 +224,7 @@ def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
 
 
 def _bytes_on_their_way(connection: int) -> bool:
-    """Return whether either direction of the connection has unread or unacknowledged bytes."""
+    """Return whether the connection has received bytes that are unread, or sent bytes that are unacknowledged."""
     for request in (termios.FIONREAD, termios.TIOCOUTQ):
         with contextlib.suppress(OSError):  # the connection is closed
             if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):

@@ -1,7 +1,7 @@
-"""Opens, aborts and closes torch's process groups: the default group of a generation, and the script's other groups.
+"""Opens, aborts and closes torch's process groups: a generation's default group, and the other groups of the script.
 
-The training loop calls this module when a generation begins or ends, and the control plane calls it to abort. Each
-backend does its own part (`backend.py`).
+The training loop calls this module when a generation begins or ends. The control plane calls this module to abort the
+groups. Each backend (gloo, NCCL) does its own part: see `backend.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from hyperpod_ext.runtime.process_group.nccl_backend import Nccl
 from hyperpod_ext.runtime.process_group.store import PartitionedStore
 
 Kind = Literal["gloo", "nccl"]
-"""Backend for collectives of GPU tensors. Collectives of CPU tensors always use gloo."""
+"""Backend for collectives of GPU tensors. Collectives of CPU tensors use gloo in any case."""
 TORCH_NAMES: dict[Kind, str] = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""The backend argument of `init_process_group` for each kind."""
+"""The argument `backend` of `init_process_group`, for each kind."""
 
 
 def choose(wanted: Kind | None) -> Kind:
-    """Return the backend to use for groups. For None, choose NCCL if this process can use a GPU.
+    """Return the backend to use for groups. If `wanted` is None, choose NCCL if this process can use a GPU, else gloo.
 
     Raises:
         JobFailedError: NCCL is requested, but NCCL or a GPU is missing.
@@ -47,7 +47,7 @@ def choose(wanted: Kind | None) -> Kind:
 
 
 def _no_nccl() -> str:
-    """Return why this process cannot use NCCL; empty if it can."""
+    """Return the reason why this process cannot use NCCL; empty if it can."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} was built without NCCL"
     return "" if torch.cuda.is_available() else "this process sees no GPU"
@@ -60,30 +60,30 @@ class ProcessGroups:
         torch_names.check()
         broken_waits.watch(self.is_broken)
         self.backends: list[Backend] = [Gloo()]
-        """Backends of the open groups."""
+        """Backends of the open groups: gloo, and NCCL if the job uses it."""
         self._store: PartitionedStore | None = None
         self._lasting: LastingGroups | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called before each abort, in the aborting thread, which is ours or a backend's."""
+        """Called before each abort, in the thread that aborts: the receiving thread, or a backend's own thread."""
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-        """Open the default process group on `store`. Another thread may abort it meanwhile.
+        """Open the default process group with `store`. Another thread may abort the group meanwhile.
 
-        Every rank must have left the former group before this call.
+        Before this call, every rank must have left the default group of the former generation.
 
         Args:
-            kind: must be the same on all ranks and in all generations.
+            kind: backend for GPU tensors, which must be the same on all ranks and in all generations.
 
         Raises:
-            ConfigError: NCCL cannot be aborted with this environment or these libraries.
-            JobFailedError: the script has opened a group, or another rank uses a different backend.
+            ConfigError: NCCL cannot be aborted with this environment or these versions of libraries.
+            JobFailedError: the script has opened a default group itself, or another rank uses a different backend.
         """
         if self._lasting is not None and self._lasting.place != (rank, world_size):
             self._end(self._destroy_groups)
         if dist.is_initialized() and self._lasting is None:
             raise JobFailedError(
-                "a process group is open already; under @resilient the groups are opened for the script",
+                "a process group is open already; under @resilient, hyperpod_ext opens the groups",
                 hint="Remove init_process_group (and destroy_process_group) from the script.",
             )
         if self._lasting is None and can_last(world_size, nccl=kind == "nccl"):
@@ -106,7 +106,7 @@ class ProcessGroups:
             backend.opened()
 
     def _make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """Make a group of `ranks`. If `ranks` is empty, make the default group."""
+        """Make a group of `ranks` by torch's function `make`. If `ranks` is empty, the group is the default group."""
         for backend in self.backends if ranks else ():
             backend.adding_group()
         if self._store is not None and ranks:
@@ -114,7 +114,8 @@ class ProcessGroups:
         return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
-        """Make all waiting calls in the groups raise at once. Any thread may call this at any time, and repeatedly."""
+        """Make all calls that wait in the groups raise at once. Any thread may call this at any time, also
+        repeatedly."""
         self.before_abort()
         with self._lock:
             store = self._store
@@ -130,9 +131,10 @@ class ProcessGroups:
         return isinstance(error, dist.DistError) or any(backend.is_broken(error) for backend in self.backends)
 
     def leave(self) -> None:
-        """Leave a generation. Group objects are kept if torch supports that, and are destroyed otherwise.
+        """Leave a generation. Keep the group objects if torch can reconfigure them; otherwise destroy the groups.
 
-        Before this call, drop all DDP modules and work handles of groups that will be destroyed, or their threads stay.
+        Before this call, drop all DDP modules and work handles of groups that will be destroyed: otherwise the groups'
+        threads stay.
 
         Raises:
             AbortStuckError: this process cannot leave the generation.
@@ -140,13 +142,14 @@ class ProcessGroups:
         self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
 
     def close(self) -> None:
-        """Destroy the groups, once every rank is done with them."""
+        """Destroy the groups when every rank is done with them."""
         self._end(self._destroy_groups)
         for backend in self.backends:
             backend.close()
 
     def asleep(self) -> frozenset[str] | None:
-        """Return the names of kept groups that contain only this rank for now. None if groups are not kept."""
+        """Return the names of kept groups that contain only this rank for now. None if this job does not keep
+        groups."""
         return None if self._lasting is None else self._lasting.asleep()
 
     def _end(self, end_groups: Callable[[], None]) -> None:
@@ -169,14 +172,14 @@ class ProcessGroups:
 
 
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-    """Check that all ranks use the same backend. Without this check, other ranks would wait for a rank without a
+    """Check that all ranks use the same backend. Without this check, ranks with NCCL would wait for a rank without a
     GPU."""
     store.set(f"backend/{rank}", kind)
-    if kind == "gloo":  # ranks with NCCL do the check
+    if kind == "gloo":  # the ranks that use NCCL do the check
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
         if (theirs := store.get(f"backend/{other}").decode()) != kind:
             raise JobFailedError(
-                f"rank {rank} opens process groups of {kind}, rank {other} of {theirs}",
-                hint="Each rank needs a GPU, or the job process_group_backend: gloo.",
+                f"rank {rank} opens process groups with {kind}, but rank {other} with {theirs}",
+                hint="Give each rank a GPU, or set process_group_backend: gloo in the job.",
             )

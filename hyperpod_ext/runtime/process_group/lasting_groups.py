@@ -1,13 +1,14 @@
-"""Group objects that outlive a fault, through torch's reconfiguration of groups (from 2.14 on).
+"""Keeps group objects after a fault, by torch's reconfiguration of process groups (from torch 2.14 on).
 
 A DDP module, an FSDP2 module, a device mesh or a variable of the script keeps its group object. Between two generations
-each group contains only this rank, so that its connections are closed. In the next generation a group gets its ranks
-back when it would have been made: the default group at once, another group when the script or `run.keep` requests one
-with the same name and ranks. A new process makes its groups in the same order, and joins them at the same points.
+each group contains only this rank, and all its connections are closed. In the next generation, a group gets its ranks
+back when a new group would have been made: the default group at once; any other group when the script or `run.keep`
+requests a group with the same name and ranks. A new process makes its groups in the same order, and joins them at the
+same points.
 
-Torch cannot reconfigure a group that has several backends, but it can reconfigure each of the backends: gloo's first,
-then NCCL's. NCCL supports this in its second implementation, which is torch's default from 2.15 on. NCCL's watchdog may
-abort on its own after an error, perhaps before this module does, and calls a hook before it aborts.
+torch cannot reconfigure a group that has several backends, but it can reconfigure each backend: first gloo, then NCCL.
+NCCL supports this in torch's second implementation, which is the default from 2.15 on. NCCL's watchdog may abort on its
+own after an error, perhaps before this module does. The watchdog calls a hook before it aborts.
 """
 
 from __future__ import annotations
@@ -31,39 +32,39 @@ from hyperpod_ext.runtime.process_group.store import LastingStore, PartitionedSt
 from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missing
 
 _dist: Any = dist
-"""The type is Any, because older versions of torch have no types for reconfiguration."""
+"""torch.distributed with type Any, because older versions of torch have no types for reconfiguration."""
 _MOST_RANKS = 128
-"""Maximum number of ranks for reconfiguration, which connects every two ranks. Larger jobs make new groups, whose
-connections are made at their first use."""
+"""Maximum number of ranks of a job that reconfigures groups, because reconfiguration connects every two ranks. Larger
+jobs make new groups, whose connections are made at their first use."""
 
 _RANK_BITS = 20
 _HOOK = 0x68707874
-"""Unique number of our hook, which spells `hpxt`."""
+"""Number by which a backend identifies our abort hook: the bytes of `hpxt`."""
 _WAKE_S = 5.0
-"""Time limit of a reconfiguration, in seconds. On a GPU it took 0.7 s, and it never ended if a rank of the group had
-died."""
+"""Time limit of a reconfiguration, in seconds. On a GPU, a reconfiguration took 0.7 s, and never ended if a rank of the
+group had died."""
 
 
 def can_last(world_size: int, *, nccl: bool = False) -> bool:
-    """Return whether groups of a job of this size are reconfigured. The result is the same on all ranks.
+    """Return whether a job of this size reconfigures its groups. The result is the same on all ranks.
 
     Args:
         nccl: whether NCCL is one of the backends.
     """
-    # in torch 2.15.0 a second reconfiguration never makes lazy connections, because gloo has ended the connecting
-    # thread
+    # lazy connections exclude reconfiguration: in torch 2.15.0 a second reconfiguration never makes lazy connections,
+    # because gloo has ended the thread that connects
     if world_size > _MOST_RANKS or os.environ.get(LAZY, "0") != "0" or missing(Feature.LASTING_GROUPS):
         return False
-    # NCCL's watchdog aborts such groups on its own; without its hook, an aborted step would count as made
+    # NCCL's watchdog aborts reconfigured groups on its own; without the hook, an aborted step would count as committed
     hears = hasattr(Backend, "register_abort_hook")
     return not nccl or (hears and engine_of(torch.__version__, os.environ) == "nccl2")
 
 
 class LastingGroups:
-    """The groups of one process, for one rank and world size.
+    """The groups of one process, as long as its rank and the world size stay the same.
 
     Args:
-        backends: the backend argument of `init_process_group`.
+        backends: the argument `backend` of `init_process_group`.
         before_abort: called before a backend aborts on its own, in the backend's thread.
     """
 
@@ -74,12 +75,13 @@ class LastingGroups:
         self._store = LastingStore()
         self._generation = 0
         self._asleep: set[str] = set()
-        """Names of groups that contain only this rank."""
+        """Names of kept groups that contain only this rank now."""
         self._awake, self._given_up = threading.Event(), False
         self._awake.set()
 
     def open(self, store: PartitionedStore) -> None:
-        """Open the default group for a generation. Every rank must have left the former group."""
+        """Open the default group for a generation. Before this call, every rank must have left the previous
+        generation."""
         self._store.become(store)
         self._generation, self._given_up = store.generation, False
         rank, world_size = self.place
@@ -93,7 +95,7 @@ class LastingGroups:
         self._wake(_default(), range(world_size))
 
     def make(self, name: str, ranks: Sequence[int], make: Callable[..., Any]) -> Any:
-        """Replace torch's `_new_process_group_helper`. Returns the kept group, or a new group, and its store."""
+        """Replaces torch's `_new_process_group_helper`. Returns a kept group or a new group, with its store."""
         if not ranks:  # the default group gets its ranks in `open`
             return make()
         known = torch_names.open_groups().get(name) if name in self._asleep else None
@@ -109,11 +111,12 @@ class LastingGroups:
         return group, store
 
     def leave(self) -> None:
-        """Leave a generation: close all connections, and keep the group objects."""
+        """Leave a generation: close all connections of the groups, and keep the group objects."""
         self._store.become(HashStore())
         for name, group in torch_names.open_groups().items():
             if _can_be_reconfigured(group):
-                # leave out NCCL: its abort was enough, and a communicator of one rank would be useless
+                # reconfigure only the CPU part: NCCL is aborted already, and a communicator of one rank would be
+                # useless
                 if (part := torch_names.parts_of(group).get("cpu")) is not None:
                     _reconfigure(part, self._uuid(alone=True), [part.get_reconfigure_handle()])
                 self._asleep.add(name)
@@ -121,12 +124,12 @@ class LastingGroups:
                 self._forget(group)
 
     def asleep(self) -> frozenset[str]:
-        """Return the names of groups that contain only this rank, because this generation has not requested them
-        yet."""
+        """Return the names of groups that contain only this rank, because this generation has not requested these
+        groups yet."""
         return frozenset(self._asleep)
 
     def _wake(self, group: dist.ProcessGroup, ranks: Sequence[int]) -> None:
-        """Give a group its ranks by reconfiguration. All its ranks must call this."""
+        """Give a group its ranks back by reconfiguration. All ranks of the group must call this."""
         self._awake = threading.Event()
         try:
             if self._given_up:
@@ -136,9 +139,9 @@ class LastingGroups:
             self._awake.set()
 
     def give_up(self) -> None:
-        """End this process later if it hangs in NCCL's set-up with a dead rank, because nothing else can end that hang.
+        """End this process after a while if it hangs in NCCL's set-up with a dead rank. Nothing else can end that hang.
 
-        Called when the generation is over. Any thread may call this.
+        Call this when the generation is over. Any thread may call it.
         """
         self._given_up = True
         if "nccl" in self._backends and not self._awake.is_set():
@@ -153,17 +156,17 @@ class LastingGroups:
         self._asleep.discard(name)
 
     def _listen(self, group: dist.ProcessGroup) -> None:
-        """Register the abort hook in each backend of a new group."""
+        """Register our abort hook in each backend of a new group."""
         for part in torch_names.parts_of(group).values():
             _hear(part, functools.partial(self._about_to_abort, str(group.group_name)))
 
     def _about_to_abort(self, name: str) -> None:
-        if name not in self._asleep:  # a group in `_asleep` belongs to an ended generation
+        if name not in self._asleep:  # otherwise the group belongs to an ended generation
             self._before_abort()
 
     def _uuid(self, *, alone: bool = False) -> int:
-        """Return the id of a configuration. Handles contain it and must differ, so each lone rank has a different
-        id."""
+        """Return the number of a configuration. The number is part of each handle, and handles must differ. So each
+        rank that is alone in its group uses a number of its own."""
         return (self._generation << _RANK_BITS) + (1 + self.place[0] if alone else 0)
 
     def _forget(self, group: dist.ProcessGroup) -> None:
@@ -182,20 +185,20 @@ def _can_be_reconfigured(group: dist.ProcessGroup) -> bool:
 
 
 def _hear(part: Any, hook: Callable[[], None]) -> None:
-    """Register a hook that a backend calls before it aborts on its own. Some backends never do."""
+    """Register a hook that a backend calls before it aborts on its own. Some backends never abort on their own."""
     if hasattr(part, "supports_abort_hooks"):
         if part.supports_abort_hooks:
             part.register_abort_hook(_HOOK, hook)
     elif hasattr(part, "register_abort_hook"):  # torch 2.14
-        with contextlib.suppress(RuntimeError):  # the backend never aborts on its own
+        with contextlib.suppress(RuntimeError):  # this backend never aborts on its own
             part.register_abort_hook(_HOOK, hook)
 
 
 def _end_unless(awake: threading.Event) -> None:
     if not awake.wait(_WAKE_S):
-        sys.stderr.write(f"was in the set-up of a process group {_WAKE_S:g} s after a fault elsewhere\n")
+        sys.stderr.write(f"still sets up a process group {_WAKE_S:g} s after a fault of another rank\n")
         sys.stderr.flush()
-        os._exit(1)  # a replacement process restores the state
+        os._exit(1)  # a new process will replace this one and restore its state
 
 
 def _reconfigure(part: Any, uuid: int, handles: list[str]) -> None:

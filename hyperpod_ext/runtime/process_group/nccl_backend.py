@@ -1,8 +1,9 @@
 """Aborts NCCL's collectives after a fault. The communicators of all groups are aborted at the same time, in threads.
 
-Kernels of communicators can wait for each other, and so can their aborts. So all aborts are started before this process
-waits for any of them. An aborted communicator cannot be used again, so the groups are destroyed and made again.
-Sources: `ProcessGroupNCCL.cpp` of torch and `ncclCommAbort` of NCCL. Runs on a GPU are described in docs/gpu.md.
+Kernels of different communicators can wait for each other, and so can their aborts. So all aborts are started before
+this process waits for any of them. An aborted communicator cannot be used again, so the groups are destroyed and made
+again, or reconfigured. Sources: `ProcessGroupNCCL.cpp` of torch and `ncclCommAbort` of NCCL. For runs on a GPU see
+docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -25,27 +26,27 @@ from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGrap
 from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment
 
 _LIMIT_S = 20.0
-"""Time limit of an abort, in seconds. An abort takes milliseconds, or the 500 ms interval of NCCL's proxy, or never
-ends."""
+"""Time limit of an abort, in seconds. An abort either ends after milliseconds, or after the 500 ms interval of NCCL's
+proxy, or never."""
 _SIGNS = (
     *("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout"),
-    # torch's second implementation uses NCCL's own messages (ncclGetErrorString of NCCL 2.30.7)
+    # messages of NCCL itself, which torch's second implementation raises (ncclGetErrorString of NCCL 2.30.7)
     *("remote process exited or there was a network error", "unhandled system error", "internal error - please report"),
     "NCCL operation timed out",
-    # torch's second implementation has this message for an aborted group
+    # the message of torch's second implementation for an aborted group
     "corrupted comm object detected",
 )
 
 
 class Communicators(Protocol):
-    """The communicators of one group."""
+    """The communicators of one group, which torch aborts together."""
 
     def abort(self) -> None:
-        """Abort the communicators. Returns once no call waits in them."""
+        """Abort the communicators. Returns when no call waits in them any more."""
 
 
 class _Call:
-    """A call in a thread of its own, because it may never end."""
+    """A call in a thread of its own, so that this process can stop waiting if the call never ends."""
 
     def __init__(self, what: str, call: Callable[[], object]) -> None:
         self.what = what
@@ -56,7 +57,7 @@ class _Call:
     def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # the waiting caller raises the error
+        except BaseException as error:  # `_end_all` raises the error in the waiting thread
             self.error = error
 
     def ended(self, deadline: float) -> bool:
@@ -65,12 +66,12 @@ class _Call:
 
 
 class Nccl:
-    """The part of the process groups that NCCL has, over all generations.
+    """Backend NCCL of the process groups, through all generations of this process.
 
     Args:
-        communicators: returns each open group's communicators, by group name.
-        synchronize: waits until the GPU has done all queued work.
-        drop_graphs: drops all captured CUDA graphs with collectives.
+        communicators: returns the communicators of each open group, by group name.
+        synchronize: waits until the GPU has finished all queued work.
+        drop_graphs: drops all captured CUDA graphs that contain collectives.
     """
 
     def __init__(
@@ -81,14 +82,14 @@ class Nccl:
     ) -> None:
         self._communicators, self._synchronize, self._drop_graphs = communicators, synchronize, drop_graphs
         self._aborts: dict[str, _Call] = {}
-        """Running aborts, by group name."""
+        """Aborts that were started in this generation, by group name."""
         self._aborted = False
         self._lock = threading.Lock()
 
     @classmethod
     def prepare(cls) -> Nccl:
-        """Set NCCL's environment for recovery, and select this process's GPU. Call this before the first group is
-        opened.
+        """Set NCCL's environment for recovery, check the libraries, and select this process's GPU. Call this before the
+        first group is opened.
 
         Raises:
             ConfigError: the environment or an installed library does not allow recovery.
@@ -109,14 +110,14 @@ class Nccl:
             self._aborted = False
 
     def adding_group(self) -> None:
-        """Do nothing, because a new group gets no communicator once the store is cancelled."""
+        """Do nothing: a new group gets no communicator after the store is cancelled, so it needs no abort."""
 
     def opened(self) -> None:
         if self._aborted:
             self.abort()
 
     def abort(self) -> None:
-        """Start the aborts. `ending` waits until they are done."""
+        """Start to abort all communicators. `ending` waits until the aborts have ended."""
         with self._lock:
             if not self._aborted:
                 self._drop_graphs()
@@ -131,9 +132,9 @@ class Nccl:
         with self._lock:
             aborts, self._aborts = list(self._aborts.values()), {}
         _end_all(aborts, deadline)
-        if aborts:  # work queued behind the collectives runs now, on invalid data that nothing uses
-            _end_all([_Call("what was queued on the GPU", self._synchronize)], deadline)
-        del aborts  # keep no reference to a thread or a group
+        if aborts:  # kernels queued behind the collectives run now, on invalid data that nothing uses
+            _end_all([_Call("the work queued on the GPU", self._synchronize)], deadline)
+        del aborts  # keep no reference to a thread or group
         yield
 
     def close(self) -> None:
@@ -147,7 +148,7 @@ def _end_all(calls: list[_Call], deadline: float) -> None:
     """Wait until all calls have ended.
 
     Raises:
-        AbortStuckError: a call has not ended by the deadline, or has raised.
+        AbortStuckError: a call has not ended by the deadline, or has raised an error.
     """
     late = [call.what for call in calls if not call.ended(deadline)]
     if late:

@@ -1,8 +1,8 @@
-"""The store of torch's process groups, partitioned over the key-value servers of all ranks.
+"""The store of torch's process groups, whose keys are distributed over the key-value servers of all ranks.
 
-A key that ends in a rank, such as gloo's addresses, belongs to that rank. Any other key belongs to a rank computed from
-its text. There is no TCPStore, no process that serves all keys or must survive, and no name look-up, because addresses
-are numeric.
+A key that ends in a rank, such as an address of gloo, is stored on that rank. Any other key is stored on a rank that is
+computed from the key's text. There is no TCPStore, and no single process that serves all keys or must survive.
+Addresses are numeric, so no host name is looked up.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ from hyperpod_ext.runtime.process_group.store_connections import Connections, St
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _REPEATABLE = frozenset({"set", "get", "check"})
-"""Requests that may be sent again, because a connection may break after the server has executed a request."""
+"""Requests that may be sent again if the connection breaks, even if the server has executed them already."""
 
 
 _TRIES = 3
-"""Number of connections to try for a request. A broken connection need not mean a broken server."""
+"""Number of connections to try for a request. If a connection breaks, the server may still be alive."""
 
 
 class GenerationOverError(ConnectionError):
-    """The generation ended while this process waited in its store."""
+    """The generation ended while this process waited in the generation's store."""
 
 
 class PartitionedStore(Store):
     """The `torch.distributed.Store` of one generation. Several threads may use it at once.
 
     Args:
-        addresses: `(host, port)` of each rank's server, by rank. Either all addresses, or looked up on access.
-        generation: generation of this store. Keys of other generations are invisible.
+        addresses: `(host, port)` of each rank's server, by rank. A `LookedUp` looks unknown addresses up on access.
+        generation: number of this store's generation. Keys of other generations are invisible.
         secret: the job's secret.
-        own: this rank's number and server. The server is called without a socket.
-        connections: connections from an earlier generation.
+        own: this rank and its server, which is called directly, without a socket.
+        connections: connections to other ranks that are kept from earlier generations. Default: new connections, which
+            `close` closes.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class PartitionedStore(Store):
         self._connections.enter(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
         self._values: dict[str, str] = {}
-        """Values of keys that are set only once in a generation."""
+        """Values of known keys in base64. Only keys that are set once in a generation are kept here."""
         self._busy: set[StoreConnection] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
 
     def cancel(self) -> None:
-        """Make running calls fail in all threads, and all later calls too."""
+        """Make running calls fail in all threads, and make all later calls fail."""
         with self._lock:
             self._over = True
             busy = list(self._busy)
@@ -83,18 +84,19 @@ class PartitionedStore(Store):
             self._own[1].enter(self._generation + 1)
 
     def close(self) -> None:
-        """Close the connections. No call may be running."""
+        """Close the connections, unless later generations use them, too. No call may be running."""
         if not self._shared:
             self._connections.close()
 
     def route(self, group_name: str, ranks: Sequence[int]) -> None:
-        """Route keys of group `group_name`, which end in an index into `ranks` instead of a rank. All members must call
-        this."""
-        # skip groups of other ranks, of which a device mesh has thousands
+        """Route the keys of group `group_name`, which end in an index into `ranks` instead of a rank.
+
+        All members of the group must call this."""
+        # skip groups that do not contain this rank: a device mesh has thousands of them
         if self._own is None or self._own[0] in ranks:
             self._members[group_name] = list(ranks)
 
-    # torch defines the method names below
+    # the methods below implement torch's class Store
 
     @property
     def timeout(self) -> timedelta:
@@ -141,7 +143,7 @@ class PartitionedStore(Store):
         return copy
 
     def _wait(self, key: str, timeout: timedelta) -> str:
-        """Return the value of `key` in base64, once the key is set."""
+        """Wait until `key` is set, and return its value in base64."""
         self._check_not_over()
         if (value := self._values.get(key) or self._pushed(key)) is None:
             request: wire.Message = {"op": "get", "timeout": timeout.total_seconds()}
@@ -152,12 +154,13 @@ class PartitionedStore(Store):
         return value
 
     def _pushed(self, key: str) -> str | None:
-        """Return a value that the key's owner has pushed, because most keys are needed in each generation."""
+        """Return the value of `key` if its owner has pushed it. Pushes save requests, because most keys recur in each
+        generation."""
         if (line := self._connections.take_watching(key)) is None:
             return None
         try:
             value = line.pushed(key, self._generation)
-        except OSError:  # the connection broke while idle
+        except OSError:  # the connection broke while it was idle
             line.socket.close()
             return None
         self._connections.put(line)
@@ -178,7 +181,7 @@ class PartitionedStore(Store):
 
     def _ask_own(self, request: wire.Message) -> wire.Message:
         assert self._own is not None
-        timeout_s = request.get("timeout", 0) + 10.0  # the server answers once its own timeout has passed
+        timeout_s = request.get("timeout", 0) + 10.0  # the server itself answers when the request's timeout has passed
         answer = self._own[1].ask(request, timeout_s)
         return {"error": "this rank's own server does not answer"} if answer is None else answer
 
@@ -214,7 +217,7 @@ class PartitionedStore(Store):
 
     @contextlib.contextmanager
     def _in_use(self, line: StoreConnection) -> Iterator[None]:
-        """Register `line`, so that `cancel` can end the call. Closes the line after a failure."""
+        """Register the connection `line`, so that `cancel` can end the call. Close the connection if the call fails."""
         with self._lock:
             if self._over:
                 line.socket.close()
@@ -237,18 +240,19 @@ def _text(value: bytes | str) -> str:
 
 
 class LastingStore(Store):
-    """A store object that groups keep over generations, and that passes calls to the store of the present
+    """A store object that groups keep through generations, and that passes calls to the store of the present
     generation."""
 
     def __init__(self) -> None:
         super().__init__()
         self._now: Any = HashStore()
-        """The type is Any, because torch's types lack `timeout` and do not say that values are bytes."""
+        """Store of the present generation. The type is Any, because torch's types lack `timeout`, and do not declare
+        that values are bytes."""
 
     def become(self, store: Store) -> None:
         self._now = store
 
-    # torch defines the method names below
+    # the methods below implement torch's class Store
 
     @property
     def timeout(self) -> timedelta:
@@ -287,9 +291,11 @@ class LastingStore(Store):
 
 
 def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
-    """Return the rank that owns `key`: the rank at the key's end, or else a rank computed from the key's text.
+    """Return the rank that stores `key`: the rank at the key's end, or else a rank that is computed from the key's
+    text.
 
-    `members`: ranks of each group whose keys end in an index into these ranks. The keys of a group contain its name.
+    `members`: ranks of each group whose keys end in an index into these ranks. A key of this form contains the group's
+        name.
     """
     prefix, _, last = key.rpartition("/")
     if last.isdecimal() and int(last) < world_size:
@@ -299,25 +305,26 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
 
 
 def is_set_once(key: str) -> bool:
-    """Return whether `key` holds the address of a group's rank, which torch sets once in a generation."""
+    """Return whether `key` holds the address of a rank in a group. torch sets such a key only once in a generation."""
     parts = key.split("/")  # .../{group}//{device}//{number}/{rank}
     return len(parts) >= 6 and parts[-1].isdecimal() and parts[-3] == parts[-5] == ""
 
 
 def _group_in(prefix: Sequence[str]) -> str:
-    """Return the group name in a prefix of gloo's keys: .../{group}//{device}//{number}, or
-    .../{group}//{device}//reconfigure/{uuid}/{number}."""
+    """Return the name of the group in a prefix of gloo's keys; empty if the prefix names no group.
+
+    Prefixes are .../{group}//{device}//{number} and .../{group}//{device}//reconfigure/{uuid}/{number}."""
     place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
     return prefix[place] if len(prefix) >= -place else ""
 
 
 class Endpoint:
-    """This rank's part of the job's store for the life of the process: its server, and connections to other ranks.
+    """This rank's part of the job's store, for the life of the process: its server, and its connections to other ranks.
 
     Args:
-        rank: this rank.
+        rank: number of this rank.
         secret: the job's secret.
-        on_error: called with the error that ends the server's thread.
+        on_error: called with the error if an error ends the server's thread.
         host: address at which to listen; empty for all addresses of this machine.
     """
 
@@ -326,15 +333,15 @@ class Endpoint:
         self._server = RankServer(secret, on_error)
         self._connections = Connections()
         self.port = self._server.start(host)
-        """Port at which other ranks reach this server."""
+        """Port at which other ranks reach this rank's server."""
 
     @property
     def requests(self) -> int:
-        """Number of requests that the server has executed, including this rank's own requests."""
+        """Number of requests that this server has executed, including requests of its own rank."""
         return self._server.requests
 
     def open(self, addresses: Sequence[Address] | LookedUp, generation: int) -> PartitionedStore:
-        """Return the store of a generation. Drops keys of earlier generations, and makes waits for them fail."""
+        """Return the store of a generation. Drop the keys of earlier generations, and make waits for them fail."""
         self._server.enter(generation)
         own = (self.rank, self._server)
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
@@ -348,8 +355,8 @@ class Endpoint:
 def rehearse() -> None:
     """Connect two endpoints in this process once, before it forks other processes.
 
-    Forked processes then need not repeat work that is done only once, such as looking up ciphers and specializing
-    bytecode, and they copy less memory.
+    Some work is done only once per process, such as looking up ciphers and specializing bytecode. The forked processes
+    then need not repeat this work, and copy less memory.
     """
     errors: list[str] = []
     secret = b"rehearsal"

@@ -1,4 +1,4 @@
-"""Connections to other ranks' key-value servers, kept from generation to generation."""
+"""Connections to the key-value servers of other ranks, kept from generation to generation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _READ_BYTES, _LOOK_BYTES = 1 << 16, 1 << 12
 
 
 class StoreConnection:
-    """A connection to another rank's server. Only one thread may use it at a time."""
+    """A connection to another rank's server. Only one thread at a time may use a connection."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -24,10 +24,10 @@ class StoreConnection:
         self._received = bytearray()
         self._generation = 0
         self._values: dict[str, str] = {}
-        """Pushed values of watched keys, from the newest generation that has any."""
+        """Pushed values of watched keys in base64, from the newest generation of which values have arrived."""
 
     def connect(self, secret: bytes) -> None:
-        """Connect to the server, and authenticate both sides by the job's secret."""
+        """Connect to the server. Both sides authenticate by the job's secret."""
         with breaking(connects=True):
             self.socket.settimeout(_CONNECT_S)
             self.socket.connect(self.address)
@@ -36,7 +36,7 @@ class StoreConnection:
             self.socket.settimeout(None)
 
     def has_ended(self) -> bool:
-        """Return whether the connection broke while it was idle."""
+        """Return whether the server has closed the connection while it was idle."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -52,13 +52,13 @@ class StoreConnection:
         return answer
 
     def pushed(self, key: str, generation: int) -> str | None:
-        """Return the value of a watched key; None if the server has not pushed it."""
+        """Return the pushed value of a watched key; None if the server has not pushed it in this generation."""
         if (generation != self._generation or key not in self._values) and self._receive(socket.MSG_DONTWAIT):
-            raise wire.WireError("the server has answered what nobody asked")
+            raise wire.WireError("the server has sent an answer without a request")
         return self._values.get(key) if generation == self._generation else None
 
     def _receive(self, flags: int = 0) -> wire.Message | None:
-        """Return the next answer, and store pushed values that arrive before it. None if no answer has arrived yet."""
+        """Return the next answer, and record pushed values that arrive before it. None if no answer has arrived yet."""
         while True:
             for message in wire.frames(self._received):
                 if "key" not in message:
@@ -87,24 +87,25 @@ class StoreConnection:
 
 
 class Connections:
-    """Connections to the servers of other ranks, kept from generation to generation."""
+    """This rank's connections to the servers of other ranks, kept from generation to generation."""
 
     def __init__(self) -> None:
         self._idle: dict[Address, list[StoreConnection]] = {}
         self._watched: dict[str, StoreConnection] = {}
-        """For each watched key, the connection on which its value is pushed in the next generation."""
+        """For each watched key, the connection on which the server pushes the key's value in later generations."""
         self._used: set[str] = set()
-        """Watched keys that were used in this generation."""
+        """Watched keys that were used in this generation. Other watches are dropped at the next generation."""
         self._lock = threading.Lock()
 
     def take(self, address: Address) -> StoreConnection | None:
-        """Return an idle connection, which may have broken; None if there is no idle connection."""
+        """Return an idle connection to `address`; None if there is none. The connection may have broken meanwhile."""
         with self._lock:
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 
     def take_watching(self, key: str) -> StoreConnection | None:
-        """Return the connection on which `key` is pushed, if that connection is idle; else None."""
+        """Return the connection on which `key` is pushed. None if there is no such connection, or if another thread is
+        using it."""
         with self._lock:
             line = self._watched.get(key)
             if line is None or line not in (idle := self._idle.get(line.address, [])):
@@ -114,7 +115,8 @@ class Connections:
             return line
 
     def put(self, line: StoreConnection, watching: str = "") -> None:
-        """Give `line` back after its last answer. From the next generation on, its server pushes the key `watching`."""
+        """Make the connection `line` idle after its last answer. `watching`: key that the server will push on this
+        connection from now on."""
         with self._lock:
             self._idle.setdefault(line.address, []).append(line)
             if watching:
@@ -122,7 +124,8 @@ class Connections:
                 self._used.add(watching)
 
     def enter(self, addresses: Collection[Address]) -> None:
-        """Begin a generation: close connections to servers that are not in `addresses`, and drop unused watches."""
+        """Begin a generation: close connections to servers that are not in `addresses`, and drop watches that were
+        unused."""
         with self._lock:
             for gone in self._idle.keys() - set(addresses):
                 for line in self._idle.pop(gone):

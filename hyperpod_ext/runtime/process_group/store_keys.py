@@ -1,7 +1,7 @@
-"""The keys of one rank with their generations, waiting requests and watching clients. Pure except for the clock.
+"""The keys of one rank's server, with waiting requests and watching clients. Pure, except for the clock.
 
-A get request may watch its key. The server then pushes the key's value in each later generation. Ranks connect to the
-same ranks in each generation, so most of them need no further requests.
+A client that gets a key may also watch the key. The server then pushes the key's value to the client in each later
+generation. Ranks connect to the same ranks in each generation, so they get most addresses without further requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class StoreKeys(Generic[Client]):
-    """The keys of generations that are not over, with their waiting requests and watching clients. Not thread-safe.
+    """The keys of generations that are not over, with waiting requests and watching clients. Not thread-safe.
 
     Args:
         push: sends the value of a key to clients that watch the key.
@@ -32,15 +32,15 @@ class StoreKeys(Generic[Client]):
         self._values: dict[tuple[int, str], str] = {}
         self._waiting: dict[tuple[int, str], dict[int, tuple[Reply, Client | None]]] = {}
         self._watched: dict[str, set[Client]] = {}
-        """For each key, the clients that watch it, in all generations."""
+        """Clients that watch each key, in any generation."""
         self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
         self._tickets = itertools.count()
 
     def answer(self, request: wire.Message, reply: Reply, client: Client | None = None) -> None:
-        """Execute `request`. Calls `reply` at once, or later if a key is not set yet.
+        """Execute `request`, and call `reply` with the answer. A get of a key that is not set calls `reply` later.
 
         Args:
-            client: the client that sent the request. None if the client cannot watch keys.
+            client: the client that sent the request. None for a request that cannot watch its key.
         """
         key = (int(request["generation"]), str(request["key"]))
         if key[0] < self.generation:
@@ -74,12 +74,13 @@ class StoreKeys(Generic[Client]):
             self._push(others, {"key": key[1], "generation": key[0], "value": value})
 
     def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
-        """Set a key if it has the expected value; empty means no value. Returns the key's value afterwards."""
+        """Set a key if it has the expected value, where "" means that the key is not set. Returns the key's value
+        afterwards."""
         now = self._values.get(key, "")
         if now == expected:
             self._set(key, value)
             return value
-        return now or expected  # the behaviour of torch's own stores for a missing key
+        return now or expected  # torch's stores also return the expected value for a missing key
 
     def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply, client: Client | None) -> None:
         if key in self._values:
@@ -90,7 +91,8 @@ class StoreKeys(Generic[Client]):
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and make waits for them fail. A watch stays if its key was set."""
+        """Drop the keys of older generations, and make waits for them fail. A watch stays if its key was set in the
+        generation."""
         if generation > self.generation and self._values:
             names = {name for _, name in self._values}
             self._watched = {name: clients for name, clients in self._watched.items() if name in names}
@@ -101,12 +103,12 @@ class StoreKeys(Generic[Client]):
                 reply(self._over(key))
 
     def forget(self, client: Client) -> None:
-        """Drop the watches of a client whose connection is closed."""
+        """Drop the watches of a client whose connection has closed."""
         for clients in self._watched.values():
             clients.discard(client)
 
     def expire(self) -> float | None:
-        """Answer waits whose time has passed. Returns the seconds until the next timeout, or None if there are no
+        """Answer the waits whose timeout has passed. Returns the seconds until the next timeout; None if nothing
         waits."""
         while self._deadlines:
             deadline, ticket, key = self._deadlines[0]
@@ -115,9 +117,9 @@ class StoreKeys(Generic[Client]):
                 if (left := deadline - time.monotonic()) > 0:
                     return left
                 del self._waiting[key][ticket]
-                waiter[0]({"error": f"nobody set {key[1]!r} in time"})
+                waiter[0]({"error": f"no rank has set {key[1]!r} in time"})
             heapq.heappop(self._deadlines)
         return None
 
     def _over(self, key: tuple[int, str]) -> wire.Message:
-        return {"error": f"generation {key[0]} is over; the job is at {self.generation}"}
+        return {"error": f"generation {key[0]} is over; the job is in generation {self.generation}"}

@@ -1,8 +1,8 @@
-"""A small key-value server in each rank. Together, these servers are the store of the process groups.
+"""A small key-value server in each rank. Together, the servers of all ranks are the store of the process groups.
 
-Each key has one owner rank (`store.py` routes requests), so no process serves all keys, and no single process must
-survive. A key belongs to a generation. When the generation ends, all waits for its keys fail at once. One thread serves
-all connections. The server's own rank calls it directly, without a socket.
+Each key is stored on one rank (`store.py` routes requests), so no process serves all keys, and no single process must
+survive. A key belongs to a generation. When the generation ends, all waits for the generation's keys fail at once. One
+thread serves all connections. The server's own rank calls the server directly, without a socket.
 """
 
 from __future__ import annotations
@@ -24,22 +24,23 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
-"""Number of connections that may wait to be accepted: large, because a whole job may connect at once."""
+"""Number of connections that may wait to be accepted. The number is large, because all ranks of a job may connect at
+once."""
 _UNKNOWN_BYTES = 1024
-"""Maximum number of bytes that are buffered for an unauthenticated connection."""
+"""Maximum number of received bytes to keep for a connection that is not authenticated."""
 _PROVE_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _UNPROVEN = 1024
-"""Maximum number of unauthenticated connections."""
+"""Maximum number of connections that are not authenticated yet."""
 _PAUSE_S = 0.1
-"""Seconds for which the server accepts no connections after this process could not open another file."""
+"""Time in seconds for which the server accepts no connections after this process could not open another file."""
 _ACCEPTED_AT_ONCE = 64
-"""Maximum number of connections to accept before reading existing ones, so that authenticated connections soon stop
-counting against the limit."""
+"""Maximum number of connections to accept before reading existing ones. Reading authenticates connections, which then
+no longer count against the limit."""
 
 
 class _Peer:
-    """One connection: its received bytes, its unsent bytes, and whether it is authenticated."""
+    """A connection to this server: its received bytes, its unsent bytes, and whether it is authenticated."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -50,16 +51,16 @@ class _Peer:
         self.unsent = bytearray()
 
     def frames(self) -> list[wire.Message]:
-        """Return the complete messages that were received.
+        """Return the complete messages that have been received, and remove them from `received`.
 
         Raises:
-            WireError: a frame is invalid, or an unauthenticated peer sent more than a proof.
+            WireError: a frame is invalid, or too long for a connection that is not authenticated.
         """
         return list(wire.frames(self.received, wire.MAX_FRAME_BYTES if self.known else _UNKNOWN_BYTES))
 
 
 class _Answer:
-    """The answer to a request of this process. Most answers come at once and need no Event to wait for."""
+    """The answer to a request of this process. An Event is only made if the answer does not come at once."""
 
     def __init__(self) -> None:
         self.message: wire.Message | None = None
@@ -72,35 +73,35 @@ class _Answer:
 
 
 class RankServer:
-    """The keys of one rank, served over TCP to processes that have the job's secret.
+    """The keys of one rank, and the TCP server that serves them to processes with the job's secret.
 
     Args:
         secret: the job's secret.
-        on_error: called with the error that ends the server's thread.
+        on_error: called with the error if an error ends the server's thread.
     """
 
     def __init__(self, secret: bytes, on_error: Callable[[str], None], places: int = _UNPROVEN) -> None:
         self._secret, self._on_error = secret, on_error
         self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
         self._pausing = False
-        """Whether the server accepts no connections for now, because this process cannot open more files."""
+        """Whether the server accepts no connections for a moment, because this process cannot open more files."""
         self._keys: StoreKeys[_Peer] = StoreKeys(self._push)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._full: set[_Peer] = set()
-        """Peers whose sockets are full. The thread continues to send once a socket has room."""
+        """Connections whose send buffers are full. The thread continues to send when a socket has room again."""
         self._wake_read, self._wake_write = socket.socketpair()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._closing = False
         self.requests = 0
-        """Number of requests that the server has executed, including this rank's own requests."""
+        """Number of requests that this server has executed, including requests of its own rank."""
 
     def start(self, host: str = "", port: int = 0) -> int:
-        """Listen on `port` of the numeric address `host`. Port 0 selects a free port; an empty host, all addresses.
+        """Listen on `port` of the numeric address `host`, and return the port.
 
-        Returns the port.
+        Port 0 selects a free port. An empty host selects all addresses of this machine.
         """
         if host:
             self._listener = socket.create_server((host, port), family=family_of(host), backlog=_BACKLOG)
@@ -129,7 +130,7 @@ class RankServer:
             self._thread.join()
 
     def ask(self, request: wire.Message, timeout_s: float) -> wire.Message | None:
-        """Execute a request of this process. Returns None if there is no answer within `timeout_s`."""
+        """Execute a request of this process. Returns the answer; None if there is none within `timeout_s` seconds."""
         answer = _Answer()
         with self._lock:
             self.requests += 1
@@ -137,14 +138,14 @@ class RankServer:
             if answer.message is not None:
                 return answer.message
             answer.given = threading.Event()
-        self._wake()  # the thread ends the wait at its deadline
+        self._wake()  # the thread answers the wait when its timeout has passed
         answer.given.wait(timeout_s)
         return answer.message
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        # if the socket is full, the thread wakes anyway; if it is closed, the thread has ended
+        # ignore errors: if the socket is full, the thread wakes anyway; if it is closed, the thread has ended
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
 
@@ -163,7 +164,7 @@ class RankServer:
                 self._finish_sending()
                 if pausing:
                     self._accept_again()
-        except Exception as error:  # the owner decides what happens to the rank
+        except Exception as error:  # the owner of this server decides whether its rank can continue
             self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
         finally:
             self._hang_up()
@@ -177,11 +178,11 @@ class RankServer:
         else:
             peer: _Peer = key.data
             if peer not in self._peers:
-                return  # the peer was just dropped in favour of a new connection
+                return  # this connection was just dropped to make room for a new one
             try:
                 if events & selectors.EVENT_READ:
                     self._read(peer)
-            # the connection is closed, or the peer broke the protocol
+            # the connection is closed, or the peer has broken the protocol
             except (OSError, ValueError, KeyError, TypeError):
                 self._drop(peer)
 
@@ -195,7 +196,7 @@ class RankServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproven.hang_up_oldest():
                     return
-                self._pausing = True  # no file or memory is left, or the network has an error: accept again later
+                self._pausing = True  # no file or memory is left, or the network fails: accept again later
                 self._selector.unregister(self._listener)
                 return
             try:
@@ -242,12 +243,12 @@ class RankServer:
                 self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
-        """Send a message. Any thread may call this with the lock held, or before other threads know the peer."""
+        """Send a message. The caller must hold the lock, unless no other thread knows the peer yet."""
         self._send_frame(peer, wire.encode(message))
 
     def _push(self, peers: Collection[_Peer], message: wire.Message) -> None:
-        """Send the value of a watched key. A peer with unsent bytes is skipped, because it can request the key when
-        needed."""
+        """Push the value of a watched key. Skip a peer with unsent bytes, because that peer can request the key
+        later."""
         frame = wire.encode(message)
         for peer in peers:
             if not peer.unsent:
@@ -260,7 +261,7 @@ class RankServer:
             except BlockingIOError:
                 pass
             except OSError:
-                disconnect(peer.socket)  # an answer may be lost, and the thread notices the closed connection
+                disconnect(peer.socket)  # the answer may be lost; the thread will notice the closed connection
                 return
         if frame:
             peer.unsent += frame

@@ -1,5 +1,6 @@
-"""Access to torch's private functions that create and number process groups. The names are listed in
-`torch_requirements/private_names.py`."""
+"""Access to torch's private functions that create and number process groups.
+
+`torch_requirements/private_names.py` lists the private names."""
 
 from __future__ import annotations
 
@@ -21,11 +22,12 @@ _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
 _make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
 ReconfigureOptions: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "ReconfigureOptions", None)
-"""A backend's new configuration: `uuid`, and one entry of `handles` per rank. None before torch 2.14."""
+"""torch's class for a backend's new configuration: `uuid`, and one entry in `handles` per rank. The value is None
+before torch 2.14."""
 
 
 def check() -> None:
-    """Raise HyperpodExtError if this torch does not support recovery."""
+    """Raise HyperpodExtError if this version or build of torch does not support recovery."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < _OLDEST:
         raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
@@ -36,10 +38,11 @@ def check() -> None:
 
 
 def on_new_group(maker: GroupMaker | None) -> None:
-    """Call `maker` for each new group, with the group's name, its ranks (empty for the default group) and torch's
+    """Call `maker` instead of torch's function for each new group, until `on_new_group(None)` restores torch's
     function.
 
-    If `maker` is None, restore torch's own function."""
+    `maker` gets the group's name, the group's ranks (empty for the default group), and torch's function with its
+    arguments."""
     if maker is None:
         _c10d._new_process_group_helper = _make_group
         return
@@ -53,27 +56,28 @@ def on_new_group(maker: GroupMaker | None) -> None:
 
 
 def forget_groups(kept: int = 0) -> None:
-    """Reset torch's count of groups to `kept`.
+    """Reset torch's counter of groups to `kept`.
 
-    Torch names a group's keys by the group's number. A failed init increases the count, and destroyed groups do not
-    decrease it. Without this reset, survivors and new processes would use different names.
+    torch names a group's keys by the group's number. A failed init increases the counter, and destroying a group does
+    not decrease it. Without this reset, survivors and new processes would use different names for the same group.
     """
     _c10d._world.group_count = kept
 
 
 def open_groups() -> dict[str, dist.ProcessGroup]:
-    """Return torch's groups by name, in order of creation."""
+    """Return torch's open groups by name, in order of creation."""
     return {str(name): group for group, name in _c10d._world.pg_names.items()}
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
-    """Return torch's store of a group."""
+    """Return the store of a group, as torch has recorded it."""
     return _c10d._world.pg_map[group][1]
 
 
 def backends_of(device: str) -> dict[str, Any]:
-    """Return each open group's backend for this device, by group name, if it can be aborted. Any thread may call
-    this."""
+    """Return each open group's backend for this device, by group name. Leave out backends that torch cannot abort.
+
+    Any thread may call this."""
     found = {}
     for group, name in list(_c10d._world.pg_names.items()):
         with contextlib.suppress(RuntimeError):  # the group has no backend for this device
@@ -84,7 +88,7 @@ def backends_of(device: str) -> dict[str, Any]:
 
 
 def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Return the backends of a group, by the first device type of each, CPU first."""
+    """Return the backends of a group, by the first device type that each one serves, CPU first."""
     devices = sorted(group._device_types, key=lambda device: (device.type != "cpu", device.type))
     parts: dict[str, Any] = {}
     for device in devices:
@@ -97,7 +101,7 @@ def collectives_begun() -> int:
     """Return the number of collectives that this process has begun on its open process groups."""
     begun = 0
     for group in list(_c10d._world.pg_map):
-        # raised by groups that are being opened or closed, and by backend "fake" of mesh dimensions of size 1
+        # groups that are being opened or closed raise, and so does backend "fake" (mesh dimensions of size 1)
         with contextlib.suppress(RuntimeError, ValueError):
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())

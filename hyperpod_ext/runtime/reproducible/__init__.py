@@ -1,5 +1,4 @@
-"""Gradient sums that do not depend on the order of summation, so that any number or history of ranks has the same
-bits."""
+"""Sum gradients independently of the order of summation, so that results are the same bits for any number of ranks."""
 
 from __future__ import annotations
 
@@ -19,17 +18,20 @@ __all__ = ["Reproducible", "reproducible", "seeded"]
 
 
 def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproducible:
-    """Wrap `module` as DistributedDataParallel does. The module may be plain, or one after `fully_shard` (FSDP2, HSDP).
+    """Wrap `module` for reproducible data parallelism, in place of DistributedDataParallel.
 
-    init_sync: whether to send rank 0's parameters and buffers to all ranks first. Has no effect on FSDP2 modules.
+    Args:
+        module: a plain module, or a module after `fully_shard` (FSDP2, HSDP).
+        init_sync: broadcast rank 0's parameters and buffers to all ranks first, except for FSDP2 modules.
 
     Raises:
-        JobFailedError: the module has parts whose results depend on the number of ranks, or its layout is unknown.
+        JobFailedError: the module has submodules whose results depend on the number of ranks, or its sharding is
+            unknown.
     """
     check(Feature.REPRODUCIBLE_DDP)
     if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):
         check(Feature.REPRODUCIBLE_FSDP2)
-        # import it here, because FSDP2 takes a second to import
+        # a local import, because importing FSDP2 takes a second
         from hyperpod_ext.runtime.reproducible.sharded import Sharded
 
         return Sharded(module)
@@ -39,8 +41,12 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
 
 
 def seeded(step: Step, seed: int) -> Iterator[tuple[Any, float]]:
-    """Yield each (micro-batch, weight) in `step`. Before each, seed the global generators of torch, Python and numpy
-    from seed, step and slot, so that dropout is the same on any rank."""
+    """Yield each pair of micro-batch and weight in `step`, and seed the global random generators before each pair.
+
+    The generators of torch, Python and numpy get a seed that depends on `seed`, the step and the micro-batch's slot.
+    The seed does not depend on the rank, so dropout for a micro-batch is the same on any rank.
+    """
     for slot, (batch, weight) in zip(step.slots, step, strict=True):
-        seed_step(seed, step.number, -2 - slot.index)  # ranks count from 0, and -1 is used for building
+        # numbers below -1 in place of a rank: ranks count from 0, and -1 is used to seed the building of models
+        seed_step(seed, step.number, -2 - slot.index)
         yield batch, weight

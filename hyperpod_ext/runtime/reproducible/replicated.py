@@ -1,5 +1,8 @@
-"""For models that are complete on every rank. The gradients of a micro-batch are added to bins after its backward pass.
-Bins are summed over the ranks as int64, in parts, so that packing one part overlaps with sending another."""
+"""Reproducible gradient sums for models that are complete on every rank, as with DDP.
+
+After each micro-batch's backward pass, its gradients are added to bins (integer sums, see `bins`). `reduce` sums the
+bins over the ranks as int64, part by part, so that packing one part overlaps with the all-reduce of another.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ from hyperpod_ext.runtime.reproducible.bins import BAD, NONE, Sum, bin_of, large
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, stale
 
 _PART = 1 << 22
-"""Number of values to send at once, which is 32 MiB."""
+"""Maximum number of int64 values in one all-reduce (32 MiB). A parameter with more values has its own all-reduce."""
 
 
 class Replicated(Reproducible):
-    """See `Reproducible`. The bins take 12 bytes per parameter, from the first backward pass on."""
+    """See `Reproducible`. From the first backward pass on, the bins take 12 bytes of memory per trained parameter."""
 
     def __init__(self, module: torch.nn.Module, *, init_sync: bool = True) -> None:
         super().__init__(module)
@@ -40,7 +43,7 @@ class Replicated(Reproducible):
                     dist.broadcast(tensor, 0)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._queued = False  # after a failed backward pass there was no callback
+        self._queued = False  # if the last backward pass failed, its callback did not run
         return self.module(*arguments, **options)
 
     def close(self) -> None:
@@ -95,21 +98,26 @@ class Replicated(Reproducible):
         self.count = 0
 
     def norm(self) -> torch.Tensor:
-        # a rank without a micro-batch in this step must take part as well
+        # a rank without a micro-batch in this step must take part in the reduction, too
         if self.count or not self._is_reduced():
             self.reduce()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        # gradients are complete on every rank, so they are always added in the same order
+        # every rank has all gradients, so all ranks add their squares in the same order
         return torch.nn.utils.get_total_norm(gradients)
 
     def _is_reduced(self) -> bool:
-        """Return whether the gradients of the last reduction still exist. Reduced gradients are dropped before the next
-        step."""
+        """Return whether `reduce` was called in this step.
+
+        If it was, the gradients that it has set still exist: the script drops gradients only before the next step.
+        """
         given = [None if held is None else held() for held in self._given]
         return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))
 
     def _parts(self, tops: list[int]) -> Iterator[list[int]]:
-        """Yield groups of parameters whose sums are sent together."""
+        """Yield groups of parameter indices, with one all-reduce for each group.
+
+        A parameter whose sum is not finite is in no group, and gets a NaN gradient.
+        """
         part, numel = list[int](), 0
         for i, top in enumerate(tops):
             if top in (NONE, BAD):

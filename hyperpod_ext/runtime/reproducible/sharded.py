@@ -1,8 +1,8 @@
-"""For FSDP2 and HSDP. Each backward pass scatters its gradients as int32 bins, and each rank sums the bins of its
-shards.
+"""Reproducible gradient sums for FSDP2 and HSDP.
 
-FSDP2 gets zeros instead of gradients: views of one flat tensor per parameter group, into which `reduce` writes the
-sums.
+Each backward pass reduce-scatters its gradients as int32 bins (integer sums, see `bins`), and each rank adds up the
+bins of its own shards. During the step, FSDP2 gets zeros as gradients, as views of one flat tensor per parameter group.
+`reduce` writes the sums into the flat tensors.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.reproducible.bins import BAD, Sum, add_bins, bin_of, largest_of, value_of
 from hyperpod_ext.runtime.reproducible.wrapped import Reproducible, local_of, stale
 
-# the second name is that of older versions
+# older versions of torch have only `reduce_scatter_tensor`
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Sharded(Reproducible):
-    """See `Reproducible`. The bins take 12 bytes per parameter in this rank's shards."""
+    """See `Reproducible`. The bins take 12 bytes of memory per parameter in this rank's shards."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -34,7 +34,7 @@ class Sharded(Reproducible):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and not isinstance(parameter, DTensor):
                 raise JobFailedError(
-                    f"reproducible: {name} belongs to no FSDP2 module, though others do",
+                    f"reproducible: {name} belongs to no FSDP2 module, although other parameters do",
                     hint="Call fully_shard on the outermost module, too.",
                 )
         for part in parts:
@@ -44,7 +44,7 @@ class Sharded(Reproducible):
                 part.set_force_sum_reduction_for_comms(True)
 
     def close(self) -> None:
-        self._groups, self.count = [], 0  # a wrapper that follows sets its own groups
+        self._groups, self.count = [], 0  # the next wrapper replaces the hooks of these groups
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -62,33 +62,34 @@ class Sharded(Reproducible):
 
 
 class _Group:
-    """Replaces the reduce-scatter of one parameter group. Has the methods of FSDP2's `ReduceScatter`."""
+    """Replaces the reduce-scatter of one FSDP2 parameter group. Implements FSDP2's protocol `ReduceScatter`."""
 
     def __init__(self, owner: Sharded, part: Any, inner: Any) -> None:
         self.inner = inner
         self._owner = owner
         self._sum: Sum | None = None
         self._given: torch.Tensor | None = None
-        """The tensor that FSDP2 uses as gradients, from the step's first backward pass on."""
+        """The flat tensor whose views FSDP2 uses as gradients, set in the step's first backward pass; None before."""
         self._scattered, self._rounds = False, 0
         mesh = inner.mesh_info
         if not hasattr(mesh, "shard_process_group") or inner.fsdp_params[0].sharded_param.device_mesh.ndim > (
             2 if self._is_hybrid else 1
         ):
             raise JobFailedError(
-                "reproducible: a module that is neither FSDP2 nor HSDP, or tensor-parallel besides",
-                hint="Meshes of one dimension (shard) and of two (replicate, shard) can be summed.",
+                "reproducible: a module uses neither FSDP2 nor HSDP, or also uses tensor parallelism",
+                hint="Use a device mesh of one dimension (shard) or of two dimensions (replicate, shard).",
             )
         if self._is_hybrid and mesh.shard_mesh_size == 1 and mesh.replicate_mesh_size > 1:
             raise JobFailedError(
-                "reproducible: HSDP with one shard", hint="Use data_parallel without fully_shard, or several shards."
+                "reproducible: HSDP with only one shard is not supported",
+                hint="Use data_parallel without fully_shard, or use several shards.",
             )
         part.set_custom_reduce_scatter(self)
         part.set_all_reduce_hook(self._after)
 
     @property
     def shards(self) -> dist.ProcessGroup:
-        """Group of the ranks that have one shard each. Not cached, because a fault replaces groups."""
+        """Process group over which the parameters are sharded. Not cached, because a fault replaces process groups."""
         group: dist.ProcessGroup = self.inner.mesh_info.shard_process_group
         return group
 
@@ -111,14 +112,21 @@ class _Group:
         self._scattered = True
 
     def _after(self, output: torch.Tensor) -> None:
-        """Called after each reduction. With a single rank, called instead of it."""
+        """Add the gradients if there is only one rank. FSDP2 calls this hook after each reduce-scatter; with one rank
+        it makes no reduce-scatter, and calls only the hook.
+        """
         if not self._scattered:
             self._add(output, output, None)
         self._scattered = False
 
     def _add(self, gradients: torch.Tensor, output: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-        """Add one micro-batch of each rank. `gradients`: flat, one part per rank. `output`: flat, the result for
-        FSDP2."""
+        """Add the gradients of one micro-batch of each rank to this rank's sum. Collective.
+
+        Args:
+            gradients: flat gradients of this rank's micro-batch, with one part per rank of `group`.
+            output: flat tensor in which FSDP2 expects this rank's reduced gradients, and which is set to zero.
+            group: process group over which the parameters are sharded; None if there is only one rank.
+        """
         groups = [] if group is None else [group]
         if group is not None and self._is_hybrid:
             groups.append(self.inner.mesh_info.replicate_process_group)
@@ -141,7 +149,7 @@ class _Group:
         self._owner.count = max(self._owner.count, self._rounds)
 
     def _scatter(self, gradients: torch.Tensor, groups: list[dist.ProcessGroup]) -> torch.Tensor:
-        """Return the bins of this rank's shard, summed over all ranks, as int32 (3, n)."""
+        """Return the bins of this rank's shard, summed over all ranks, as an int32 tensor of shape (3, n)."""
         assert self._sum is not None
         parts = groups[0].size() if groups else 1
         bins = torch.zeros(parts, *self._sum.bins.shape, dtype=torch.int32, device=gradients.device)
@@ -160,8 +168,8 @@ class _Group:
             raise stale()
         if self._given is not None and self._given.shape != output.shape:
             raise JobFailedError(
-                "reproducible: backward passes of one step gave gradients to different parameters",
-                hint="Have each micro-batch use the same parameters, or call set_reduce_scatter_unused_params(True).",
+                "reproducible: backward passes of one step computed gradients of different parameters",
+                hint="Use the same parameters in each micro-batch, or call set_reduce_scatter_unused_params(True).",
             )
 
     def reduce(self) -> None:
@@ -172,9 +180,9 @@ class _Group:
             gradient = held.sharded_param.grad
             if gradient is not None and local_of(gradient).untyped_storage().data_ptr() != own and gradient.numel():
                 raise JobFailedError(
-                    "reproducible: FSDP2 keeps gradients elsewhere than it was given them",
-                    hint="Leave out CPU offloading, and reduce in the type of the parameters: "
-                    "MixedPrecisionPolicy(reduce_dtype=torch.float32) for float32 parameters.",
+                    "reproducible: FSDP2 has copied its gradients, so the exact sums cannot be written into them",
+                    hint="Do not offload to the CPU, and reduce in the type of the parameters: for float32 parameters, "
+                    "use MixedPrecisionPolicy(reduce_dtype=torch.float32).",
                 )
         self._given.copy_(value_of(self._sum.packed(), self._sum.top))
         self._sum.clear()
@@ -186,17 +194,24 @@ def _state(part: FSDPModule) -> Any:
 
 
 def norm_of(shards: Sequence[torch.Tensor], group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
-    """Return the 2-norm, in float32, of float tensors that have a part on each rank of `group`. All its ranks must call
-    this.
+    """Return the 2-norm, in float32, of float tensors that are sharded over the ranks of `group`. Collective.
 
-    Squares of float32 are exact in float64. Squares are added as integers of 62 - ceil(log2(count)) bits, so that even
-    `count` of the largest squares stay below 2^62. NaN if a number is not finite.
+    The norm has the same bits for any number of ranks. The square of a float32 number is exact in float64. Squares are
+    added as integers of 62 - ceil(log2(count)) bits, so that the sum of `count` squares always stays below 2^62.
+
+    Args:
+        shards: this rank's shards.
+        group: all ranks of this process group must call the function.
+        device: the device of the result and of the collectives.
+
+    Returns:
+        The norm; NaN if a number on any rank is not finite.
     """
     squares = [shard.to(torch.float64).square() for shard in shards if shard.numel()]
     zero = torch.zeros((), dtype=torch.float64, device=device)
     highest = torch.stack([zero, *(square.max() for square in squares)]).max()
     finite = torch.isfinite(highest)
-    largest = torch.where(finite, highest, math.inf)  # backends differ in how they order NaN
+    largest = torch.where(finite, highest, math.inf)  # backends differ in the maximum of NaN and a number
     count = torch.tensor(sum(square.numel() for square in squares), dtype=torch.int64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     dist.all_reduce(count, dist.ReduceOp.SUM, group)

@@ -1,4 +1,4 @@
-"""The base of all reproducible wrappers, which requires one reduction per step before the optimizer's step."""
+"""The base class of reproducible wrappers, and the check that `reduce` is called before the optimizer's step."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _ATTRIBUTE = "_hpx_reproducible"
 
 
 class Reproducible(torch.nn.Module):
-    """A wrapper that is called like `module`. Each backward pass adds a micro-batch; `reduce` sets the gradients.
+    """A wrapper that the script calls in place of `module`.
 
-    Gradients are *summed* over micro-batches and ranks, and not averaged. So divide the loss by the number of samples
-    or tokens that the step has over all ranks.
+    Each backward pass adds the gradients of one micro-batch to a sum. `reduce` sets the parameters' gradients to the
+    sum over all micro-batches and ranks, not to the average. So the script must divide each loss by the number of
+    samples or tokens that all ranks together process in the step.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -36,7 +37,7 @@ class Reproducible(torch.nn.Module):
         self.count = 0
         """Number of micro-batches that this rank has added since the last `reduce`."""
         self.after_backward: Callable[[], None] = lambda: None
-        """Called after each micro-batch that was added. An error in it ends the step."""
+        """A function that is called after each micro-batch is added. An error in this function ends the step."""
         self._owned = {id(parameter) for parameter in module.parameters()}
         if not _wrapped:
             _watch_optimizers()
@@ -47,10 +48,10 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def reduce(self) -> None:
-        """Set each parameter's gradient to the sum over all micro-batches and ranks. All ranks must call this once per
-        step.
+        """Set each parameter's gradient to the sum over all micro-batches and ranks.
 
-        If a gradient is not finite on any rank, it becomes NaN on all ranks.
+        All ranks must call this once per step. If a parameter's gradient is not finite on any rank, the gradient
+        becomes NaN on all ranks.
 
         Raises:
             JobFailedError: the step has more than 16384 micro-batches.
@@ -58,15 +59,17 @@ class Reproducible(torch.nn.Module):
 
     @abstractmethod
     def norm(self) -> torch.Tensor:
-        """Return the 2-norm of all gradients, with the same bits for any number of ranks. All ranks must call this.
-        Calls `reduce` first if needed."""
+        """Return the 2-norm of all gradients, with the same bits for any number of ranks.
+
+        All ranks must call this. If the step's gradients are not reduced yet, `reduce` is called first.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Unwrap the module."""
+        """Detach this wrapper from the module, before another wrapper takes its place."""
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Clip this module's gradients as `torch.nn.utils.clip_grad_norm_` does. Returns their norm."""
+        """Clip the gradients as `torch.nn.utils.clip_grad_norm_` does, and return their norm before clipping."""
         norm = self.norm()
         scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
         for parameter in self.module.parameters():
@@ -78,23 +81,23 @@ class Reproducible(torch.nn.Module):
         return any(id(parameter) in self._owned for parameter in parameters)
 
     def _counted(self, contributions: int) -> None:
-        """Raise JobFailedError if sums of so many contributions might overflow."""
+        """Raise JobFailedError if a sum over `contributions` micro-batches might overflow."""
         if contributions > MOST:
             raise JobFailedError(
-                f"reproducible: a step of {contributions} micro-batches; sums are exact up to {MOST}",
-                hint="Take larger micro-batches.",
+                f"reproducible: the step has {contributions} micro-batches, but sums are exact only up to {MOST}",
+                hint="Use fewer and larger micro-batches.",
             )
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a DTensor. Any other tensor is returned unchanged."""
+    """Return this rank's shard of a DTensor. Any other tensor is returned unchanged."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 
 
 def stale() -> JobFailedError:
     return JobFailedError(
-        "reproducible: gradients of the last step are still there, and would be added to those of this one",
+        "reproducible: gradients of the last step still exist, and would be added to the gradients of this step",
         hint="Call optimizer.zero_grad(set_to_none=True) before the first backward pass of each step.",
     )
 
@@ -102,21 +105,21 @@ def stale() -> JobFailedError:
 def _refuse(module: torch.nn.Module) -> None:
     if not dist.is_initialized():
         raise JobFailedError(
-            "reproducible: there is no process group",
-            hint="Call it in a @resilient function, or after torch.distributed.init_process_group.",
+            "reproducible: there is no process group yet",
+            hint="Wrap the module inside a @resilient function, or after torch.distributed.init_process_group.",
         )
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and part.track_running_stats:
             raise JobFailedError(
                 f"reproducible: {name or 'the module'} ({type(part).__name__}) keeps statistics of the micro-batches "
-                "that its rank has seen; they depend on the number of ranks",
+                "on its rank, and these statistics depend on the number of ranks",
                 hint="Use LayerNorm, RMSNorm or GroupNorm, or track_running_stats=False.",
             )
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise JobFailedError(
                 f"reproducible: {name} is {parameter.dtype}; its gradients would lose bits",
-                hint="Parameters of float32, bfloat16 and float16 can be summed.",
+                hint="Use parameters of type float32, bfloat16 or float16.",
             )
 
 
@@ -134,6 +137,6 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if wrapped.count and wrapped.owns(p for group in optimizer.param_groups for p in group["params"]):
             raise JobFailedError(
                 f"optimizer.step(): gradients of {wrapped.count} micro-batches are not reduced yet",
-                hint="Call reduce() of what data_parallel(model, reproducible=True) returned, or its "
-                "clip_grad_norm_(), after the last backward pass of the step.",
+                hint="After the last backward pass of the step, call reduce() or clip_grad_norm_() of the object that "
+                "data_parallel(model, reproducible=True) has returned.",
             )

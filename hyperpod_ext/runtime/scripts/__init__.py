@@ -1,1 +1,1 @@
-"""Mode `run`: scripts without `@resilient`, which save and resume by themselves."""
+"""Mode `run`: jobs whose scripts do not use `@resilient`, but save and load their own checkpoints."""

@@ -1,4 +1,4 @@
-"""Replace a checkpoint folder of `torch.distributed.checkpoint` only once its new version is complete."""
+"""Replace a checkpoint folder of `torch.distributed.checkpoint` only when the new version of the folder is complete."""
 
 from __future__ import annotations
 
@@ -13,14 +13,19 @@ from torch.distributed import checkpoint
 
 from hyperpod_ext.runtime.scripts.record import DCP_INDEX
 
-_dcp: Any = checkpoint  # it does not export its classes explicitly
+_dcp: Any = checkpoint  # as Any, because this module does not export its classes explicitly
 
 
 class FolderSave:
-    """One call of `torch.distributed.checkpoint.save` to the folder `path`, on one rank. `options`: of the call.
+    """One call of `torch.distributed.checkpoint.save` to the folder `path`, on one rank.
 
-    The save writes to `unfinished`, next to `path`, and rank 0 of its process group renames that folder at the end. A
-    folder with other files in it stays: there the save overwrites the former version, as under torchrun.
+    The save writes to the folder `unfinished` next to `path`, and at the end rank 0 of the save's process group renames
+    that folder to `path`. If `path` contains files that are not part of a checkpoint, the save overwrites the previous
+    version in place, as under torchrun.
+
+    Args:
+        path: the folder of the checkpoint.
+        options: keyword arguments of the call.
     """
 
     def __init__(self, path: Path, options: dict[str, Any]) -> None:
@@ -32,7 +37,7 @@ class FolderSave:
         self.existed = (path / DCP_INDEX).exists()
 
     def run(self, save: Callable[..., Any], replace: Callable[[], None]) -> Any:
-        """Save, and call `replace` on the first rank; other ranks return after it."""
+        """Call `save`, then call `replace` on the group's first rank. The other ranks wait until `replace` returns."""
         if not self._can_replace():
             if self.existed and getattr(self._options.get("storage_writer"), "overwrite", True):
                 warn_of_overwriting(self.path)
@@ -52,17 +57,20 @@ class FolderSave:
         return result
 
     def _replace_on_own_disk(self, replace: Callable[[], None]) -> None:
-        """Rename the folder on a node whose disk the first rank does not see. A look at a shared folder may be out of
-        date, so only the rename shows which it is."""
+        """Rename the unfinished folder if it is on a local disk of this node, where the first rank cannot rename it.
+
+        Only the attempt to rename the folder shows whether the first rank has already renamed it, because a check for
+        its existence may give an outdated answer on a shared file system.
+        """
         try:
             self.unfinished.rename(self.path)
         except FileNotFoundError:
             return
-        except OSError:  # a former version is in its place
+        except OSError:  # the previous version is still at `path`
             replace()
 
     def _can_replace(self) -> bool:
-        """Return the first rank's view: whether the save can go to another folder first."""
+        """Return whether the save can write to another folder first, as decided by the group's first rank."""
         answer = [self._is_replaceable()] if self.is_first else [False]
         if not self._alone:
             first = 0 if self._group is None else dist.get_global_rank(self._group, 0)
@@ -83,7 +91,7 @@ class FolderSave:
 
 
 def warn_of_overwriting(path: Path) -> None:
-    """Warn that a save overwrites a checkpoint in place."""
+    """Warn that a save overwrites the checkpoint at `path` in place."""
     sys.stderr.write(
         f"hyperpod_ext: warning: {path} has a checkpoint, which this save overwrites in place: a fault in the middle "
         "leaves files of two steps. Save each step to a folder of its own.\n"

@@ -1,4 +1,4 @@
-"""The saves of each rank, in files that outlive its processes, and the newest step that all ranks have saved."""
+"""Records of each rank's saves, in files that outlive its processes; and the newest step that all ranks have saved."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder, open_private, write_atomically
 
 DCP_INDEX = ".metadata"
-"""File that completes a checkpoint folder of `torch.distributed.checkpoint`."""
+"""File that `torch.distributed.checkpoint` writes last, so that its presence marks a complete checkpoint folder."""
 _KEPT = 64
-"""Newest saves, and steps with saves, that are remembered of a rank."""
+"""Number of newest saves, and of newest steps with saves, that a rank's record contains."""
 _STEPS = struct.Struct("<qq")
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Place and step of a file's former version, as in `Save`."""
+    """The previous version of a saved file or folder."""
 
     place: str = ""
+    """Path at which the previous version is kept; empty: it is not kept."""
     step: int = 0
+    """Step of the previous version; 0: an earlier run saved it."""
     lost: bool = False
+    """Whether there was a previous version that is not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +37,40 @@ class Save:
     """A file or a checkpoint folder that the script has saved."""
 
     path: str
-    """Real path."""
+    """Path of the file or folder, with links resolved."""
     step: int
-    """Newest step that the script had made."""
+    """Newest step that the script had made when it saved."""
     nbytes: int
-    """Size of the file, or of the folder's index."""
+    """Size in bytes of the file, or of the folder's `.metadata`."""
     mtime_ns: int
+    """Modification time of the file, or of the folder's `.metadata`."""
     former: str = ""
-    """Path at which the former version is kept; empty: it is not kept."""
+    """Path at which the previous version is kept; empty: it is not kept."""
     former_step: int = 0
-    """Step of the former version; 0: an earlier run saved it."""
+    """Step of the previous version; 0: an earlier run saved it."""
     lost: bool = False
-    """Whether there was a former version, and it is not kept."""
+    """Whether there was a previous version that is not kept."""
 
     @classmethod
     def of(cls, path: Path, step: int, former: Former | None = None, *, place: Path | None = None) -> Self:
-        """Return the record of a save to `path`. `place`: the saved file, if it is not at its path yet."""
+        """Return the record of a save to `path`.
+
+        Args:
+            path: the final path.
+            step: the save's step.
+            former: the previous version; None: there is none.
+            place: the present path of the saved file, if it is not at `path` yet.
+        """
         nbytes, mtime_ns = _status(place or path)
         former = former or Former()
         return cls(str(path), step, nbytes, mtime_ns, former.place, former.step, former.lost)
 
     def is_current(self) -> bool:
-        """Return whether `path` still has this version."""
+        """Return whether the file or folder at `path` is still this version."""
         return self.is_at(Path(self.path))
 
     def is_at(self, place: Path) -> bool:
-        """Return whether this version is at `place`."""
+        """Return whether the file or folder at `place` is this version, by size and modification time."""
         try:
             return _status(place) == (self.nbytes, self.mtime_ns)
         except OSError:
@@ -73,20 +84,21 @@ def _status(path: Path) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class SaveRecord:
-    """Saves of one rank in this run of the job."""
+    """The saves of one rank in this run of the job."""
 
     saves: dict[str, Save] = field(default_factory=dict)
     """The newest save at each path, in the order of the saves."""
     files: dict[int, int] = field(default_factory=dict)
     """Number of saves at each step."""
     folders: dict[str, int] = field(default_factory=dict)
-    """Folders that the script made for its saves, each with the newest step it had made."""
+    """Folders that the script created for its saves, each with the script's newest step at that time."""
     is_moving: bool = False
-    """Whether saves are being set aside, so that a file may be missing at its path."""
+    """Whether saves are being moved away after a fault, so that a file may be missing at its path."""
 
     @classmethod
     def read(cls, file: Path) -> Self:
-        """
+        """Return the record in `file`, or an empty record if there is no file.
+
         Raises:
             JobFailedError: the file is damaged.
         """
@@ -100,11 +112,11 @@ class SaveRecord:
         except (ValueError, TypeError, KeyError) as error:
             raise JobFailedError(
                 f"{file}, which records the script's saves, is damaged: {error}",
-                hint="Remove it; steps are then counted from the newest one of other ranks.",
+                hint="Delete the file. This rank's steps are then counted from the newest step of the other ranks.",
             ) from error
 
     def write(self, file: Path) -> None:
-        """Write the newest saves to `file`."""
+        """Write the newest part of the record to `file`."""
         newest = {
             "saves": [asdict(one) for one in [*self.saves.values()][-_KEPT:]],
             "files": sorted(self.files.items())[-_KEPT:],
@@ -120,7 +132,7 @@ class SaveRecord:
         self.files[save.step] = self.files.get(save.step, 0) + 1
 
     def exists(self) -> bool:
-        """Return whether a recorded version, or a folder of saves, still exists."""
+        """Return whether any recorded save or folder still exists at its path."""
         if self.is_moving:
             return True
         return any(save.is_current() for save in self.saves.values()) or any(
@@ -128,21 +140,24 @@ class SaveRecord:
         )
 
     def newest(self) -> int:
-        """Return the newest step with a save, complete or not; 0 without any."""
+        """Return the newest step for which the script has begun a save, complete or not; 0 if there is none."""
         return max([*self.files, *self.folders.values()], default=0)
 
     def forget_after(self, step: int) -> None:
-        """Forget which saves later steps had: they are made again."""
+        """Forget the numbers of saves and the folders of steps after `step`, because these steps are repeated."""
         self.files = {made: files for made, files in self.files.items() if made <= step}
         self.folders = {folder: made for folder, made in self.folders.items() if made <= step}
 
     def newer_than(self, step: int) -> list[Save]:
-        """Return the saves of later steps."""
+        """Return the saves of steps after `step`."""
         return [save for save in self.saves.values() if save.step > step]
 
 
 class Steps:
-    """Two steps of a rank, in a file that outlives its process: the newest made one, and one that all ranks saved."""
+    """Two step numbers of a rank, in a file that outlives the rank's process.
+
+    The first is the newest step that the rank has made, the second a step that all ranks have saved.
+    """
 
     def __init__(self, file: Path) -> None:
         make_private_folder(file.parent)
@@ -160,20 +175,26 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Steps of one rank before its restart."""
+    """The steps that one rank had made and saved before its restart."""
 
     made: int
-    """Newest step that it had made; 0: none is known."""
+    """Newest step that the rank had made; 0: none is known."""
     by_all: int
-    """A step that all ranks have saved."""
+    """A step that all ranks have saved; 0: none is known."""
     newest: int
-    """Newest step with a save, complete or not."""
+    """Newest step for which the rank has begun a save, complete or not; 0: none."""
     files: Mapping[int, int]
-    """Number of saves at each step."""
+    """Number of this rank's saves at each step."""
 
     def has_saved(self, step: int, steps: Sequence[int]) -> bool:
-        """Return whether the rank has finished its saves of `step`: it has made a later step, or as many saves as at
-        the earlier ones. `steps`: steps at which any rank has saved."""
+        """Return whether the rank has finished its saves of `step`.
+
+        A rank has finished the saves of a step if it has made a later step, or has saved as many files at this step as
+        at an earlier step.
+
+        Args:
+            steps: steps at which any rank has saved.
+        """
         if self.made > step or self.by_all >= step:
             return True
         earlier = [self.files.get(each, 0) for each in steps if each < min(step, self.made)]
@@ -183,7 +204,7 @@ class Progress:
 def newest_of_all(ranks: Sequence[Progress]) -> int:
     """Return the newest step that every rank has finished saving; 0 if there is none.
 
-    Ranks without a known step do not count: their node was lost with its records, or they have no optimizer.
+    Ranks without a known step are ignored: either their node was lost with its records, or they have no optimizer.
     """
     known = [one for one in ranks if one.made]
     steps = sorted({step for one in known for step in one.files}, reverse=True)

@@ -1,4 +1,4 @@
-"""Replace functions of modules while a script runs."""
+"""Replace functions of modules by other functions while a script runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(places: list[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
-    """Set functions of modules, given by module, name and new function; at the end, set the former ones again."""
+    """Replace functions of modules inside the context, and restore the original functions at its end.
+
+    Args:
+        places: module, function name and new function, for each function to replace.
+    """
     former = [(module, name, getattr(module, name)) for module, name, _ in places]
     try:
         for module, name, function in places:

@@ -1,4 +1,4 @@
-"""Saves and loads of an unchanged script, each with the step at which it was saved."""
+"""Record the saves and loads of an unchanged script, each with the step at which the file was saved."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.scripts.versions import Versions
 
-_dcp: Any = checkpoint  # it does not export its functions explicitly
+_dcp: Any = checkpoint  # as Any, because this module does not export its functions explicitly
 Call = Callable[..., Any]
 
 
 class ScriptSaves:
-    """What this script saves and loads with torch, safetensors and `torch.distributed.checkpoint`, in this run.
+    """Records this rank's saves and loads with torch, safetensors and `torch.distributed.checkpoint`.
 
-    A file is saved under a temporary name, and renamed once it is complete: a killed process leaves the previous file.
+    A file is saved under a temporary name and renamed once it is complete, so that a process that is killed during a
+    save leaves the previous version of the file.
     """
 
     def __init__(self, run: ScriptRun) -> None:
@@ -40,19 +41,20 @@ class ScriptSaves:
         self._versions = Versions(run.run_dir, run.rank, run.generation)
         record = SaveRecord.read(self._file)
         self._versions.repair(record)
-        self._record = record if record.exists() else SaveRecord()  # their user may have removed all
+        self._record = record if record.exists() else SaveRecord()  # the user may have deleted all saves
         self._made: dict[Path, int] = {}
-        """Folders that the script has made in this process, each with the newest step it had made."""
-        self._lock = threading.RLock()  # asynchronous saves end in other threads
+        """Folders that the script has created in this process, each with the script's newest step at that time."""
+        self._lock = threading.RLock()  # for asynchronous saves, which end in other threads
         self._pid = os.getpid()
         self.loaded: int | None = None
-        """Newest step among the saves that the script has loaded before its loop; None: it has loaded nothing."""
+        """Newest step among the saves that the script has loaded before its loop; 0: it has loaded only other files;
+        None: it has loaded nothing."""
         self._has_begun = False
-        """Whether the script's loop has begun. Later loads do not count: they are samples, for example."""
+        """Whether the script's loop has begun. Loads during the loop are ignored, because they may be samples."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
-        """Record the saves and loads inside the block."""
+        """Record the saves and loads inside the context."""
         places: list[tuple[Any, str, Call]] = [
             (torch, "save", self._saving(torch.save)),
             (torch, "load", self._then(torch.load, self._note_load, _first_of)),
@@ -73,7 +75,7 @@ class ScriptSaves:
             yield
 
     def newest(self) -> Save | None:
-        """Return the newest save of all ranks of this node that still exists."""
+        """Return the newest existing save of the ranks whose records are in this node's run folder; None: none."""
         existing = [save for save in self._known() if save.step and Path(save.path).exists()]
         return max(existing, key=lambda save: save.step, default=None)
 
@@ -84,7 +86,9 @@ class ScriptSaves:
         self._run.begin(step, self.loaded)
 
     def go_back(self) -> None:
-        """Set saves aside that are newer than the newest step that all ranks have saved. Collective.
+        """Move saves away that are newer than the newest step that all ranks have saved. Collective.
+
+        If the previous version of a moved file was kept, it is put back.
 
         Raises:
             JobFailedError: a file cannot be moved.
@@ -100,7 +104,7 @@ class ScriptSaves:
         self._record.is_moving = True
         self._record.write(self._file)
         moved = self._versions.set_aside(self._record, step)
-        self._run.link.agree("set-aside", "", _nothing)  # former versions come back to empty places only
+        self._run.link.agree("set-aside", "", _nothing)  # wait until all ranks have moved saves
         self._versions.put_back(self._record, step)
         self._record.is_moving = False
         self._record.write(self._file)
@@ -109,13 +113,13 @@ class ScriptSaves:
         self._run.link.agree("put-back", "", _nothing)
 
     def end(self) -> None:
-        """Remove former versions of files, after all ranks have ended."""
+        """Delete the kept previous versions of files, after the script has ended on all ranks."""
         self._versions.drop_all(self._record.saves.values())
 
     # --- calls of the script ----------------------------------------------------------------------
 
     def _saving(self, save: Call) -> Call:
-        """Return `save(obj, file, ...)`, which writes a file under a temporary name, and notes it."""
+        """Wrap a function `save(obj, file, ...)`, so that it writes the file under a temporary name and records it."""
 
         @functools.wraps(save)
         def saving(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
@@ -130,12 +134,12 @@ class ScriptSaves:
         return saving
 
     def _save_and_replace(self, path: Path, save: Callable[[Path], None]) -> bool:
-        """Save under a temporary name, and rename the file; return False if no file can be made there."""
+        """Save under a temporary name and rename the file to `path`. Returns False if no file can be created there."""
         self._begin_save(path)
         unfinished = self._versions.unfinished(path)
         try:
             save(unfinished)
-            # recorded first: a process killed in between would leave a newer file than its record
+            # record before the rename: a process killed in between would otherwise leave a file newer than its record
             saved = self._record_save(Save.of(path, self._run.step, self._keep_former(path), place=unfinished))
             unfinished.replace(path)
         except (OSError, RuntimeError):
@@ -148,8 +152,11 @@ class ScriptSaves:
         return True
 
     def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
-        """Note a save that overwrites `path`. A stream has emptied the file already, so only records show a version
-        before."""
+        """Save to `path` in place, and record the save.
+
+        A stream that is open for writing has already emptied the file, so only the record shows whether there was a
+        previous version.
+        """
         before = self._record.saves.get(str(path))
         existed = before is not None or (path.is_file() and path.stat().st_size > 0)
         save()
@@ -157,7 +164,8 @@ class ScriptSaves:
             self._note_save(path, Former(step=before.step if before is not None else 0, lost=existed))
 
     def _saving_folder(self, save: Call) -> Call:
-        """Return `save(state, checkpoint_id=...)`, which replaces the folder once it is complete, and notes it."""
+        """Wrap a function `save(state, checkpoint_id=...)`, so that it replaces the folder once the new version is
+        complete, and records it."""
 
         @functools.wraps(save)
         def saving(*arguments: Any, **options: Any) -> Any:
@@ -170,7 +178,7 @@ class ScriptSaves:
             def put() -> None:
                 nonlocal former
                 former = self._keep_former(path)
-                if path.is_dir():  # incomplete, or of the same step
+                if path.is_dir():  # `_keep_former` leaves a folder that is incomplete or of the same step
                     shutil.rmtree(path)
                 folder.unfinished.rename(path)
 
@@ -182,7 +190,7 @@ class ScriptSaves:
         return saving
 
     def _saving_later(self, save: Call) -> Call:
-        """Return `save(state, checkpoint_id=...)`, which notes the folder once an asynchronous save has ended."""
+        """Wrap an asynchronous `save(state, checkpoint_id=...)`, so that the folder is recorded when the save ends."""
 
         @functools.wraps(save)
         def saving(*arguments: Any, **options: Any) -> Any:
@@ -205,7 +213,7 @@ class ScriptSaves:
         return saving
 
     def _renaming(self, rename: Call) -> Call:
-        """Return `rename(source, target)`, which notes new paths of saves."""
+        """Wrap a function `rename(source, target)`, so that it records the new paths of renamed saves."""
 
         @functools.wraps(rename)
         def renaming(src: Any, dst: Any, *arguments: Any, **options: Any) -> None:
@@ -230,7 +238,10 @@ class ScriptSaves:
         return renaming
 
     def _then(self, call: Call, note: Callable[[Path | None], None], path_of: Callable[..., Path | None]) -> Call:
-        """Return `call`, followed by `note` of the path in its arguments."""
+        """Wrap `call`, so that after each call `note` is called with the path among the arguments.
+
+        `path_of` returns that path from the arguments of a call.
+        """
 
         @functools.wraps(call)
         def noting(*arguments: Any, **options: Any) -> Any:
@@ -244,7 +255,7 @@ class ScriptSaves:
     # --- records ----------------------------------------------------------------------------------
 
     def _begin_save(self, path: Path) -> None:
-        """Note the folder of a save, and remove the version before the current one."""
+        """Record the folder of a new save to `path`, and delete the kept version before the current one."""
         with self._lock:
             made = [each for each in [path, *path.parents] if each in self._made]
             if made and str(made[-1]) not in self._record.folders:
@@ -255,15 +266,15 @@ class ScriptSaves:
                 self._versions.drop(before.former)
 
     def _keep_former(self, path: Path) -> Former:
-        """Keep the present version of a file or a checkpoint folder that a save is about to replace."""
+        """Keep the current version of the file or checkpoint folder that a save is about to replace at `path`."""
         before = self._record.saves.get(str(path))
         if before is not None and before.step == self._run.step:
             return Former(before.former, before.former_step, before.lost)
         if not path.exists() or (before is not None and not before.is_current()):
-            return Former()  # if another process has replaced the file, that process keeps the former version
+            return Former()  # another process has replaced the file, and that process keeps the previous version
         if path.is_dir() and not (path / DCP_INDEX).exists():
             return Former()
-        if before is None and path.is_dir():  # so that `repair` finds it
+        if before is None and path.is_dir():  # record the folder, so that `repair` finds it
             self._record.saves[str(path)] = Save.of(path, 0)
             self._record.write(self._file)
         place = self._versions.keep(path)
@@ -290,7 +301,7 @@ class ScriptSaves:
             self._made[path] = self._run.step
 
     def _saves_at(self, path: Path | None) -> list[Save]:
-        """Return this process's saves at `path`, or in that folder."""
+        """Return this process's saves at `path`, or inside it if it is a folder."""
         if path is None or os.getpid() != self._pid:
             return []
         with self._lock:
@@ -301,7 +312,10 @@ class ScriptSaves:
 
 
 def _choose(texts: Sequence[str]) -> str:
-    """Return the newest step that all ranks have saved, and the newest that any has, from the progress of each."""
+    """Return, as JSON, the newest step that all ranks have saved and the newest step that any rank has saved.
+
+    `texts`: the `Progress` of each rank, as JSON.
+    """
     ranks = [Progress(**one) for one in map(json.loads, texts)]
     ranks = [replace(one, files={int(step): files for step, files in one.files.items()}) for one in ranks]
     return json.dumps([newest_of_all(ranks), max(one.newest for one in ranks)])
@@ -312,7 +326,7 @@ def _nothing(_: Sequence[str]) -> str:
 
 
 def _path_of(f: Any) -> Path | None:
-    """Return the real path of a path or of an open local file; None for other streams."""
+    """Return the path of `f`, a path or an open local file, with links resolved; None for other streams."""
     f = f if isinstance(f, str | os.PathLike) else getattr(f, "name", None)
     if not isinstance(f, str | bytes | os.PathLike) or "://" in (path := os.fsdecode(f)):
         return None
@@ -320,18 +334,18 @@ def _path_of(f: Any) -> Path | None:
 
 
 def _first_of(*arguments: Any, **options: Any) -> Path | None:
-    """Return the real path in the first argument of a call; None for streams, and for paths below a descriptor."""
+    """Return the path in the first argument of a call; None for a stream, and for a path relative to a `dir_fd`."""
     if options.get("dir_fd") is not None:
         return None
     return _path_of(arguments[0] if arguments else next(iter(options.values()), None))
 
 
 def _is_replaceable(path: Path) -> bool:
-    """Return whether another file can take the place of `path`: it is no device or pipe, and its folder is writable."""
+    """Return whether a new file can replace `path`: it is not a device or pipe, and its folder is writable."""
     return (path.is_file() or not path.exists()) and os.access(path.parent, os.W_OK)
 
 
 def _folder_of(*_: Any, **options: Any) -> Path | None:
-    """Return the folder of a call of `torch.distributed.checkpoint`; None if it is elsewhere."""
+    """Return the folder in the arguments of a call of `torch.distributed.checkpoint`; None if it is no local folder."""
     storage = options.get("storage_writer") or options.get("storage_reader")
     return _path_of(options.get("checkpoint_id") or getattr(storage, "path", None))

@@ -1,8 +1,8 @@
 """Run an unchanged script as the training function of a job of mode `run`.
 
-A fault starts the script again on every rank, in new processes that the agent forks: the script loads its own
-checkpoint, as after any restart. Its process groups are those of the generation, so that a rank's loss frees the others
-at once.
+After a fault, the agent forks a new process for every rank, and each process starts the script again. The script loads
+its own checkpoint, as after any restart. The script uses the default process group of the runtime, so that the loss of
+a rank ends the collectives of the other ranks at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run_script(path: str) -> None:
     def script(run: Run) -> None:
         nonlocal begun
         if begun:
-            threading.Event().wait()  # the agent replaces this process
+            threading.Event().wait()  # wait until the agent replaces this process, because each process runs it once
         begun = True
         run.restore()
         os.environ.update(_torchrun_variables(run))
@@ -54,7 +54,7 @@ def run_script(path: str) -> None:
 
 
 def _torchrun_variables(run: Run) -> dict[str, str]:
-    """Return the variables by which scripts recognize torchrun, and count its restarts."""
+    """Return torchrun's environment variables, from which scripts recognize torchrun and read the restart count."""
     rank, world_size = str(run.rank), str(run.world_size)
     return {
         "TORCHELASTIC_RUN_ID": run.config.name,
@@ -75,9 +75,9 @@ def _run(path: str) -> None:
 
 
 def own_groups() -> contextlib.AbstractContextManager[None]:
-    """Turn `init_process_group` and `destroy_process_group` of the default group into no-ops.
+    """Inside the context, make `init_process_group` and `destroy_process_group` of the default group do nothing.
 
-    The runtime has opened the group, and closes it after the script.
+    The runtime opens the default group before the script, and closes it after the script.
     """
     destroy = dist.destroy_process_group
 

@@ -1,4 +1,4 @@
-"""One rank of a script that saves and resumes by itself."""
+"""One rank of a job whose script saves and loads its own checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 class ScriptRun:
-    """The step of a rank, reported to the job, and its folder for records of saves."""
+    """Reports a rank's steps and saves to the job, and stores its newest step in a file that outlives the process."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -19,24 +19,28 @@ class ScriptRun:
         self.generation = run.generation
         self.link = run.link
         self.step = run.step
-        """Newest step that the script has made. Before its first one: the newest step that it has saved."""
+        """Newest step that the script has made; before its first step in this process, the newest step that all ranks
+        have saved."""
         self.run_dir = run_dir_of()
         self.records = self.run_dir / "script-saves"
         self.steps = Steps(self.records / f"rank{run.rank}.steps")
         run.early_steps.end()
 
     def record_of(self, rank: int) -> Path:
-        """Return the file that records a rank's saves."""
+        """Return the path of the file that records the saves of `rank`."""
         return self.records / f"rank{rank}.json"
 
     def begin(self, step: int, loaded: int | None) -> None:
-        """Report that the script begins its loop after `step`. `loaded`: step of the script's checkpoint, if known."""
+        """Report that the script begins its loop after `step`.
+
+        `loaded`: step of the checkpoint that the script has loaded; None or 0: unknown.
+        """
         self._set(step)
         self.link.event("begun", rank=self.rank, step=step, **({"loaded": loaded} if loaded else {}))
         self._run.expect_step(step + 1)
 
     def end_step(self, began: float) -> None:
-        """Report the next step as made. `began`: its start, on the monotonic clock."""
+        """Report that the script has made the next step. `began`: start of that step, by `time.monotonic`."""
         self._set(self.step + 1)
         self.link.event("step", rank=self.rank, step=self.step, began=began)
         self._run.expect_step(self.step + 1)
@@ -51,11 +55,11 @@ class ScriptRun:
         self.steps.set(step, min(by_all, step))
 
     def resume_after(self, step: int) -> None:
-        """Note that all ranks have saved `step`, and no later one."""
+        """Record that `step` is the newest step that all ranks have saved."""
         self.step = self._run.step = step
         made, _ = self.steps.get()
         self.steps.set(made, step)
 
     def set_aside(self, paths: Sequence[str]) -> None:
-        """Report this rank's saves that were set aside."""
+        """Report the paths of this rank's saves that were moved away, because not all ranks have saved their step."""
         self.link.event("saves_set_aside", rank=self.rank, step=self.step, paths=[*paths])

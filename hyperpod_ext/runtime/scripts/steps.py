@@ -19,9 +19,9 @@ from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 
 
 class ScriptSteps:
-    """Steps of the optimizer that makes the first one; a script with several counts those of that one.
+    """Counts the steps of one optimizer: the optimizer that steps first, if the script has several.
 
-    The first step after a restart follows the step at which the loaded checkpoint was saved.
+    After a restart, counting continues from the step at which the loaded checkpoint was saved.
     """
 
     def __init__(self, run: ScriptRun, saves: ScriptSaves) -> None:
@@ -31,7 +31,7 @@ class ScriptSteps:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count steps inside."""
+        """Count optimizer steps inside the context."""
         hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: self._before(optimizer)),
             register_optimizer_step_post_hook(lambda optimizer, *_: self._after(optimizer)),
@@ -54,10 +54,10 @@ class ScriptSteps:
         self._began = time.monotonic()
 
     def _first(self) -> int:
-        """Return the step after which the script begins: that of the save it has loaded.
+        """Return the step after which the script begins, which is the step of the checkpoint that it has loaded.
 
-        `run.step` is the newest step that the script has saved. It is used if this rank has loaded a file that another
-        rank saved, or has received the values by a broadcast.
+        If this rank has loaded an unknown file, or receives the values of another rank by a broadcast, return
+        `run.step`, the newest step that all ranks have saved.
         """
         if self._saves.loaded:
             return self._saves.loaded
@@ -66,7 +66,7 @@ class ScriptSteps:
         where = f" to {newest.path}" if (newest := self._saves.newest()) is not None else ""
         sys.stderr.write(
             f"hyperpod_ext: warning: the script has saved step {self._run.step}{where}, and has loaded nothing. "
-            "It begins again from its first step. Load the newest checkpoint before the loop.\n"
+            "So it starts again from its first step. Load the newest checkpoint before the loop.\n"
         )
         return 0
 

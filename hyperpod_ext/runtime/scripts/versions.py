@@ -1,4 +1,8 @@
-"""Versions of a script's files that are not at their own paths: former ones, and those set aside after a fault."""
+"""Versions of a script's saved files that are kept at other paths.
+
+There are two kinds: previous versions of files that the script has saved again, and saves that were moved away after a
+fault.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +20,15 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.scripts.record import Save, SaveRecord
 
-_rename = os.rename  # while the script runs, its own renames are recorded
+_rename = os.rename  # the original function, because `os.rename` is replaced while the script runs
 _FORMER = "former"
+"""Name of the folder for previous versions."""
 NEAR = ".hpx-saves"
-"""Folder of other versions next to a file that is not on the file system of the run's folder."""
+"""Name of the folder, next to a saved file, for its other versions if the run's folder is on another file system."""
 
 
 class Versions:
-    """Other versions of one rank's files."""
+    """Keeps, restores and deletes other versions of one rank's saved files."""
 
     def __init__(self, run_dir: Path, rank: int, generation: int) -> None:
         self._run_dir, self._rank = run_dir, rank
@@ -31,20 +36,26 @@ class Versions:
         self._warned = False
 
     def keep(self, path: Path) -> str:
-        """Keep the present version of `path`: of a file by a hard link, a folder is moved. Return its place; empty if
-        that is impossible."""
+        """Keep the current version of `path`: hard-link a file, move a folder.
+
+        Returns:
+            The path of the kept version; empty if it cannot be kept.
+        """
         try:
             return str(self._place(_rename if path.is_dir() else os.link, path, _FORMER, self._name(path)))
-        except OSError as error:  # the save itself must not fail
+        except OSError as error:  # the script's own save must not fail if the previous version cannot be kept
             if not self._warned:
-                text = f"the former version of {path} cannot be kept: {error}. A fault between saves may end the job."
+                text = f"the previous version of {path} cannot be kept: {error}. A fault between saves may end the job."
                 sys.stderr.write(f"hyperpod_ext: warning: {text}\n")
             self._warned = True
             return ""
 
     def repair(self, record: SaveRecord) -> None:
-        """Finish what a killed process has left: put a recorded file in its place, and move a folder back whose
-        replacement was cut off after its former version had been moved."""
+        """Finish the saves that a killed process has left unfinished.
+
+        A file that is recorded, but still has its temporary name, is renamed to its path. A folder whose previous
+        version was moved away, but whose new version is not in its place, gets the previous version back.
+        """
         for save in record.saves.values():
             path = Path(save.path)
             if save.is_at(unfinished := self.unfinished(path)):
@@ -55,22 +66,22 @@ class Versions:
                     former.rename(path)
 
     def unfinished(self, path: Path) -> Path:
-        """Return the place at which this rank writes a file until it is complete."""
+        """Return the temporary path at which this rank writes a file until the file is complete."""
         return path.with_name(f".{path.name}.rank{self._rank}.unfinished")
 
     def _name(self, path: Path) -> str:
         return f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
 
     def drop(self, former: str) -> None:
-        """Remove a former version."""
+        """Delete a kept previous version. `former`: its path; empty: there is none."""
         if former:
             _remove(Path(former))
 
     def set_aside(self, record: SaveRecord, step: int) -> list[str]:
-        """Move saves of steps after `step` away, and return their paths.
+        """Move saves of steps after `step` away, and return their original paths.
 
-        A folder that the script made after `step` for its saves is moved whole. A file stays if its version of `step`
-        is lost. Only recorded versions are moved, and no links.
+        A folder that the script created after `step` for its saves is moved with everything in it. A file stays in its
+        place if its version of `step` is lost. Symbolic links, and files that differ from their record, stay, too.
 
         Raises:
             JobFailedError: a file cannot be moved.
@@ -80,7 +91,7 @@ class Versions:
         files = [Path(save.path) for save in record.newer_than(step) if _is_movable(save, step)]
         moved = []
         for number, path in enumerate([*outermost, *files]):
-            if path.is_symlink() or not path.exists():  # it went with its folder, or another rank has moved it
+            if path.is_symlink() or not path.exists():  # a missing path was already moved
                 continue
             try:
                 self._place(_rename, path, self._aside, f"rank{self._rank}-{number}-{path.name}")
@@ -88,19 +99,19 @@ class Versions:
                 continue
             except OSError as error:
                 raise JobFailedError(
-                    f"{path} cannot be set aside: {error.strerror}. Its step is newer than {step}, the newest that all "
-                    "ranks have saved",
-                    hint=f"Move it away, so that the script loads step {step}, and start the job again.",
+                    f"{path} cannot be set aside: {error.strerror}. Its step is newer than {step}, the newest step "
+                    "that all ranks have saved",
+                    hint=f"Move the file away, so that the script loads step {step}, and start the job again.",
                 ) from error
             moved.append(str(path))
         return moved
 
     def put_back(self, record: SaveRecord, step: int) -> None:
-        """Put former versions back where files were set aside, and forget saves after `step`."""
+        """Put the previous versions of the moved files back at their paths, and forget the saves after `step`."""
         for save in record.newer_than(step):
             path = Path(save.path)
             if save.former and save.former_step <= step and not path.exists():
-                with suppress(FileExistsError):  # another rank has put back the same file
+                with suppress(FileExistsError):  # another rank has already put back the same file
                     (_rename if Path(save.former).is_dir() else os.link)(save.former, path)
                 self.drop(save.former)
             if not save.is_current():
@@ -110,17 +121,24 @@ class Versions:
         record.forget_after(step)
 
     def drop_all(self, saves: Iterable[Save]) -> None:
-        """Remove all former versions, and the folders that are empty then."""
+        """Delete all kept previous versions, and then the folders that have become empty."""
         near = set()
         for save in saves:
             self.drop(save.former)
             near.add(Path(save.path).parent / NEAR)
         for folder in (self._run_dir / _FORMER, *(each / _FORMER for each in near), *near):
-            with suppress(OSError):  # it has versions of other ranks, or those set aside; or there is none
+            with suppress(OSError):  # the folder does not exist, or still has versions of other ranks
                 folder.rmdir()
 
     def _place(self, act: Callable[[Path, Path], None], path: Path, folder: str, name: str) -> Path:
-        """Link or move `path` into the run's folder; if that is on another file system, next to `path`."""
+        """Link or move `path` to `name` in a subfolder of the run's folder, and return the new path.
+
+        If the run's folder is on another file system, use the folder `NEAR` next to `path` instead.
+
+        Args:
+            act: links or moves the first path to the second path.
+            folder: name of the subfolder.
+        """
         place = self._run_dir / folder / name
         try:
             return _placed(act, path, place)
@@ -145,6 +163,6 @@ def _remove(place: Path) -> None:
 
 
 def _is_movable(save: Save, step: int) -> bool:
-    """Return whether a save after `step` can be moved: no version of `step` is lost from its path."""
+    """Return whether a save after `step` can be moved away, because the version of `step` at its path is not lost."""
     is_kept = Path(save.former).exists() if save.former else not save.lost
     return is_kept and save.is_current() and save.former_step <= step

@@ -1,2 +1,3 @@
-"""Simulates jobs of 16 to 16,384 nodes through months of faults. The code of a real job makes the decisions. Needs no
-torch."""
+"""Simulates jobs of 16 to 16,384 nodes through months of faults. Decisions are made by the code of real jobs.
+
+The simulator needs no torch."""

@@ -1,4 +1,5 @@
-"""Simulates one job. Faults are drawn at random, the real code decides, and training continues from its decision."""
+"""Simulates one job: draws faults at random, lets the code of real jobs decide, and continues training from the
+decision."""
 
 from __future__ import annotations
 
@@ -19,29 +20,29 @@ Class = Literal["process", "node", "correlated"]
 
 @dataclass
 class Outcome:
-    """The result of one simulated job, in seconds and bytes."""
+    """The result of one simulated job. Times are in seconds."""
 
     wall_s: float = 0.0
     steps: int = 0
-    """Number of steps that were made and kept."""
+    """Number of steps that the job has when it ends, without repetitions."""
     kept_s: float = 0.0
     saving_s: float = 0.0
-    """Seconds that saves took in kept steps."""
+    """Time that snapshots took in steps that count."""
     recovery_s: float = 0.0
-    """Seconds between faults and the moments when training continued."""
+    """Time from faults until training continued."""
     lost_steps: int = 0
-    """Number of complete steps that were repeated."""
+    """Number of complete steps that had to be repeated."""
     faults: dict[str, int] = field(default_factory=lambda: {"process": 0, "node": 0, "correlated": 0})
     sources: dict[str, int] = field(default_factory=dict)
-    """Number of ranks that restored from each kind of source."""
+    """Number of ranks that restored from each kind of source, over all recoveries."""
     fell_back_to: dict[str, int] = field(default_factory=dict)
-    """Number of recoveries, by the farthest source that was needed."""
+    """Number of recoveries, by the slowest source from which a rank had to restore."""
     relaunches: int = 0
     """Number of times that the job failed and was started again."""
     given_up: list[str] = field(default_factory=list)
-    """Causes of the job's first few failures."""
+    """Causes of the first few failures of the job."""
     traffic: dict[str, float] = field(default_factory=dict)
-    """Number of bytes sent to peers, sent to storage, and read to restore."""
+    """Number of bytes that were sent to peers, written to storage, and read to restore."""
 
     @property
     def goodput(self) -> float:
@@ -49,7 +50,7 @@ class Outcome:
 
     @property
     def lost_s(self) -> float:
-        """Seconds of lost work, including saves in it."""
+        """Time of lost work in seconds, including the snapshots in it."""
         return self.wall_s - self.kept_s - self.saving_s - self.recovery_s
 
     def to_json(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ _WHYS = 3
 
 
 class Simulation:
-    """One job, from its start to its end after `days`. The same seed produces the same job.
+    """Simulates one job from its start until `days` have passed. The same seed gives the same result.
 
     Args:
         every_rank: whether to simulate every rank in every decision, which is slow and leads to the same decisions.
@@ -94,7 +95,7 @@ class Simulation:
         self._memory = Memory(settings, settings.nodes if every_rank else BLOCK)
         self._memory.place(nodes, 0.0)
         self._down: list[tuple[float, int]] = []
-        """Time at which each lost node returns, in seconds, and the node."""
+        """Time in seconds at which each lost node is available again, and the node's number."""
         rates = settings.rates.of_job(settings.nodes)
         self._weights = {"process": rates.process, "node": rates.node, "correlated": rates.correlated}
         self._rate = rates.total
@@ -102,7 +103,7 @@ class Simulation:
         self._interval = self._train(0.0, 0)
 
     def run(self, days: float) -> Outcome:
-        """Run the job for this many days, and return its outcome."""
+        """Simulate the job for this many days, and return its outcome."""
         end = days * 86400.0
         fault = self._next_fault(0.0)
         while fault < end:
@@ -129,7 +130,8 @@ class Simulation:
         return FaultFreeInterval(moment, step, self._known.generation, settings.step_s, settings.tiers)
 
     def _end_interval(self, moment: float) -> None:
-        """End the present interval of training at `moment`, because of a fault or the end of the simulation."""
+        """End the present interval of training at the time `moment`, because of a fault or the end of the
+        simulation."""
         interval = self._interval
         self._known.committed = self._known_committed = interval.newest(moment)
         self._memory.train(interval, moment)
@@ -144,8 +146,9 @@ class Simulation:
     # --- one recovery -----------------------------------------------------------------------------
 
     def _recover(self, moment: float) -> float:
-        """Simulate the recovery from a fault at `moment`, with the faults during it. Returns when training
-        continues."""
+        """Simulate the recovery from a fault at time `moment`, including faults during the recovery.
+
+        Returns the time at which training continues."""
         self._end_interval(moment)
         faults = [self._draw_fault(moment)]
         upcoming = self._next_fault(moment)
@@ -182,7 +185,7 @@ class Simulation:
         return resumed
 
     def _draw_fault(self, moment: float) -> _SimulatedFault:
-        """Draw a fault at random: its kind, its rank, and the duration of the repair."""
+        """Draw a fault at random: its kind, its rank, and the time that the repair of its node takes."""
         kinds: list[Class] = ["process", "node", "correlated"]
         (kind,) = self._random.choices(kinds, [self._weights[kind] for kind in kinds])
         rank = self._random.randrange(self._settings.nodes)
@@ -190,8 +193,7 @@ class Simulation:
         return _SimulatedFault(moment, kind, rank, repair)
 
     def _ranks_hit(self, fault: _SimulatedFault) -> tuple[int, ...]:
-        """Return the ranks on the nodes that a fault hits. Ranks are on the nodes as before the recovery's first
-        fault."""
+        """Return the ranks on the nodes that a fault hits, as they were before the recovery's first fault."""
         nodes, size = self._known.nodes, self._settings.rack_nodes
         if fault.kind != "correlated":
             return (fault.rank,)
@@ -222,7 +224,7 @@ class Simulation:
         return _SimulatedRecovery(job, ready, down, witness)
 
     def _take(self, fault: _SimulatedFault, job: JobModel, down: list[tuple[float, int]]) -> float:
-        """Apply one fault to the job. Returns the seconds that its recovery takes."""
+        """Apply one fault to the job. Returns the time in seconds that the recovery from this fault takes."""
         for rank in self._ranks_hit(fault):
             if job.failed is not None or rank in job.membership.unassigned:
                 continue
@@ -236,8 +238,9 @@ class Simulation:
         return recovery.process if fault.kind == "process" else recovery.node
 
     def _ranks_of(self, touched: set[int]) -> tuple[list[int], int]:
-        """Return the ranks that differ from the rest or hold copies of such ranks, and one rank that represents the
-        rest."""
+        """Return the ranks to simulate, and one rank that represents all ranks that are not affected.
+
+        The ranks to simulate are affected or have recently moved, or their nodes hold copies for such ranks."""
         nodes = self._known.nodes
         if self._every_rank:
             return list(nodes), 0
@@ -248,7 +251,7 @@ class Simulation:
         return sorted(involved | {witness}), witness
 
     def _resume(self, step: int, counts: dict[str, int], moment: float, ready: float) -> float:
-        """Resume from `step`, which all ranks have restored. Returns when training continues."""
+        """Continue after `step`, which all ranks have restored. Returns the time at which training continues."""
         settings, outcome = self._settings, self.outcome
         before, committed = self._interval, self._known_committed
         far = max(counts, key=_FAR.index)
@@ -256,7 +259,7 @@ class Simulation:
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
         read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "s3"))
-        if settings.parity is not None:  # a rebuild reads one image from each other node of the group
+        if settings.parity is not None:  # a rebuild reads a snapshot from each other node of the group
             read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
         outcome.lost_steps += committed - step
@@ -271,7 +274,7 @@ class Simulation:
         return tier.read if tier is not None else self._settings.live_read_s if kind == "live" else 0.0
 
     def _relaunch(self, why: str, moment: float, ready: float) -> float:
-        """Start the failed job again on the available nodes, from the newest durable checkpoint."""
+        """Start the failed job again on the nodes that are available, from its newest durable checkpoint."""
         settings, known, outcome = self._settings, self._known, self.outcome
         outcome.relaunches += 1
         if len(outcome.given_up) < _WHYS:
@@ -296,7 +299,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedFault:
-    """A fault that was drawn at random."""
+    """A fault that was drawn at random: its time, kind and rank, and the duration of the repair."""
 
     moment: float
     kind: Class
@@ -306,7 +309,7 @@ class _SimulatedFault:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedRecovery:
-    """A recovery, up to the moment when all ranks can join."""
+    """A recovery, up to the time when all ranks can join."""
 
     job: JobModel
     ready: float

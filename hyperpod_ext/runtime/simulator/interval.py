@@ -1,5 +1,6 @@
-"""An interval of training without faults: when each step ends, and when each snapshot is safe. Computed by arithmetic
-instead of one event per step, so that a month takes milliseconds."""
+"""An interval of training without faults: when each step ends, and when each snapshot is safe.
+
+These times are computed by arithmetic instead of one event per step, so that a month takes milliseconds."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from hyperpod_ext.runtime.snapshot.manifest import save_id_of
 
 @dataclass(frozen=True, slots=True)
 class SimulatedSnapshot:
-    """A snapshot of every rank at one step."""
+    """The snapshots that all ranks take at one step."""
 
     step: int
     generation: int
@@ -27,7 +28,7 @@ class SimulatedSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class FaultFreeInterval:
-    """Training from `step` at time `start` on, in one generation. All times are in seconds."""
+    """An interval of training in one generation, from `step` at time `start` on. All times are in seconds."""
 
     start: float
     step: int
@@ -36,14 +37,14 @@ class FaultFreeInterval:
     tiers: Mapping[str, SimulatedTier]
 
     def ends(self, step: int) -> float:
-        """Return the time at which `step` is done and its snapshots are taken."""
+        """Return the time at which `step` and taking its snapshots are done."""
         saving = sum(
             (step // tier.every_steps - self.step // tier.every_steps) * tier.blocked for tier in self.tiers.values()
         )
         return self.start + (step - self.step) * self.step_s + saving
 
     def newest(self, moment: float) -> int:
-        """Return the newest step that is done at `moment`. The time of taking a snapshot belongs to the snapshot's
+        """Return the newest step that is done at time `moment`. Taking a snapshot counts as part of the snapshot's
         step."""
         low, high = self.step, self.step + max(0, int((moment - self.start) / self.step_s)) + 1
         while high - low > 1:
@@ -52,15 +53,15 @@ class FaultFreeInterval:
         return low
 
     def blocked(self, until: int) -> float:
-        """Return the seconds that saves took up to the end of step `until`."""
+        """Return the time in seconds that snapshots took from training, up to the end of step `until`."""
         return self.ends(until) - self.start - (until - self.step) * self.step_s
 
     def held(self, name: str, moment: float, count: int) -> list[SimulatedSnapshot]:
-        """Return the newest snapshots of a tier that are safe at `moment`, newest first."""
+        """Return the newest snapshots that are safe in a tier at time `moment`, newest first, at most `count`."""
         return [held for held, _ in zip(self._back(self.tiers[name], moment), range(count), strict=False)]
 
     def captured(self, name: str, moment: float) -> int:
-        """Return the number of copies that were begun in the tier up to `moment`."""
+        """Return the number of copies to the tier that were started up to time `moment`."""
         tier = self.tiers[name]
         count = self.newest(moment) // tier.every_steps - self.step // tier.every_steps
         return -(-count // self._stride(tier)) if count > 0 else 0
@@ -74,7 +75,7 @@ class FaultFreeInterval:
                 yield SimulatedSnapshot(index * tier.every_steps, self.generation, captured, captured + tier.latency)
 
     def _stride(self, tier: SimulatedTier) -> int:
-        """Return n if every n-th due snapshot is copied, because a copy does not begin before the previous one has
+        """Return n if every n-th due snapshot is copied to the tier: a copy starts only when the previous copy has
         arrived."""
         every = tier.every_steps
         period = every * self.step_s + sum(other.blocked * every / other.every_steps for other in self.tiers.values())

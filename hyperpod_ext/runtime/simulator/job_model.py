@@ -1,7 +1,7 @@
-"""The part of a job that a fault affects, with the membership of a real coordinator.
+"""The part of a job that a fault affects, with the membership code of a real coordinator.
 
-All ranks that the fault does not affect hold equal state, so a single rank represents them. `every_rank` simulates
-every rank; a test checks that both lead to the same decisions.
+All ranks that a fault does not affect have equal state, so one rank represents all of them. `every_rank` simulates
+every rank instead; a test checks that both ways lead to the same decisions.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Offer
 
 @dataclass
 class Known:
-    """State of a membership that is kept from fault to fault."""
+    """State of a job's membership that is kept from one fault to the next."""
 
     nodes: dict[int, int]
-    """Node of each rank."""
+    """Node of each rank, by rank."""
     spares: set[int]
     generation: int = 1
     committed: int = 0
@@ -34,7 +34,7 @@ class Known:
 
 
 class JobModel:
-    """One recovery, from its first fault to `Go`."""
+    """One recovery, from its first fault until all ranks continue."""
 
     def __init__(
         self, settings: Simulated, known: Known, memory: Memory, ranks: Collection[int], live: int | None
@@ -44,7 +44,7 @@ class JobModel:
         self._dead: set[int] = set()
         self._lost: set[int] = set()
         self._emptied: set[int] = set()
-        """Ranks whose node was lost. The node's memory is empty, even if the same node has returned."""
+        """Ranks whose node was lost. The memory of such a node is empty, even if the same node has returned."""
         running = live is not None
         self.membership = Membership(
             self._was,
@@ -60,17 +60,17 @@ class JobModel:
         )
         self.failed: m.Fail | None = None
         self.waiting: set[int] = set()
-        """Lost nodes that must be replaced."""
+        """Lost nodes that must be replaced before the job can continue."""
 
     def process_died(self, rank: int, at: float) -> None:
-        """Record that a rank's process died at time `at`, but not its node."""
+        """Record that the process of `rank` died at time `at`, while its node stayed."""
         self._dead.add(rank)
         step = self.membership.committed + 1
         fault = m.Fault(rank, "killed by SIGKILL (9)", step, died=True, kind="signal", at=at)
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
     def node_lost(self, node: int, at: float) -> None:
-        """Record the loss of a node, which may have a rank or not."""
+        """Record that a node was lost at time `at`. The node may have been a spare."""
         self._lost.add(node)
         gone = {rank for rank, its in self.membership.nodes.items() if its == node}
         self._dead |= gone
@@ -78,16 +78,16 @@ class JobModel:
         self._carry_out(self.membership.node_lost(node, "simulated", at))
 
     def node_came(self, node: int) -> None:
-        """Record that a node was replaced or has returned."""
+        """Record that a lost node has returned or was replaced."""
         self._carry_out(self.membership.node_came(node))
 
     def nobody_came(self, waited_s: float) -> None:
-        """Record that no node has replaced a lost node in time."""
+        """Record that no node has replaced the lost nodes within the time limit."""
         for node in sorted(self.waiting):
             self._carry_out(self.membership.no_node_came(node, waited_s))
 
     def decide(self, moment: float) -> Decision | None:
-        """Let all ranks join and restore. Returns None if the job cannot continue (`failed`)."""
+        """Let all ranks join and restore, and return the decision. None if the job cannot continue: see `failed`."""
         membership, actions = self.membership, list[m.Action]()
         held = self._held(moment)
         for rank, node in membership.nodes.items():
@@ -107,12 +107,12 @@ class JobModel:
 
     @property
     def moved(self) -> dict[int, int]:
-        """Former node of each rank that has moved."""
+        """Node on which each rank was before, for ranks that have moved or whose node's memory is empty."""
         now = self.membership.nodes
         return {rank: node for rank, node in self._was.items() if now[rank] != node or rank in self._emptied}
 
     def _held(self, moment: float) -> dict[int, list[Offer]]:
-        """Return the snapshots in each node's memory: those of its own rank, copies of other ranks, and parity."""
+        """Return the snapshots in each node's memory: those of its own rank, copies for other ranks, and parity."""
         held: dict[int, list[Offer]] = {}
         for rank, node in self._was.items():
             if node not in self._lost:
@@ -151,7 +151,7 @@ class JobModel:
         known.nodes |= membership.nodes
         known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
-        # forget the first steps of generations whose snapshots no longer exist
+        # older generations need not be remembered, because their snapshots no longer exist
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
         known.faults, known.spares_used = membership.faults, membership.spares_used
 

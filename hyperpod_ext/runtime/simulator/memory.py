@@ -1,4 +1,4 @@
-"""The snapshots in the memory of each simulated node, in the form of offers to a real coordinator."""
+"""The snapshots in the memory of each simulated node, as the offers that a real coordinator gets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 
 _SLOTS = 2
 BLOCK = 256
-"""Number of nodes in one placement block, in jobs with at least twice as many nodes. The place of a copy depends on few
-nodes, and placing 16,384 nodes would be too slow for each of a thousand faults."""
+"""Number of nodes in one block, if a job has at least twice as many. Copies are placed within a block: placing 16,384
+nodes at once would be too slow for each of a thousand faults."""
 
 
 class Memory:
-    """Snapshots and copies of all ranks. A node holds only snapshots that were saved since it joined."""
+    """Snapshots of all ranks, and their copies. A node has only snapshots that were taken after it joined."""
 
     def __init__(self, settings: Simulated, block: int = BLOCK) -> None:
         self._settings = settings
@@ -27,18 +27,19 @@ class Memory:
         self._born: dict[int, float] = {}
         self._paired: dict[tuple[int, int], tuple[float, SimulatedSnapshot | None]] = {}
         self._nodes: dict[int, int] = {}
-        """Node of each rank."""
+        """Node of each rank, by rank."""
         self._placed: dict[int, Placement] = {}
         self._groups: dict[int, tuple[Group, ...]] = {}
-        """Parity groups of each block."""
+        """Parity groups of each block, by block."""
         self._stripes: dict[int, list[tuple[float, Group]]] = {}
-        """Parity groups of each rank, newest first. Each has the time from which on its ranks protect each other."""
+        """Parity groups of each rank, newest first, each with the time from which on it protects snapshots. A stripe is
+        the list of the group's ranks."""
         self._left: dict[int, tuple[int, ...]] = {}
-        """For each rank on a new node, the nodes that hold copies of its former node's snapshots."""
+        """For each rank that has moved to a new node, the nodes that hold copies of its earlier snapshots."""
         self.sharing = "same" if settings.redundant else "shard"
 
     def place(self, nodes: dict[int, int], moment: float) -> None:
-        """Place all ranks on nodes whose memory is empty."""
+        """Place all ranks on nodes whose memory is empty, and choose the nodes that hold their copies."""
         for name in self._log.keys() - {"durable"}:
             self._log[name] = []
         self._born, self._paired, self._placed, self._left = {}, {}, {}, {}
@@ -52,8 +53,9 @@ class Memory:
                 self._group(block, moment)
 
     def moved(self, nodes: dict[int, int], before: Mapping[int, int], moment: float) -> None:
-        """Move the ranks in `before` away from their nodes there. Snapshots that lost their copies are copied again at
-        once."""
+        """Move ranks to the nodes in `nodes`. `before`: the node that each moved rank has left.
+
+        Snapshots that have lost a copy are copied again at once."""
         ranks = list(before)
         for rank in ranks:
             self._left[rank] = self.holders(before[rank], rank)
@@ -72,7 +74,8 @@ class Memory:
             self._placed[block] = after
 
     def _again(self, moment: float) -> SimulatedSnapshot | None:
-        """Return the owner's newest snapshot, which is copied at once after a node with its copy is lost."""
+        """Return the newest snapshot as a copy that starts at time `moment`, after a node with the earlier copy was
+        lost."""
         newest = max(self._log.get("memory", ()), key=lambda held: held.captured_at, default=None)
         if newest is None:
             return None
@@ -80,7 +83,7 @@ class Memory:
         return SimulatedSnapshot(newest.step, newest.generation, newest.captured_at, moment + latency)
 
     def train(self, interval: FaultFreeInterval, until: float) -> None:
-        """Record the snapshots of an interval that ends at `until`."""
+        """Record the snapshots that were taken in an interval of training which ends at time `until`."""
         for name, log in self._log.items():
             keep = self._settings.keep if name == "durable" else _SLOTS
             found = interval.held(name, until, keep)
@@ -96,12 +99,12 @@ class Memory:
             self._log[name] = [held for held in log if held.step <= step]
 
     def joining(self) -> set[int]:
-        """Return the nodes that lack some snapshots of other nodes."""
+        """Return the nodes that joined recently, and therefore lack some snapshots."""
         return set(self._born)
 
     def holders(self, node: int, rank: int) -> tuple[int, ...]:
-        """Return the nodes that hold copies of the snapshots of `node`, on which `rank` runs, or keep parity with
-        it."""
+        """Return the nodes that hold copies of the snapshots of `rank`, which runs on `node`, or parity that protects
+        these snapshots."""
         if rank in self._stripes:
             others = dict.fromkeys(other for _, stripe in self._stripes[rank] for other in stripe if other != rank)
             return tuple(self._nodes[other] for other in others)
@@ -111,7 +114,8 @@ class Memory:
         return tuple(dict.fromkeys((*self._placed[self._block_of(rank)].get(node, ()), *left)))
 
     def own(self, node: int, rank: int) -> list[Offer]:
-        """Return the snapshots of the node's own rank: the newest ones, copied ones, and those on disk."""
+        """Return the snapshots of a node's own rank: those in its memory, with or without copies, and those on its
+        disk."""
         logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
         born = self._born.get(node, -1.0)
         offers = [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
@@ -119,12 +123,13 @@ class Memory:
         return offers + [replace(one, tier="durable", name="disk", url="simulated") for one in on_disk]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
-        """Return the copies in the memory of `holder` of the snapshots of `rank`, whose node was `owner`."""
+        """Return the copies of the snapshots of `rank` in the memory of `holder`. `owner`: node on which the rank
+        was."""
         if not self._placed:
             return []
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
-        if owner in self._born and holder in self._left.get(rank, ()):  # copies of the former node's snapshots
+        if owner in self._born and holder in self._left.get(rank, ()):  # copies from the rank's former node
             held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
         if holder in self._placed[self._block_of(rank)].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))
@@ -134,8 +139,10 @@ class Memory:
         return [self._offer(one, holder, rank) for one in held]
 
     def pieces(self, node: int, rank: int, ranks: Collection[int]) -> list[Offer]:
-        """Return the parity on the node of `rank`, for stripes whose ranks are all in `ranks`. The group that exists at
-        a step makes the step's parity, which stays on the other nodes when a node of the group is replaced."""
+        """Return the parity pieces (XOR of other ranks' snapshots) in the memory of `node`, on which `rank` runs.
+
+        Only groups whose ranks are all in `ranks` count. The parity of a step belongs to the group at that step. The
+        parity stays on the group's other nodes when a node of the group is replaced."""
         born, found = self._born.get(node, -1.0), list[Offer]()
         for held in self._log.get("peer", ()) if rank in self._stripes else ():
             stripe = next((its for since, its in self._stripes[rank] if since < held.captured_at), ())
@@ -155,7 +162,7 @@ class Memory:
         return Offer("memory", held.step, rank, node, held.save_id, own_digest=digest, sharing=self.sharing)
 
     def _group(self, block: int, moment: float) -> None:
-        """Group the nodes of a block for the parity of later snapshots. Former groups are kept as far as possible."""
+        """Group the nodes of a block for the parity of later snapshots. Existing groups are kept as far as possible."""
         assert self._settings.parity is not None
         self._groups[block] = place_groups(self._domains(block), self._settings.parity, self._groups.get(block, ()))
         ranks = {self._nodes[rank]: rank for rank in self._ranks(block)}
@@ -167,8 +174,8 @@ class Memory:
                     known[:] = [(moment, stripe), *known[: _SLOTS - 1]]
 
     def _block_of(self, rank: int) -> int:
-        """Return the block of a rank. Remaining ranks join the last block, because alone they may be too few for
-        copies."""
+        """Return the block of a rank. The last block also has the remaining ranks: in a block of their own, they might
+        be too few to hold copies."""
         return min(rank // self._block, max(0, self._settings.nodes // self._block - 1))
 
     def _ranks(self, block: int) -> range:
@@ -176,7 +183,7 @@ class Memory:
         return range(block * self._block, self._settings.nodes if last else (block + 1) * self._block)
 
     def _domains(self, block: int) -> dict[int, str]:
-        """Return the failure domains of the nodes on which a block's ranks now run."""
+        """Return the failure domain of each node on which a rank of the block runs."""
         return {node: self._domain(node) for node in (self._nodes[rank] for rank in self._ranks(block))}
 
     def _domain(self, node: int) -> str:

@@ -16,15 +16,15 @@ ENOUGH = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTier:
-    """How often a tier gets a copy, and how long a copy takes. Times are in seconds."""
+    """How often a snapshot is copied to a tier, and how long that takes. Times are in seconds."""
 
     every_steps: int
     blocked: float = 0.0
-    """Seconds that each copy takes from training."""
+    """Time in seconds for which each copy blocks training."""
     latency: float = 0.0
-    """Seconds until a copy is safe. The next copy does not begin before."""
+    """Time in seconds until a copy is safe. The next copy to the tier does not start before that time."""
     read: float = 0.0
-    """Seconds to restore from the tier."""
+    """Time in seconds to restore from the tier."""
 
     def __post_init__(self) -> None:
         if self.every_steps < 1 or min(self.blocked, self.latency, self.read) < 0:
@@ -33,36 +33,36 @@ class SimulatedTier:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """One job. A rank represents all workers of a node."""
+    """Settings of one simulated job. One rank represents all workers of a node."""
 
     nodes: int
     step_s: float
     tiers: Mapping[str, SimulatedTier]
-    """Tiers by name: `memory`, `peer`, `durable`."""
+    """Tiers by name: `memory`, `disk`, `peer`, `durable`."""
     rates: Rates
-    """Failures per second of one node."""
+    """Rates of failures of one node, in failures per second."""
     recovery: Recovery = field(default_factory=Recovery)
     spares: int = 0
     rack_nodes: int = 4
-    """Number of nodes that a correlated failure takes."""
+    """Number of nodes in a rack. A correlated failure hits all nodes of a rack."""
     domains: bool = False
-    """Whether the placement of copies knows the racks."""
+    """Whether the racks are known when copies are placed, so that a copy is in another rack."""
     redundant: bool = False
-    """Whether every rank holds the same live state."""
+    """Whether all ranks have the same state, so that a rank can restore from any other rank."""
     replicas: int = 1
     parity: int | None = None
-    """Number of nodes in a group that keeps parity instead of copies; None for copies."""
+    """Number of nodes in a group that stores parity instead of copies. The value is None for copies."""
     node_bytes: float = 0.0
     state_bytes: float = 0.0
     live_read_s: float = 0.0
-    """Seconds to get the state from another rank that holds the same state."""
+    """Time in seconds to get the state from another rank that has the same state."""
     repair_s: float = 1800.0
-    """Mean seconds until a lost node, or another node in its place, is available."""
+    """Mean time in seconds until a lost node, or a node that replaces it, is available."""
     node_wait_s: float = 7200.0
-    """Seconds that the job waits for a node when no spare is left."""
+    """Time in seconds that the job waits for a node when no spare is left."""
     budgets: Budgets = field(default_factory=lambda: Budgets(ENOUGH, max_node_losses=ENOUGH, quarantine_after=ENOUGH))
     keep: int = 3
-    """Number of durable checkpoints to keep."""
+    """Number of durable checkpoints that are kept."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.spares < 0 or self.rack_nodes < 1 or not (0 < self.step_s < math.inf):
@@ -73,7 +73,7 @@ class Simulated:
 
 
 def simulated(scenario: Scenario, every: Mapping[str, int], **more: Any) -> Simulated:
-    """Return the simulation of a planner's scenario, with these numbers of steps between saves."""
+    """Return the settings to simulate a scenario of the planner. `every`: steps between two copies, by kind of tier."""
     costs = costs_of(scenario)
     tiers: dict[str, SimulatedTier] = {}
     for kind in ("memory", "disk", "peer", "durable"):

@@ -1,1 +1,1 @@
-"""Format of snapshots: layout in memory and signed manifest; and the choice of the snapshot to restore."""
+"""Format of snapshots (layout in memory, signed manifest), and the choice of the snapshots to restore."""

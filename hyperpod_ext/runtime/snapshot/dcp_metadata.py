@@ -1,9 +1,10 @@
-"""Derive `.metadata` and the file of plain values from our plans, so that plain `dcp.load` reads a checkpoint.
+"""Write DCP's `.metadata` and a file of plain values for a checkpoint, so that plain `dcp.load` can read it.
 
-Both exist only for PyTorch: our own reader uses the signed manifest and opens no pickle. The pickle is written opcode
-by opcode, because the writing process does not import torch. Its names are from torch.distributed.checkpoint, stable
-since torch 2.3; a test compares with torch's own pickle. Strides, which torch 2.15 adds to a tensor's properties, are
-left out: torch 2.15 reads metadata without strides, and torch 2.13 refuses metadata with strides.
+`.metadata` and the file of plain values exist only for PyTorch. This project's own reader uses the signed manifest, and
+never unpickles. `.metadata` is a pickle, written opcode by opcode, because the writing process does not import torch.
+The class names in `.metadata` are those of torch.distributed.checkpoint, unchanged since torch 2.3. A test compares
+`.metadata` with torch's own pickle. Torch 2.15 adds strides to a tensor's properties. `.metadata` leaves strides out:
+torch 2.15 reads metadata without strides, and torch 2.13 refuses metadata with strides.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ class RankFile:
     plan: Plan
     values: Sequence[Any]
     file: str
-    """Name of the rank's image, relative to the checkpoint's folder."""
+    """Name of the file with the rank's image (all its tensors), relative to the checkpoint's folder."""
     frozen: tuple[str, int] = ("", 0)
-    """Name and length of the file with the first bytes of the image, which are then not in `file`."""
+    """Name and length of a separate file with the frozen parameters, which are the first bytes of the image. If there
+    is such a file, `file` contains only the bytes after the frozen parameters."""
 
     def place(self, item: Item) -> _ShardExtent:
-        """Return the file of a shard, and its place there."""
+        """Return the file that contains a shard, and the shard's offset and length in it."""
         first, nbytes = self.frozen
         file, start = (first, item.start) if item.end <= nbytes else (self.file, item.start - nbytes)
         return _ShardExtent(item.sizes, file, start, item.end - item.start)
@@ -43,14 +45,21 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """Files that plain `dcp.load` needs besides the images."""
+    """Contents of the files that plain `dcp.load` needs in addition to the ranks' images."""
 
     metadata: bytes
     values_file: bytes
 
 
 def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
-    """Return the metadata of all ranks. If several hold a shard or plain value, the lowest rank's counts."""
+    """Return DCP's files for a checkpoint.
+
+    If several ranks have saved the same shard or plain value, that of the lowest rank is used.
+
+    Args:
+        parts: the files of all ranks.
+        values_file: name of the file of plain values, to which `.metadata` refers.
+    """
     tensors: dict[str, _TensorEntry] = {}
     for part in sorted(parts, key=lambda part: part.rank):
         for item in part.plan.items:
@@ -69,7 +78,7 @@ def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
     return Derived(_metadata(tensors, places, paths, values_file), body)
 
 
-# --- leaves as torch.distributed.checkpoint counts them -------------------------------------------
+# --- leaves of the state, by the rules of torch.distributed.checkpoint -----------------------------
 
 _TENSOR = object()
 
@@ -92,7 +101,10 @@ def _traverse(path: tuple[str | int, ...], node: Any) -> Iterator[tuple[tuple[st
 
 
 def _is_taken_apart(node: Any) -> bool:
-    """Return whether a sequence is stored by element. PyTorch pickles whole tuples; here not those with tensors."""
+    """Return whether the elements of a list or tuple are stored one by one, not as one pickle.
+
+    PyTorch pickles each tuple as one value, but in these files a tuple that contains tensors is stored by element.
+    """
     if isinstance(node, list):
         return any(isinstance(value, Mapping) or value is _TENSOR or _is_taken_apart(value) for value in node)
     return isinstance(node, tuple) and _holds_tensors(node)
@@ -191,7 +203,7 @@ def _global(module: str, name: str) -> bytes:
 
 
 def _object(module: str, name: str, state: bytes) -> bytes:
-    """Return the opcodes for an instance made by `__new__`, followed by its state."""
+    """Return the pickle opcodes that create an instance by `__new__`, and then set its state."""
     return _global(module, name) + b")\x81" + state + b"b"
 
 

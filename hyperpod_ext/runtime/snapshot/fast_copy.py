@@ -1,4 +1,4 @@
-"""Copies of plain memory that bypass the caches, if stream.c could be built on this machine; otherwise plain copies."""
+"""Copy memory without filling the CPU's caches, if the library of stream.c is built; otherwise, copy normally."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from torch.autograd.graph import increment_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, join_checksums
 
 Copy = Callable[[int, int, int], object]
-"""Address to copy to, address to copy from, bytes. Frees the GIL."""
+"""A function that copies memory, and releases the GIL. Its arguments are the destination address, the source address
+and the number of bytes."""
 
 PIECE = 256 << 10
-"""Bytes between two checks for the end of a copy; few enough to stay in a core's cache from checksum to copy."""
+"""Bytes that are copied between two checks of an `Unthrottle` flag. The number is small enough for a core's cache, so
+that the bytes stay in the cache from the computation of the checksum to the copy."""
 _CACHED = 1 << 20
-"""Bytes that stay in the cores' shared cache, so that several threads may copy them."""
+"""Bytes whose checksum is computed at once, before several threads copy them: as many as fit into the shared cache."""
 _PART = 16 << 20
-"""Fewest bytes for which a thread for the checksum is worth its start."""
+"""Minimum number of bytes for each thread that computes checksums; starting a thread for fewer takes too long."""
 _MOST_THREADS = 4
-"""A core computes checksums at 7 to 11 GB/s, and copies to a GPU reach 54 GB/s (docs/gpu.md, E8)."""
+"""Maximum number of threads that compute checksums. A core computes checksums at 7 to 11 GB/s, and copies to a GPU
+reach 54 GB/s (docs/gpu.md, E8)."""
 
 
 class Piece(ctypes.Structure):
-    """Destination address (0: checksum only), source address, and number of bytes."""
+    """Memory to copy: destination address (0: only compute the checksum), source address, and number of bytes."""
 
     _fields_ = (("to", ctypes.c_void_p), ("source", ctypes.c_void_p), ("nbytes", ctypes.c_size_t))
 
 
 class Unthrottle:
-    """Flag that ends another thread's copy early. The copy reads it without the interpreter's lock."""
+    """A flag that makes another thread's copy stop early. The copying thread reads the flag without the GIL."""
 
     def __init__(self) -> None:
         self.flag = ctypes.c_int(0)
@@ -60,7 +63,7 @@ def _built() -> ctypes.CDLL | None:
             library.hpx_copy.restype = None
             library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
             library.hpx_copy_checked.restype = ctypes.c_int64
-        except (OSError, AttributeError):  # built for another machine type, or from an earlier source
+        except (OSError, AttributeError):  # built for another type of machine, or from an older stream.c
             continue
         return library
     return None
@@ -68,37 +71,42 @@ def _built() -> ctypes.CDLL | None:
 
 @cache
 def copier() -> Copy:
-    """Return the function that copies memory on this machine."""
+    """Return the function that copies memory: the one of stream.c if it is built, otherwise `memmove`."""
     library = _built()
     return library.hpx_copy if library is not None else ctypes.memmove
 
 
 @cache
 def _checker() -> Callable[[Any, int, Any, Any], int] | None:
-    """Return the function that copies with checksum in one pass, if this processor can (see stream.c)."""
+    """Return stream.c's function that copies and computes a checksum in one pass; None if this CPU cannot run it."""
     library = _built()
     nothing = (Piece * 0)(), 0, ctypes.byref(ctypes.c_int(0)), ctypes.byref(ctypes.c_uint64(0))
     return library.hpx_copy_checked if library and library.hpx_copy_checked(*nothing) == 0 else None
 
 
 def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
-    """Do `destination.copy_(source)` for tensors of one shape and type, in the fastest way for this thread."""
+    """Copy `source` to `destination`, a tensor of the same shape and type, by the fastest method available."""
     if torch.get_num_threads() == 1 and _is_plain(destination, source):
         copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-        increment_version(destination)  # as `copy_` does, for graphs that have saved it
-    else:  # several threads beat one that bypasses the caches
+        increment_version(destination)  # like `copy_`, so that autograd detects the change
+    else:  # several threads are faster than one thread that bypasses the caches
         with torch.no_grad():
             destination.copy_(source)
 
 
 def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int) -> int:
-    """Copy, and return the CRC64-NVME `checksum` continued over the source's bytes, reading memory once for both.
+    """Copy `source` to `destination`, and compute a CRC64-NVME of the bytes while they are in a cache.
 
     Args:
+        destination: tensor of the same shape and type.
         source: a tensor for which `is_memory` is true.
+        checksum: checksum of the bytes before those of `source`.
+
+    Returns:
+        The checksum of the earlier bytes followed by those of `source`.
     """
     nbytes = source.numel() * source.element_size()
-    by_one = _checker() or torch.get_num_threads() == 1  # several threads could only copy faster
+    by_one = _checker() or torch.get_num_threads() == 1  # several threads would not speed up the checksum
     if by_one and _is_plain(destination, source):
         checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
         increment_version(destination)
@@ -116,7 +124,15 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 def copy_to_gpu_checked(
     destinations: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], image: memoryview
 ) -> int:
-    """Copy an image into tensors on a GPU, and return its CRC64-NVME, computed by threads during the copies."""
+    """Copy an image into tensors on a GPU, and return the image's CRC64-NVME.
+
+    The checksum is computed by threads while the GPU copies.
+
+    Args:
+        destinations: tensors on a GPU.
+        sources: for each destination, a tensor of the image (the bytes of a snapshot's tensors).
+        image: all bytes of the image.
+    """
     parts = max(1, min(_threads(), len(image) // _PART))
     bounds = [len(image) * part // parts for part in range(parts + 1)]
     pieces = [image[begin:end] for begin, end in itertools.pairwise(bounds)]
@@ -126,31 +142,37 @@ def copy_to_gpu_checked(
             for destination, source in zip(destinations, sources, strict=True):
                 destination.copy_(source, non_blocking=True)
             found = [(each.result(), len(piece)) for each, piece in zip(checksums, pieces, strict=True)]
-    finally:  # the caller may overwrite the image after this
+    finally:  # the caller may overwrite the image after the return
         for device in {destination.device for destination in destinations if destination.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
     return join_checksums(found)
 
 
 def _threads() -> int:
-    """Return the number of threads for this rank, from its share of the node's cores."""
+    """Return the number of threads for checksums: this rank's share of the node's cores, at most `_MOST_THREADS`."""
     return min(_MOST_THREADS, len(os.sched_getaffinity(0)) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
-    """Copy memory between addresses in one thread, and return the continued checksum."""
+    """Copy `nbytes` bytes from the address `source` to the address `to`, in one thread.
+
+    Returns `checksum`, continued over the copied bytes.
+    """
     return copy_pieces_checked(pieces_of([(to, source, nbytes)]), checksum, Unthrottle())[1]
 
 
 def pieces_of(pieces: Sequence[tuple[int, int, int]]) -> ctypes.Array[Piece]:
-    """Return an array of pieces to copy, from tuples (to, source, nbytes)."""
+    """Return an array of `Piece`, from tuples (destination address, source address, number of bytes)."""
     return (Piece * len(pieces))(*(Piece(*piece) for piece in pieces))
 
 
 def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: Unthrottle) -> tuple[int, int]:
-    """Copy pieces in order until `unthrottle` is set; return the bytes done and the continued checksum."""
+    """Copy pieces in order, until all are copied or `unthrottle` is set.
+
+    Returns the number of copied bytes, and `checksum` continued over the copied bytes.
+    """
     checker, done = _checker(), 0
-    if checker is not None:  # one call, so that the training thread never waits for the interpreter's lock
+    if checker is not None:  # one call without the GIL: the training thread never waits for the GIL
         found = ctypes.c_uint64(checksum)
         done = checker(pieces, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
         return done, found.value
@@ -173,7 +195,7 @@ def _is_plain(destination: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def is_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor's bytes are contiguous in this process's memory, in the form to save."""
+    """Return whether the tensor's values are contiguous bytes in CPU memory that can be saved as they are."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.is_cpu
@@ -189,10 +211,10 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def address_of(image: memoryview) -> int:
-    """Return the address of writable bytes."""
+    """Return the address of a writable memoryview."""
     return ctypes.addressof(ctypes.c_char.from_buffer(image))
 
 
 def memory(address: int, nbytes: int) -> memoryview:
-    """Return writable bytes of this process at an address."""
+    """Return a writable memoryview of `nbytes` bytes at an address in this process."""
     return memoryview((ctypes.c_char * nbytes).from_address(address)).cast("B")

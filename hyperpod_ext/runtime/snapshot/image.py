@@ -1,7 +1,7 @@
-"""One rank's state as a `.distcp` file in memory: planned once, then only copied into.
+"""The image of a snapshot: all tensors of one rank, laid out in memory as a `.distcp` file.
 
-Each tensor's raw bytes are inside the archive that `torch.save` would write, so plain
-`torch.distributed.checkpoint.load` can read the image as a file.
+The layout is planned once; each later save only copies values. Each tensor's bytes are inside the zip archive that
+`torch.save` would write, so plain `torch.distributed.checkpoint.load` can read the image as a file.
 """
 
 from __future__ import annotations
@@ -24,25 +24,31 @@ from hyperpod_ext.runtime.snapshot.zip_file import ALIGNMENT, Frame, frame
 
 
 class Chunk(NamedTuple):
-    """This rank's part of a tensor."""
+    """This rank's shard of a tensor; the whole tensor if it is not sharded."""
 
     local: torch.Tensor
     shape: tuple[int, ...]
+    """Shape of the whole tensor, over all ranks."""
     offsets: tuple[int, ...]
+    """Index of the shard's first element in the whole tensor, in each dimension."""
 
 
 def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
-    """Return this rank's part of a tensor; None if it holds none. A chunk is returned as it is.
+    """Return this rank's shard of a tensor; None if this rank has no elements of it.
+
+    Args:
+        tensor: a tensor; a `Chunk` is only checked, and returned unchanged.
+        name: the tensor's name, for errors.
 
     Raises:
-        JobFailedError: a sparse or quantised tensor, a tensor made of others, or an unsummed one (Partial).
+        JobFailedError: the tensor is sparse, quantised, made of inner tensors, or a DTensor with a Partial placement.
     """
     given, tensor = (tensor, tensor.local) if isinstance(tensor, Chunk) else (None, tensor)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided or dtype not in DTYPE_BYTES:
         raise JobFailedError(
             f"{name} is a tensor of type {tensor.dtype} and layout {tensor.layout}; a snapshot holds dense tensors",
-            hint="Convert it in state_dict(), or leave it out.",
+            hint="Convert the tensor in state_dict(), or leave it out.",
         )
     if given is not None:
         return given if tensor.numel() > 0 or 0 in given.shape else None
@@ -51,11 +57,11 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
         return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    sharded: Any = tensor  # a DTensor, whose type is not imported
+    sharded: Any = tensor  # a DTensor; its type is not imported here
     if any(placement.is_partial() for placement in sharded.placements):
         raise JobFailedError(
-            f"{name} is placed as {sharded.placements}: its parts are not summed yet",
-            hint="Redistribute it to Replicate() or Shard() before it is saved.",
+            f"{name} has the placements {sharded.placements}: the values of its ranks are not summed yet",
+            hint="Redistribute the tensor to Replicate() or Shard() before it is saved.",
         )
     local = sharded.detach().to_local()
     check_memory(local, name)
@@ -67,20 +73,20 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
 
 
 def form_of(tensor: torch.Tensor, name: str = "a tensor") -> Form:
-    """Return type, shape and strides of a tensor; of a DTensor, its global type and shape.
+    """Return type, shape and strides of a tensor. For a DTensor: type and global shape, without strides.
 
     Raises:
-        JobFailedError: see `strides_of`.
+        JobFailedError: a restore could not fill the tensor (see `strides_of`).
     """
     dtype = str(tensor.dtype).removeprefix("torch.")
     return Form(dtype, tuple(tensor.shape), None if is_dtensor(tensor) else strides_of(tensor, name))
 
 
 def strides_of(tensor: torch.Tensor, name: str = "a tensor") -> tuple[int, ...] | None:
-    """Return the strides in elements; None for the strides of a new tensor of this shape.
+    """Return the strides of a tensor in elements; None if a new tensor of this shape would have the same strides.
 
     Raises:
-        JobFailedError: elements share memory in another way than by `expand`, so the tensor cannot be filled.
+        JobFailedError: elements share memory, not only by `expand`, so a restore could not fill the tensor.
     """
     strides = tensor.stride()
     if tensor.numel() == 0 or (tensor.is_contiguous() and not _is_ambiguous(tensor)):
@@ -93,29 +99,34 @@ def strides_of(tensor: torch.Tensor, name: str = "a tensor") -> tuple[int, ...] 
             raise JobFailedError(
                 f"{name} is a view whose elements share memory (shape {tuple(tensor.shape)}, strides {strides}); "
                 "a restore cannot fill it",
-                hint="Call .contiguous() on it where it is built, or leave it out.",
+                hint="Call .contiguous() on the tensor when it is built, or leave it out of the state.",
             )
         reach += stride * (size - 1)
     return strides
 
 
 def _is_ambiguous(tensor: torch.Tensor) -> bool:
-    """Return whether a contiguous tensor may have an image memory format, such as a 1x1 kernel's.
+    """Return whether a contiguous tensor may have the memory format `channels_last`, such as a 1x1 kernel.
 
-    Only the strides of dimensions of size 1 show the format.
+    For a contiguous tensor, only the strides of dimensions of size 1 distinguish `channels_last` from the default.
     """
     return tensor.dim() in (4, 5) and tensor.stride() != torch.empty(tensor.shape, device="meta").stride()
 
 
 def once(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-    """Return the elements of `tensor` at which `view`, of the same shape, has its own memory; `expand` repeats them."""
+    """Return a view of `tensor` without the repetitions that `expand` has made in `view`.
+
+    Args:
+        tensor: the tensor to narrow.
+        view: a tensor of the same shape. In each dimension in which its stride is 0, only the first index is kept.
+    """
     for dimension, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         tensor = tensor.narrow(dimension, 0, 1) if stride == 0 and size > 1 else tensor
     return tensor
 
 
 def empty(form: Form, device: torch.device | None = None) -> torch.Tensor:
-    """Return a new tensor of this type, shape and strides."""
+    """Return a new, uninitialized tensor with the type, shape and strides of `form`."""
     dtype = getattr(torch, form.dtype)
     if form.strides is None:
         return torch.empty(form.shape, dtype=dtype, device=device)
@@ -123,16 +134,19 @@ def empty(form: Form, device: torch.device | None = None) -> torch.Tensor:
 
 
 def has_memory(kind: type) -> bool:
-    """Return False for types made of inner tensors, such as those of torchao's 8-bit optimizers."""
+    """Return whether tensors of this type have memory of their own.
+
+    Tensors made of inner tensors have no memory of their own, for example those of torchao's 8-bit optimizers.
+    """
     return not hasattr(kind, "__tensor_flatten__") or _is_dtensor_class(kind)
 
 
 def check_memory(tensor: torch.Tensor, name: str) -> None:
-    """Raise JobFailedError for a tensor made of inner tensors."""
+    """Raise JobFailedError if `tensor` is made of inner tensors."""
     if not has_memory(type(tensor)):
         raise JobFailedError(
-            f"{name} is a {type(tensor).__qualname__}, which is made of other tensors; a snapshot holds dense ones",
-            hint="Use optimizers and layers whose state is plain tensors, of 8 bits as well: bitsandbytes has such.",
+            f"{name} is a {type(tensor).__qualname__}, which is made of other tensors; a snapshot holds dense tensors",
+            hint="Use optimizers and layers with plain tensors as state, such as the 8-bit optimizers of bitsandbytes.",
         )
 
 
@@ -142,8 +156,8 @@ def is_dtensor(tensor: Any) -> bool:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a tensor."""
-    plain: Any = tensor.detach()  # may be a DTensor, a type not imported here
+    """Return this rank's shard of a DTensor; any other tensor detached."""
+    plain: Any = tensor.detach()  # may be a DTensor; its type is not imported here
     local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
     return local
 
@@ -154,7 +168,7 @@ def _is_dtensor_class(kind: type) -> bool:
 
 
 def part_name() -> str:
-    """Return the suffix of tensor names: this rank's part of the model, according to Megatron."""
+    """Return a suffix for tensor names: this rank's part of a model split by Megatron; empty if it is not split."""
     part = held_shard()
     return f" ({part.name})" if part else ""
 
@@ -165,7 +179,10 @@ def is_frozen(tensor: Any) -> bool:
 
 
 def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
-    """Return the ranks with the same part of each tensor, according to meshes and Megatron; None: all ranks."""
+    """Return the ranks that hold the same shard of every tensor as this rank; None: all ranks.
+
+    The ranks are those in the DTensors' device meshes and in Megatron's process groups.
+    """
     part = held_shard()
     held: frozenset[int] | None = part and part.ranks
     seen: set[tuple[int, Any]] = set()
@@ -186,13 +203,18 @@ def holders_of(tensors: Sequence[Any]) -> frozenset[int] | None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the names of the tensors. Raises for equal names (`a.b`, and `b` in `a`), which a restore would mix up."""
+    """Return the names of the tensors at `paths`.
+
+    Raises:
+        JobFailedError: two tensors have the same name, such as the key `a.b` and the key `b` in `a`, so that a restore
+            could not distinguish the tensors.
+    """
     seen: set[str] = set()
     names = list(map(fqn, paths))
     for name in names:
         if name in seen:
             raise JobFailedError(
-                f"two tensors of the state are named {name}", hint="Leave dots out of the keys of its state_dict()."
+                f"two tensors of the state are named {name}", hint="Use no dots in the keys of a state_dict()."
             )
         seen.add(name)
     return names
@@ -201,13 +223,13 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _cannot_change(name: str, built: Form, form: Form) -> JobFailedError:
     return JobFailedError(
         f"{name} was built as {built.dtype} of shape {built.shape}, and is {form.dtype} of shape {form.shape} now; "
-        "a sharded tensor that has changed cannot be restored",
-        hint="Build it as it is used.",
+        "a sharded tensor cannot be restored after such a change",
+        hint="Build the tensor with the type and shape that training uses.",
     )
 
 
 class Layout:
-    """A plan, with the live tensors' parts for its items."""
+    """The plan of an image, with the live tensor of this rank for each of its items."""
 
     def __init__(self, parts: Parts) -> None:
         paths, _ = leaf_paths(parts.shape)
@@ -218,7 +240,7 @@ class Layout:
         order = [*range(len(paths))]
         order.sort(
             key=lambda index: not is_frozen(parts.tensors[index])
-        )  # frozen ones first: a prefix that is copied once
+        )  # frozen parameters first, because they are copied only once
         for index in order:
             tensor = parts.tensors[index]
             chunk = chunk_of(tensor, names[index])
@@ -249,29 +271,38 @@ class Layout:
             locals_.append(chunk.local)
         self.plan = Plan(parts.shape, tuple(items), max(end, 1))
         self.locals = locals_
-        """Live tensors, one per item."""
+        """This rank's live tensors, one for each item of the plan."""
         self.frozen = sum(is_frozen(parts.tensors[item.tensor]) for item in items)
-        """Number of items of frozen parameters, which come first."""
+        """Number of items that are frozen parameters, which are the first items."""
         self._frames = frames
 
     def write_frames(self, image: memoryview) -> None:
-        """Write everything except raw data into an image. Needed once per slot."""
+        """Write all bytes of an image except the tensors' values, that is, the zip archives around the values.
+
+        The method is called once for each slot (shared memory for one snapshot).
+        """
         end = 0
         for item, around in zip(self.plan.items, self._frames, strict=True):
-            image[end : item.start] = bytes(item.start - end)  # equal states must make equal images
+            image[end : item.start] = bytes(item.start - end)  # zeros, so that equal states have equal images
             image[item.start : item.data] = around.prefix
             image[item.data + item.nbytes : item.end] = around.suffix
             end = item.end
 
 
 def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
-    """Return a tensor for each item in `buffer`, with its image at byte `start`. They share its memory."""
+    """Return a tensor for each item of an image. The tensors share the memory of `buffer`.
+
+    Args:
+        plan: layout of the image.
+        buffer: memory that contains the image.
+        start: byte offset of the image in `buffer`.
+    """
     image = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
     return [_view(image[item.data : item.data + item.nbytes], item) for item in plan.items]
 
 
 def view(buffer: Any, item: Item) -> torch.Tensor:
-    """Return a tensor for an item over a buffer with only the item's bytes."""
+    """Return a tensor for an item that shares the memory of `buffer`, which contains only the item's values."""
     raw = torch.frombuffer(buffer, dtype=torch.uint8) if item.nbytes else torch.empty(0, dtype=torch.uint8)
     return _view(raw, item)
 
@@ -287,14 +318,14 @@ def _view(raw: torch.Tensor, item: Item) -> torch.Tensor:
 
 
 class _Storage:
-    """Placeholder of the storage, which PyTorch keeps outside of the pickle."""
+    """Takes the place of a tensor's storage in the pickle; PyTorch stores the bytes outside of the pickle."""
 
     def __init__(self, persistent_id: tuple[Any, ...]) -> None:
         self.persistent_id = persistent_id
 
 
 class _Tensor:
-    """Pickles as the tensor of this type and shape that `torch.save` would write."""
+    """An object whose pickle is the pickle that `torch.save` writes for a tensor of this type and shape."""
 
     def __init__(self, dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
         self._dtype, self._sizes = dtype, sizes
@@ -302,7 +333,7 @@ class _Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         numel = torch.Size(self._sizes).numel()
         strides = torch.empty(self._sizes, device="meta").stride()
-        # not `OrderedDict[str, Any]()`: that remembers its type in an attribute, which weights_only refuses
+        # not `OrderedDict[str, Any]()`, whose attribute `__orig_class__` makes torch.load(weights_only=True) fail
         hooks: OrderedDict[str, Any] = OrderedDict()
         legacy = torch.storage._dtype_to_storage_type_map().get(self._dtype)
         if legacy is not None:

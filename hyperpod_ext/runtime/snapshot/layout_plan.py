@@ -1,7 +1,8 @@
-"""Layout of one rank's snapshots: the place of each tensor's part in the image. Does not import torch.
+"""The plan of one rank's snapshots: the offset of each shard in the image (the bytes of all tensors).
 
-A plan changes only with the model or the optimizer's state, so it is made once, named by its digest, and sent once; a
-save then only sends the digest.
+A plan changes only if tensors are added to the model or the optimizer's state, or change their shapes. So a worker
+sends the plan to the memory server only once, and each later save refers to the plan by its digest. This file does not
+import torch, because the memory server does not.
 """
 
 from __future__ import annotations
@@ -24,36 +25,37 @@ DTYPE_BYTES = {
     **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
     "complex128": 16,
 }
-"""Element sizes in bytes, by torch's names without the `torch.`."""
+"""Bytes per element of each tensor type, by the type's name without `torch.`."""
 
 
 class Item(NamedTuple):
     """One shard of one tensor in the image."""
 
     tensor: int
-    """Index of the tensor in the state, in the order of the walk."""
+    """Index of the tensor among all tensors of the state, in the order of `tree.take_apart`."""
     fqn: str
     dtype: str
     shape: tuple[int, ...]
     """Shape of the whole tensor, over all ranks."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    """The shard's place in the whole tensor."""
+    """Offset and size of the shard in the whole tensor, by dimension."""
     start: int
     data: int
-    """Byte offsets in the image: of the shard's archive, and of the raw bytes in the archive."""
+    """Byte offsets in the image. `start` is the offset of the shard's zip archive, `data` that of the shard's values
+    inside the archive."""
     nbytes: int
-    """Length of the raw bytes."""
+    """Number of bytes of the shard's values."""
     end: int
-    """Byte offset behind the archive."""
+    """Byte offset in the image at which the archive ends."""
     strides: tuple[int, ...] | None = None
-    """Strides of the live tensor; None if contiguous, or for a shard. The image is always contiguous."""
+    """Strides of the live tensor; None if it is contiguous or a shard. Values in the image are always contiguous."""
     built: Form | None = None
-    """Form of the newly built tensor, if training has changed it since."""
+    """Type, shape and strides that a new process builds, if training has changed them; None: unchanged."""
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """All fields on the place of the bytes in the image and in the tensor."""
+        """The fields on the shard's position in the image and in the whole tensor, without `strides` and `built`."""
         return self[:10]
 
     @property
@@ -67,14 +69,15 @@ class Plan:
     """Layout of one rank's snapshots."""
 
     shape: Shape
+    """The nested structure of the state, in the form of `tree.Shape`."""
     items: tuple[Item, ...]
     nbytes: int
-    """Length of the image."""
+    """Length of the image in bytes."""
 
     def to_json(self) -> dict[str, Any]:
         items = [
             item if item.strides or item.built else item.place for item in self.items
-        ]  # the form of earlier versions
+        ]  # leave out unset `strides` and `built`, which earlier versions cannot read
         return {"shape": self.shape, "items": items, "nbytes": self.nbytes}
 
     @cached_property
@@ -84,15 +87,15 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: the plan's name."""
+        """SHA-256 of the canonical JSON, which manifests use as the plan's name."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
-    """Return a received plan, checked against its digest and for consistency.
+    """Return the plan in `document`, after its digest and its consistency are checked.
 
     Raises:
-        CorruptSnapshotError: the digest differs, or the plan is inconsistent.
+        CorruptSnapshotError: the plan's digest is not `digest`, or the plan is inconsistent.
     """
     try:
         items = tuple(map(_item, document["items"]))
@@ -100,7 +103,7 @@ def read_plan(document: Mapping[str, Any], digest: str) -> Plan:
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise CorruptSnapshotError(f"a snapshot's plan cannot be read: {error!r}") from error
     if plan.digest != digest:
-        raise CorruptSnapshotError(f"a snapshot's plan is not the one its manifest names ({digest[:12]}…)")
+        raise CorruptSnapshotError(f"a snapshot's plan does not have the digest in its manifest ({digest[:12]}…)")
     for item in items:
         _check(item, plan.nbytes)
     return plan
@@ -125,12 +128,15 @@ def _form(values: Any) -> Form | None:
 
 
 def read_shape(shape: list[Any]) -> Shape:
-    """Return the shape in the form of `take_apart`, with tuples, which JSON lacks."""
+    """Return a state's structure that was read from JSON in the form of `tree.Shape`: JSON turns tuples into lists."""
     return [tuple(node) if isinstance(node, list) else node for node in shape]
 
 
 def _check(item: Item, nbytes: int) -> None:
-    """Check an item's place: even a signed but wrong plan must not cause reads outside of the image."""
+    """Raise CorruptSnapshotError if an item's offsets are inconsistent.
+
+    Even a wrong plan with a valid signature must not cause reads outside of the image.
+    """
     elements = 1
     for size in item.sizes:
         elements *= size
@@ -142,6 +148,6 @@ def _check(item: Item, nbytes: int) -> None:
     if item.strides is not None and (len(item.strides) != len(item.sizes) or item.sizes != item.shape):
         raise CorruptSnapshotError(f"{item.fqn}: strides {item.strides} do not fit shape {item.shape}")
     if item.dtype not in DTYPE_BYTES:
-        raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is not known here")
+        raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is unknown to this version")
     if not in_bounds or not inside or item.nbytes != elements * DTYPE_BYTES[item.dtype]:
-        raise CorruptSnapshotError(f"{item.fqn}: its place in the image makes no sense: {item}")
+        raise CorruptSnapshotError(f"{item.fqn}: its offsets in the image are inconsistent: {item}")

@@ -1,7 +1,9 @@
-"""The signed records of snapshots and checkpoints. Written last: without a manifest there is no snapshot.
+"""Manifests: the signed records of snapshots and checkpoints.
 
-Readers ignore unknown fields of newer writers, and refuse a newer format. Manifests are never unpickled, and never
-trusted before the signature and the bytes' checksum are verified.
+A manifest is written after all other data: a snapshot or checkpoint without a manifest counts as not written. Readers
+ignore unknown fields, which newer versions may add, and refuse a newer `format`. Manifests are JSON, never pickles.
+Readers use a manifest only after they have verified its signature, and a snapshot only after they have verified the
+checksum of its bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ from hyperpod_ext.errors import CorruptSnapshotError
 from hyperpod_ext.terminal import quote
 
 FORMAT = 2
-"""2: a checkpoint may have frozen parameters in files of their own. Both formats are read."""
+"""Format of new manifests. In format 2 a checkpoint may have its frozen parameters in separate files. Formats 1 and 2
+can be read."""
 LIGHT_BYTES = 4 << 20
 LIGHT_VALUES = 1 << 18
-"""Documents with more bytes or values are parsed only if signed by the job: a parsed value may take 30 times its
-bytes."""
+"""A JSON document with more bytes or more values is parsed only if the job has signed it, because a parsed value may
+take 30 times the memory of its text."""
 _SIGNATURE = re.compile(rb',"signature":"([0-9a-f]{64})"')
 _TAIL = 4096
 _PIECE = 1 << 20
@@ -31,43 +34,56 @@ Manifest = dict[str, Any]
 """Fields of a snapshot's manifest: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
 crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
 
-Fields of a checkpoint's manifest: format, job, generation, step, save_id, world_size, ranks (rank to manifest of its
-snapshot), files (rank to the name of its image), frozen (name of an image to file, nbytes and crc64nvme of its frozen
-part, which is not in the image's file), macs (name of a file to its MAC, see storage/mac.py), derived (sizes and
-checksums of torch's files), created_at, signature."""
+Fields of a checkpoint's manifest: format, job, generation, step, save_id, world_size, ranks (by rank: manifest of its
+snapshot), files (by rank: file name of its image), frozen (by file name of an image: file, nbytes and crc64nvme of its
+frozen parameters, which are in that separate file), macs (by file name: its MAC, see storage/mac.py), derived (sizes
+and checksums of DCP's files), created_at, signature."""
 
 
 def save_id_of(generation: int, step: int) -> str:
-    """Return the name of a commit. A step repeated after a fault is another commit."""
+    """Return the save ID of a commit (a finished step): its generation and step.
+
+    A step that is repeated after a fault has another generation, so it is another commit.
+    """
     return f"g{generation}-s{step}"
 
 
 def save_id_in(save_id: str, run: str) -> str:
-    """Return the name of a commit of another run, for disks with commits of several runs; empty `run`: this run."""
+    """Return a save ID with the run of its commit, for disks with commits of several runs.
+
+    Args:
+        save_id: the save ID without a run.
+        run: another run of the job; empty for this run, whose save IDs stay unchanged.
+    """
     return f"{save_id}@{run}" if run else save_id
 
 
 def without_run(save_id: str) -> tuple[str, str]:
-    """Return the save ID without the run, and the run; empty: this run."""
+    """Split a text of `save_id_in` into the save ID and the run; the run is empty for this run."""
     own, _, run = save_id.partition("@")
     return own, run
 
 
 @functools.lru_cache(maxsize=4096)
 def generation_of(save_id: str) -> int:
-    """Return the generation in a save ID."""
+    """Return the generation of a save ID."""
     return int(save_id.removeprefix("g").partition("-")[0])
 
 
 def crc64nvme(data: Any, previous: int = 0) -> int:
-    """Return the CRC64-NVME of a buffer, which S3 computes, too. Frees the GIL."""
+    """Return the CRC64-NVME of a buffer, a checksum that S3 also computes. Releases the GIL.
+
+    Args:
+        data: the buffer.
+        previous: checksum of earlier bytes. The result is the checksum of the earlier bytes followed by the buffer.
+    """
     from awscrt import checksums
 
     return int(checksums.crc64nvme(data, previous))
 
 
 def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
-    """Return the CRC64-NVME of consecutive parts, from the checksum and the length of each."""
+    """Return the CRC64-NVME of the concatenation of several parts, from the checksum and the length of each part."""
     from awscrt import checksums
 
     combined = 0
@@ -77,32 +93,42 @@ def join_checksums(parts: Sequence[tuple[int, int]]) -> int:
 
 
 def checksum_after(total: int, first: int, nbytes: int) -> int:
-    """Return the CRC64-NVME of the last `nbytes` bytes, from the checksums of all bytes and of the bytes before."""
+    """Return the CRC64-NVME of the last `nbytes` bytes of a buffer.
+
+    Args:
+        total: checksum of the whole buffer.
+        first: checksum of the bytes before the last `nbytes`.
+        nbytes: number of last bytes.
+    """
     from awscrt import checksums
 
     return total ^ int(checksums.combine_crc64nvme(first, 0, nbytes))
 
 
 def crc_text(checksum: int) -> str:
-    """Return a CRC64 in the form of manifests: 16 hex digits."""
+    """Return a CRC64 as 16 hex digits, the form in manifests."""
     return f"{checksum:016x}"
 
 
 def crc_value(text: str) -> int:
-    """Return the CRC64 in a text of `crc_text`. Raises ValueError for anything else."""
+    """Return the CRC64 in a text of `crc_text`.
+
+    Raises:
+        ValueError: the text is not 16 hex digits.
+    """
     if len(text) != 16:
         raise ValueError(f"{text!r} is not a CRC64 of 16 hex digits")
     return int.from_bytes(bytes.fromhex(text), "big")
 
 
 def content_of(manifest: Mapping[str, Any]) -> str:
-    """Return a digest of a snapshot's contents: snapshots with equal digests are bit for bit interchangeable."""
+    """Return a digest of a snapshot's contents. Snapshots with equal digests are bitwise equal."""
     parts = [manifest["plan"], manifest["crc64nvme"], manifest["nbytes"], manifest["values"]]
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).hexdigest()
 
 
 def sign(manifest: Mapping[str, Any], secret: bytes) -> Manifest:
-    """Return `manifest` with an HMAC-SHA256 over all other fields."""
+    """Return `manifest` with the field `signature`: an HMAC-SHA256 over all other fields."""
     return {**manifest, "signature": _signature(manifest, secret)}
 
 
@@ -112,13 +138,14 @@ def signed_text(manifest: Mapping[str, Any], secret: bytes) -> bytes:
 
 
 def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) -> bool:
-    """Return whether `signed_text` made a document with this secret, without parsing the document.
+    """Return whether a document was written by `signed_text` with this secret, without parsing the document.
 
-    The signature is near the end, and covers the text without itself.
+    The signature is near the end of the text, and is computed over the text without the signature.
 
     Args:
-        read: returns the bytes from the first number up to the second.
-        nbytes: length of the document.
+        read: returns the document's bytes from a first offset up to a second offset.
+        nbytes: length of the document in bytes.
+        secret: the job's secret.
     """
     first = max(nbytes - _TAIL, 0)
     found = [*_SIGNATURE.finditer(read(first, nbytes))]
@@ -132,10 +159,16 @@ def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) 
 
 
 def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
-    """Check that this job's processes wrote a manifest.
+    """Check that processes of this job have written a manifest.
+
+    Args:
+        manifest: the parsed manifest.
+        secret: the job's secret.
+        job: the job's name.
+        where: place of the manifest, for errors; empty to name the manifest's rank and step instead.
 
     Raises:
-        CorruptSnapshotError: newer format, wrong signature, or another job.
+        CorruptSnapshotError: the manifest has a newer format or a wrong signature, or belongs to another job.
     """
     rank = f" of rank {quote(manifest['rank'])}" if "rank" in manifest else ""
     where = where or f"snapshot{rank} at step {quote(manifest.get('step'))}"
@@ -146,21 +179,28 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
         )
     if manifest.get("job") != job:
         raise CorruptSnapshotError(f"{where}: it belongs to job {quote(manifest.get('job'))}, not to {job!r}")
-    signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest refuses text beyond ASCII
+    signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest accepts only ASCII text
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
             f"{where}: its manifest is not signed with this job's secret",
-            hint="Either it was tampered with, or the job runs with another secret than the one that wrote it.",
+            hint="Either the manifest was changed, or the job had another secret when the manifest was written.",
         )
 
 
 def check_bytes(manifest: Mapping[str, Any], data: Any, where: str = "") -> None:
-    """Check bytes against the manifest's length and checksum."""
+    """Raise CorruptSnapshotError if `data` does not have the length and checksum in the manifest."""
     check_crc(manifest, len(data), crc64nvme(data), where)
 
 
 def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: str = "") -> None:
-    """Check a length and a checksum against the manifest."""
+    """Raise CorruptSnapshotError if `nbytes` and `checksum` are not those in the manifest.
+
+    Args:
+        manifest: a snapshot's manifest.
+        nbytes: number of bytes that were read.
+        checksum: CRC64-NVME of the bytes that were read.
+        where: place of the bytes, for errors; empty to name the manifest's rank and step instead.
+    """
     where = where or f"snapshot of rank {manifest['rank']} at step {manifest['step']}"
     if nbytes != manifest["nbytes"]:
         raise CorruptSnapshotError(f"{where}: it is {nbytes} bytes long, the manifest says {manifest['nbytes']}")
@@ -171,13 +211,14 @@ def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: st
 
 
 class TooHeavyError(CorruptSnapshotError):
-    """A document is not light, and not signed by the job."""
+    """A document was not parsed: it is large, and the job has not signed it."""
 
     def __init__(self, where: str, nbytes: int) -> None:
         super().__init__(
             f"{where}: it has {nbytes} bytes; a document of more than {LIGHT_BYTES} bytes or {LIGHT_VALUES} values is "
             "read only if the job has signed it",
-            hint="Remove it if the job has not written it. If an earlier version has, restore it with that version.",
+            hint="Remove the document if the job has not written it. If an earlier version of hyperpod_ext has written "
+            "it, restore with that version.",
         )
 
 
@@ -190,10 +231,13 @@ def read_document(data: bytes, where: str, *, trusted: bool = False) -> dict[str
     """Parse a JSON object from storage.
 
     Args:
-        trusted: the job wrote these bytes, so any number is allowed.
+        data: the bytes.
+        where: place of the document, for errors.
+        trusted: the job has signed these bytes, so the document may have any size.
 
     Raises:
-        CorruptSnapshotError: the bytes are empty, truncated, or no JSON object.
+        CorruptSnapshotError: the bytes are no JSON object, for example empty or truncated.
+        TooHeavyError: the document is too large to be parsed without a signature.
     """
     if not trusted and not is_light(data):
         raise TooHeavyError(where, len(data))
@@ -214,5 +258,5 @@ def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     signed = {key: value for key, value in manifest.items() if key != "signature"}
     try:
         return hmac.new(secret, _canonical(signed), hashlib.sha256).hexdigest()
-    except RecursionError:  # the parser allowed one more level of nesting
+    except RecursionError:  # the JSON encoder allows less nesting than the parser
         raise CorruptSnapshotError("a manifest is nested too deep") from None

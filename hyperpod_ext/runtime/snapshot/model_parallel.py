@@ -1,7 +1,8 @@
-"""Model parts in plain tensors, as in Megatron-core: this rank's part, and the ranks with the same part.
+"""Models that Megatron-core splits into plain tensors: this rank's part, and the ranks that hold the same part.
 
-Megatron's shards have equal names, and often equal shapes, so only Megatron's groups distinguish shards from replicas.
-Megatron is not imported here: without an import by the script, there are no such parts.
+The shards of a tensor have the same name on all ranks, and often the same shape. So only Megatron's process groups
+show whether two ranks hold different shards or replicas. This file does not import Megatron: if the script has not
+imported Megatron, Megatron has not split a model.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import torch.distributed as dist
 
 
 class HeldShard(NamedTuple):
-    """One part of the model."""
+    """This rank's part of a model that Megatron has split."""
 
     name: str
-    """`tensor 1 of 2`: suffix of all tensor names, because equal names are different tensors on other ranks."""
+    """Name of the part, such as `tensor 1 of 2`. All tensor names get this suffix, because Megatron gives the tensors
+    of all parts the same names."""
     ranks: frozenset[int]
-    """Ranks that hold the part."""
+    """Ranks that hold this part, including this rank."""
 
 
 def held_shard() -> HeldShard | None:
-    """Return this rank's part of a model split by Megatron; None: not split, or split only by DTensors."""
+    """Return this rank's part of a model that Megatron has split; None if Megatron has not split the model."""
     groups: Any = sys.modules.get("megatron.core.parallel_state")
     if groups is None or not groups.model_parallel_is_initialized():
         return None
@@ -35,14 +37,17 @@ def held_shard() -> HeldShard | None:
     name = ", ".join(f"{kind} {rank + 1} of {size}" for kind, rank, size in places if size > 1)
     if not name:
         return None
-    if places[-1][2] > 1:  # experts differ between data parallel ranks, too
+    if places[-1][2] > 1:  # data-parallel ranks hold different experts, too
         return HeldShard(name, frozenset([dist.get_rank()]))
     group = groups.get_data_parallel_group(with_context_parallel=True)
     return HeldShard(name, frozenset(dist.get_process_group_ranks(group)))
 
 
 def is_distributed_optimizer(optimizer: object) -> bool:
-    """Return whether it is, or is inside, Megatron's distributed optimizer: state of one rank under shared names."""
+    """Return whether an optimizer is, contains or is wrapped by Megatron's distributed optimizer.
+
+    Megatron's distributed optimizer holds only one rank's part of the state, under the same names as on other ranks.
+    """
     module = sys.modules.get("megatron.core.optimizer.distrib_optimizer")
     if module is None:
         return False

@@ -1,8 +1,9 @@
-"""Parity over a group of ranks on different nodes: cutting images, and rebuilding a lost one. Pure.
+"""Parity over a group of ranks on different nodes, from which one lost image (the bytes of a snapshot) can be rebuilt.
 
-The images of k ranks are cut into k - 1 parts each. The node of every rank keeps one parity piece: the XOR of one part
-of each other rank's image. So each image is sent once, as for one copy, and a node stores 1/(k - 1) of an image. Each
-part of a lost image is the XOR of a piece with the other images' parts in that piece.
+The images of a group of k ranks are divided into k - 1 parts each. The node of every rank stores one parity piece: the
+XOR of one part of each other rank's image. So each image is sent over the network once, as for a replica, but a node
+stores only 1/(k - 1) of the bytes of an image. A part of a lost image is rebuilt as the XOR of the parity piece that
+contains the part and of all other images' parts in the same piece.
 """
 
 from __future__ import annotations
@@ -12,39 +13,51 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _ALIGNED = 64
-"""Parts begin at multiples of this, so that XOR works on whole words."""
+"""Parts of an image begin at multiples of this many bytes, so that XOR works on whole words."""
 
 
 class Span(NamedTuple):
-    """Bytes of an image."""
+    """A contiguous range of an image's bytes."""
 
     start: int
+    """Offset of the first byte."""
     nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """Ranks with images that protect each other, one on each node of a group, in ascending order."""
+    """The ranks of a parity group, in ascending order: one rank on each of the group's nodes."""
 
     ranks: tuple[int, ...]
 
     def __post_init__(self) -> None:
         if len(self.ranks) < 3 or list(self.ranks) != sorted(set(self.ranks)):
-            raise ValueError(f"{self.ranks} are no ranks in order, or too few for parity")
+            raise ValueError(f"parity needs at least three ranks in ascending order, not {self.ranks}")
 
     def piece_bytes(self, nbytes: int) -> int:
-        """Return the size of a piece for images of `nbytes`. Shorter parts are padded with zeros."""
+        """Return the bytes of a parity piece for images of up to `nbytes` bytes. Shorter parts are zero-padded."""
         parts = len(self.ranks) - 1
         return -(-nbytes // (parts * _ALIGNED)) * _ALIGNED
 
     def span(self, owner: int, holder: int, nbytes: int) -> Span:
-        """Return the part of the owner's image of `nbytes` in the piece on the holder's node."""
+        """Return the part of one rank's image that is in the parity piece on another rank's node.
+
+        Args:
+            owner: rank of the image.
+            holder: rank whose node stores the piece.
+            nbytes: length of the image in bytes.
+        """
         length = self.piece_bytes(nbytes)
         start = min(self._part(owner, holder) * length, nbytes)
         return Span(start, min(length, nbytes - start))
 
     def spans(self, owner: int, nbytes: int) -> dict[int, Span]:
-        """Return the parts of an image in order, by the rank whose node keeps the part."""
+        """Return the parts of a rank's image in order, by the rank whose node stores the piece with the part.
+
+        Args:
+            owner: rank of the image.
+            nbytes: length of the image in bytes.
+        """
         others = sorted((rank for rank in self.ranks if rank != owner), key=lambda rank: self._part(owner, rank))
         return {holder: self.span(owner, holder, nbytes) for holder in others}
 
@@ -53,11 +66,16 @@ class Stripe:
 
     def _part(self, owner: int, holder: int) -> int:
         if owner == holder:
-            raise ValueError(f"rank {owner} keeps no part of its own image as parity")
+            raise ValueError(f"the parity piece of rank {owner} contains no part of its own image")
         return (self.ranks.index(holder) - self.ranks.index(owner) - 1) % len(self.ranks)
 
 
 def beyond_parity(step: int, ranks: Collection[int]) -> str:
-    """Return the message for a step that parity cannot rebuild."""
+    """Return the message for a step that parity cannot rebuild, because snapshots of several ranks of a group are lost.
+
+    Args:
+        step: the step.
+        ranks: ranks of the group whose snapshots are lost.
+    """
     missing = ", ".join(map(str, sorted(ranks)))
-    return f"Parity of step {step} makes up for one node of a group; missing are the snapshots of ranks {missing}."
+    return f"Parity of step {step} can rebuild one node of a group, but the snapshots of ranks {missing} are missing."

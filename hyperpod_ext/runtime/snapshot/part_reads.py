@@ -1,4 +1,4 @@
-"""Parts of an image that another layout needs, for reads after a resize. Does not import torch."""
+"""Find the parts of a saved image that a rank needs after a change of the world size, to read only these parts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from hyperpod_ext.runtime.snapshot.layout_plan import Item
 
 _COMPARED = 64 << 10
-"""Tensors of at most so many bytes are read from every rank, so that differences are reported."""
+"""Shards of at most this many bytes are read from every rank, so that differences between replicas are reported."""
 
 
 def by_name(items: Sequence[Item]) -> dict[str, list[Item]]:
-    """Return the items of one layout by tensor name."""
+    """Return the items of a plan, grouped by tensor name."""
     found: dict[str, list[Item]] = {}
     for item in items:
         found.setdefault(item.fqn, []).append(item)
@@ -24,7 +24,10 @@ def parts_for(
     """Return the parts of an image's shards that the targets need, each as an item.
 
     Args:
-        known: name and offsets of shards read from other snapshots; large ones are not read again.
+        targets: the shards that this rank needs, by tensor name.
+        sources: the image's shards.
+        known: tensor name and offsets of shards that were read from other snapshots. A large shard that was read from
+            another snapshot is not read again.
     """
     return [
         part
@@ -35,7 +38,11 @@ def parts_for(
 
 
 def _rows(targets: Sequence[Item], source: Item) -> Item | None:
-    """Return the rows of a shard from the first to the last that a target needs: contiguous bytes of the image."""
+    """Return the rows of a saved shard that the targets need, from the first to the last row, as one item.
+
+    Rows are slices along the first dimension, so the returned item is contiguous in the image. The result is None if no
+    row is needed.
+    """
     meeting = [target for target in targets if meet(target, source)]
     if not meeting:
         return None
@@ -53,7 +60,10 @@ def _rows(targets: Sequence[Item], source: Item) -> Item | None:
 
 
 def meet(target: Item, source: Item) -> bool:
-    """Return whether both items overlap. True for different shapes, too, so that a caller reports the difference."""
+    """Return whether two shards of the same tensor overlap.
+
+    The result is also True if the shapes of the whole tensors differ, so that the caller reports the difference.
+    """
     return target.shape != source.shape or all(
         low < other + length and other < low + size
         for low, size, other, length in zip(target.offsets, target.sizes, source.offsets, source.sizes, strict=True)

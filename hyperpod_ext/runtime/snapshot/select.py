@@ -1,7 +1,7 @@
-"""Choose the step to restore, and each rank's source of it. Pure: plain values in, plain values out.
+"""Choose the step that all ranks restore, and the source of each rank's state. Pure functions.
 
-One coordinator decides for all ranks. Ranks that each picked "the latest" could pick different steps, and train on
-without an error.
+The coordinator chooses the step for all ranks. If each rank chose the newest step for itself, ranks could choose
+different steps, and would continue training without an error.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from hyperpod_ext.runtime.snapshot.sharing import Sharing
 
 OfferTier = Literal["live", "memory", "parity", "durable"]
 OfferKey = tuple[str, int, int, str, str]
-"""Tier, rank, node, save ID and URL of an offer: the identity of refused offers."""
+"""Tier, rank, node, save ID and URL of an offer, by which refused offers are recognized."""
 
 _AT_ONCE = 4
-"""Number of live ranks that send parts to one joining worker at the same time."""
+"""Maximum number of live ranks that send parts of a state to one joining worker at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """State available at `step`."""
+    """A state of `step` that a process, a memory server or a durable tier offers for a restore."""
 
     tier: OfferTier
-    """`live`: in a training process now. `memory`: in a node's memory server, as original or replica. `parity`: a
-    parity piece, of no use alone. `durable`: a committed checkpoint of all ranks, or one rank's snapshot on the disk of
-    `node`."""
+    """`live`: the state is in a training process. `memory`: the state is in a node's memory server, as original or
+    replica. `parity`: a parity piece (XOR of parts of other ranks' snapshots), useful only with other snapshots.
+    `durable`: a committed checkpoint of all ranks, or one rank's snapshot on the disk of `node`."""
     step: int
     rank: int
-    """Rank that owns the state, or whose node keeps the piece; -1 for a checkpoint of all."""
+    """Rank that saved the state; for a parity piece, the rank on whose node it is; -1 for a checkpoint of all ranks."""
     node: int
-    """Node with the state; -1 for a checkpoint of all."""
+    """Node that has the state in memory or on its disk; -1 for a checkpoint of all ranks."""
     save_id: str
-    """Name of the commit: generation and step."""
+    """Save ID of the commit (the finished step): its generation and step."""
     own_digest: str = ""
-    """Digest of the part of the state that may differ between ranks."""
+    """Digest of the part of the state that may differ between ranks; empty if unknown."""
     sharing: str = "same"
-    """Relation to other ranks' state: `same`, `alike` or `shard`, with the ranks (see `sharing.py`)."""
+    """A word that states which ranks hold the same state, such as `same`, `alike:0,2` or `shard` (see `sharing.py`)."""
     content: str = ""
-    """Digest of the whole state, if known."""
+    """Digest of the whole state; empty if unknown."""
     world_size: int = 0
-    """Number of ranks of the commit; 0: the present number."""
+    """Number of ranks that saved this commit; 0: the present number of ranks."""
     url: str = ""
     folder: str = ""
-    """Place of a checkpoint of all ranks."""
+    """URL of the durable tier, and folder of the checkpoint in it."""
     name: str = ""
-    """Kind of the durable tier."""
+    """Kind of the durable tier, such as `s3`."""
     began: int = -1
-    """On a disk: first step of the snapshot's generation, which abandons later steps of earlier generations."""
+    """First step of the generation of a snapshot on a node's disk; -1 if the state is not on a disk. All steps of
+    earlier generations that are later than this step are abandoned, that is, never restored."""
     stripe: tuple[int, ...] = ()
-    """Ranks in the stripe of a parity piece."""
+    """Ranks of the parity group to which a parity piece belongs."""
 
     @property
     def key(self) -> OfferKey:
@@ -64,25 +65,31 @@ class Offer:
 
     @classmethod
     def of_memory(cls, summary: Mapping[str, Any], node: int) -> Offer:
-        """Return the offer of a snapshot in a node's memory server."""
+        """Return the offer for a snapshot in a node's memory server."""
         return cls("memory", node=node, **{key: summary[key] for key in _OF_MEMORY})
 
     @classmethod
     def of_disk(cls, summary: Mapping[str, Any], node: int, run: str) -> Offer:
-        """Return the offer of a snapshot on a node's disk, in this `run` of the job."""
+        """Return the offer for a snapshot on a node's disk.
+
+        Args:
+            summary: the memory server's description of the snapshot.
+            node: the node.
+            run: the present run of the job. If the snapshot is of another run, the save ID gets that run as a suffix.
+        """
         given = {key: summary[key] for key in (*_OF_MEMORY, "url", "folder", "began")}
         given["save_id"] = save_id_in(summary["save_id"], summary["run"] if summary["run"] != run else "")
         return cls("durable", node=node, name=summary["tier"], **given)
 
     @classmethod
     def of_piece(cls, summary: Mapping[str, Any], node: int) -> Offer:
-        """Return the offer of a parity piece in a node's memory server."""
+        """Return the offer for a parity piece in a node's memory server."""
         given = {key: summary[key] for key in ("step", "rank", "save_id", "world_size")}
         return cls("parity", node=node, sharing="shard", stripe=tuple(summary["stripe"]), **given)
 
     @classmethod
     def of_all(cls, summary: Mapping[str, Any]) -> Offer:
-        """Return the offer of a checkpoint in a durable tier."""
+        """Return the offer for a checkpoint of all ranks in a durable tier."""
         given = {key: summary[key] for key in _OF_ALL}
         return cls("durable", rank=-1, node=-1, name=summary["tier"], **given)
 
@@ -93,33 +100,42 @@ _OF_ALL = ("step", "save_id", "world_size", "url", "folder")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of one rank's state. `self`: the rank holds it already; `fresh`: it starts without state; `parity`: it is
-    rebuilt from the image of `rank` and the piece on `node`, together with the other sources."""
+    """A place from which one rank gets its state, or a part of it."""
 
     kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
+    """`self`: the rank's process holds the state already. `live`: another rank's process. `memory` and `peer`: memory
+    server of the same node, or of another node. `parity`: the snapshot of `rank` and the parity piece, both on `node`;
+    the lost snapshot is rebuilt from several such sources. `durable`: a durable tier. `fresh`: start without state."""
     rank: int
+    """Rank whose state the source has."""
     save_id: str = ""
     node: int = -1
-    """Node of the peer's memory, or of the disk."""
+    """Node whose memory or disk has the state; -1 if the state is not on a certain node."""
     url: str = ""
     folder: str = ""
-    """Place in a durable tier; empty for another node's disk, which is read through its memory server."""
+    """URL of the durable tier, and the checkpoint's folder in it. `url` and `folder` are empty if the state is on the
+    disk of another node, because the disk is read through that node's memory server."""
     tier: str = ""
-    """Kind of the durable tier."""
+    """Kind of the durable tier, such as `s3`; empty for other sources."""
 
     @property
     def on_another_disk(self) -> bool:
-        """Whether the state is read through the memory server of another node, from its disk."""
+        """Whether the state is on another node's disk, and is read through that node's memory server."""
         return self.kind == "durable" and self.node >= 0 and not self.url
 
     @property
     def name(self) -> str:
-        """Name for messages: the kind of a durable tier, or else the source's kind."""
+        """Name for messages: the kind of the durable tier; for other sources, the source's kind."""
         return self.tier or self.kind
 
 
 def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
-    """Return the key of a source's offer. `nodes`: the node of each rank."""
+    """Return the key of the offer from which a source was made.
+
+    Args:
+        source: the source.
+        nodes: the node of each rank.
+    """
     match source.kind:
         case "memory" | "peer":
             return ("memory", source.rank, source.node, source.save_id, "")
@@ -135,15 +151,15 @@ def place_of(source: Source, nodes: Mapping[int, int]) -> OfferKey:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The step and sources that all ranks restore, in one generation."""
+    """The step that all ranks of a generation restore, and the sources of their states."""
 
     step: int
     sources: dict[int, tuple[Source, ...]]
-    """Sources of each rank: one; several `live` ones that each send a part; `parity` ones, which are needed together;
-    or, when the world size changes, one for each rank of the commit. The message to a rank has only the sources that
-    the rank needs."""
+    """Sources by rank. Usually a rank has one source. A rank has several sources if live ranks each send a part of the
+    state, or if its state is rebuilt from parity. After a change of the world size, a rank has one source for each rank
+    that saved the commit. The message to a rank contains only the sources that this rank needs."""
     world_size: int = 0
-    """Number of ranks of the generation; 0: the number of sources."""
+    """Number of ranks of the generation; 0: as many as `sources` has entries."""
 
     def source(self, rank: int) -> Source:
         """Return the first source of a rank."""
@@ -151,13 +167,13 @@ class Decision:
 
     @property
     def stored(self) -> list[str]:
-        """URLs of the durable tiers that ranks restore from."""
+        """URLs of the durable tiers from which ranks restore."""
         every = (source for sources in self.sources.values() for source in sources)
         return sorted({source.url for source in every if source.url})
 
     @property
     def checkpoint(self) -> str:
-        """Durable checkpoint that the first rank restores; empty: it restores from memory."""
+        """Place of the durable checkpoint from which the first rank restores; empty if it restores from memory."""
         source = next((several[0] for several in self.sources.values()), None)
         if source is None or source.kind != "durable":
             return ""
@@ -179,17 +195,18 @@ class Decision:
 def choose_step(
     offers: Collection[Offer], nodes: Mapping[int, int], began: Mapping[int, int] | None = None
 ) -> Decision | None:
-    """Return the newest step available to every rank, with each rank's nearest source; None if there is none.
+    """Return the newest step that every rank can restore, with the nearest source for each rank; None if there is none.
 
     Args:
-        offers: all available states, without refused ones.
+        offers: all offers that no rank has refused.
         nodes: node of each rank of the new generation.
-        began: first step of each generation: later steps of earlier generations are abandoned.
+        began: first step of each generation. Steps of earlier generations that are later than this step are abandoned,
+            and not chosen.
     """
     given_up = given_up_by(began or {})
     alive = [offer for offer in offers if not given_up(offer)]
     differing = _differing(alive)
-    # parts of one state must be of one commit: two of the same step may come from two generations
+    # all ranks must restore one commit: snapshots of the same step may be from two generations
     commits: dict[tuple[int, int, str], list[Offer]] = {}
     for offer in alive:
         commits.setdefault(commit_of(offer), []).append(offer)
@@ -207,11 +224,18 @@ def choose_step(
 def _sources(
     offers: Sequence[Offer], nodes: Mapping[int, int], world_size: int, differing: Collection[_Holders]
 ) -> dict[int, tuple[Source, ...]] | None:
-    """Return the sources of every rank at one commit; None if a rank has none."""
+    """Return the sources of every rank for one commit; None if a rank has no source.
+
+    Args:
+        offers: the offers of the commit.
+        nodes: node of each rank of the new generation.
+        world_size: number of ranks that saved the commit.
+        differing: groups of ranks that declare the same state, although their states differ.
+    """
     resized = world_size != len(nodes)
     live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
     sources: dict[int, tuple[Source, ...]] = {}
-    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # already in the process
+    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # in its process
     if len(sources) == len(nodes):
         return sources
     commit = _Commit(offers, differing)
@@ -223,7 +247,7 @@ def _sources(
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
             return None
-        if len(found) == 1 and found[0][0].kind == "live":  # each source sends a part, at the same time
+        if len(found) == 1 and found[0][0].kind == "live":  # these ranks each send a part at the same time
             sources[rank] = tuple(found[0][:_AT_ONCE])
         elif len(found) == 1 and found[0][0].kind == "parity":
             sources[rank] = tuple(found[0])
@@ -233,7 +257,7 @@ def _sources(
 
 
 class OfCommit(Protocol):
-    """An object that belongs to one commit."""
+    """An object that belongs to one commit (a finished step in one generation)."""
 
     @property
     def step(self) -> int: ...
@@ -243,12 +267,16 @@ class OfCommit(Protocol):
 
 
 def commit_of(one: OfCommit) -> tuple[int, int, str]:
-    """Return the sort key of commits: the preferred commit is the largest."""
+    """Return the key by which commits are sorted. The commit with the largest key is preferred for a restore."""
     return one.step, generation_of(one.save_id), one.save_id
 
 
 def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
-    """Return a function that tests whether a later generation began before a commit's step. Cached by commit."""
+    """Return a function that tests whether a commit is abandoned, because a later generation began before its step.
+
+    Args:
+        began: first step of each generation.
+    """
 
     @functools.cache
     def given_up(save_id: str, step: int) -> bool:
@@ -259,17 +287,20 @@ def given_up_by(began: Mapping[int, int]) -> Callable[[OfCommit], bool]:
 
 
 def began_on_disk(offers: Collection[Offer]) -> dict[int, int]:
-    """Return the first step of each generation with a snapshot on a disk, which other nodes may not know."""
+    """Return the first step of each generation that has a snapshot on a node's disk.
+
+    Disks may have snapshots of generations that the coordinator does not know, for example of earlier runs.
+    """
     began: dict[int, int] = {}
     for offer in offers:
-        if offer.began >= 0:  # two runs may have used one number: the lower step abandons more
+        if offer.began >= 0:  # two runs may have used the same generation number: use the lower first step
             generation = generation_of(offer.save_id)
             began[generation] = min(offer.began, began.get(generation, offer.began))
     return began
 
 
 _Holders = frozenset[int] | None
-"""Ranks that declare the same state; None: all of them."""
+"""Ranks that declare to hold the same state; None: all ranks."""
 
 
 def _holders(offer: Offer) -> _Holders:
@@ -278,7 +309,7 @@ def _holders(offer: Offer) -> _Holders:
 
 
 def _differing(offers: Collection[Offer]) -> set[_Holders]:
-    """Return the groups that declare the same state, but have two ranks with different states at one commit."""
+    """Return the groups of ranks that declare to hold the same state, but have different states of a commit."""
     digests: dict[tuple[str, _Holders], set[str]] = {}
     contents: dict[tuple[str, _Holders], set[str]] = {}
     for offer in offers:
@@ -291,10 +322,16 @@ def _differing(offers: Collection[Offer]) -> set[_Holders]:
 
 
 def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int) -> tuple[int, tuple[int, ...]] | None:
-    """Return the newest step above `after` that parity cannot rebuild, and a group's ranks with lost memory.
+    """Return the newest step after `after` that parity cannot rebuild, and the ranks whose snapshots of it are lost.
 
-    Parity rebuilds one rank of a group; here two or more are lost. A rank that has overwritten its snapshot of the step
-    does not count as lost.
+    Parity can rebuild the snapshot of one rank of a group, but not two or more lost snapshots of the same group. A
+    snapshot that its rank has overwritten by a newer snapshot does not count as lost. The result is None if parity can
+    rebuild all steps after `after`.
+
+    Args:
+        offers: all offers.
+        began: first step of each generation, which shows the abandoned steps. An abandoned step is not returned.
+        after: only later steps are returned.
     """
     given_up = given_up_by(began)
     images: set[tuple[str, int]] = set()
@@ -319,14 +356,20 @@ def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int
 
 
 def start_fresh(nodes: Mapping[int, int], step: int = 0) -> Decision:
-    """Return the decision to start every rank without state; `step` is the newest that the script itself has saved."""
+    """Return the decision to start every rank without state.
+
+    Args:
+        nodes: node of each rank.
+        step: the newest step that the script itself has saved; 0: none.
+    """
     return Decision(step, {rank: (Source("fresh", rank),) for rank in nodes})
 
 
 class _Equals:
-    """Interchangeable offers of ranks that hold the same state."""
+    """Offers of ranks that hold the same state, so that a rank can use any of them."""
 
     _FEW = 64
+    """Up to this number, all offers are compared. If there are more offers, only those of `near` are compared."""
 
     def __init__(self, offers: Sequence[Offer]) -> None:
         self._offers = offers
@@ -340,7 +383,16 @@ class _Equals:
                 self._by_tier.setdefault(offer.tier, []).append(offer)
 
     def near(self, rank: int, wanted: int, node: int) -> Sequence[Offer]:
-        """Return the candidates for the nearest offer: of the rank's node, of the rank itself, or next by number."""
+        """Return a few offers that include the nearest offer for a rank.
+
+        The result has the offers on the rank's node, the offers of the wanted rank itself, and, in each tier, the
+        offers of the next higher ranks.
+
+        Args:
+            rank: rank that needs a state.
+            wanted: rank whose state it needs.
+            node: node of `rank`.
+        """
         if len(self._offers) <= self._FEW:
             return self._offers
         near = [*self._by_node.get(node, ()), *self._by_rank.get(wanted, ())]
@@ -351,7 +403,7 @@ class _Equals:
 
 
 class _Commit:
-    """Offers of one commit, by the rank they serve."""
+    """The offers of one commit, from which sources for each rank are chosen."""
 
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
@@ -367,7 +419,7 @@ class _Commit:
             for holders, theirs in together.items()
             if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
         }
-        """Offers that serve every rank of the group that holds the same state."""
+        """The offers from which every rank of a group can restore, by group. Ranks of a group hold the same state."""
         self._serving_rank: dict[int, list[Offer]] = {}
         for holders, theirs in self.serving.items():
             for rank in holders or ():
@@ -375,23 +427,33 @@ class _Commit:
         self._made: dict[int | None, _Equals] = {}
 
     def _equals(self, rank: int | None) -> _Equals:
-        """Return the offers that serve `rank`; None: all ranks. Built only for ranks that need a source."""
+        """Return the offers from which `rank` can restore. If `rank` is None, return the offers for every rank.
+
+        The result is computed at the first call for a rank, because many ranks never need a source.
+        """
         if rank not in self._made:
             self._made[rank] = _Equals(self.serving[None] if rank is None else self._serving_rank.get(rank, ()))
         return self._made[rank]
 
     def nearest(self, rank: int, wanted: int, node: int, resized: bool) -> list[Source]:
-        """Return the sources from which `rank` can get the state of rank `wanted`, the cheapest first.
+        """Return the sources from which `rank` can get the state of rank `wanted`, all of the cheapest kind.
 
-        In order: memory of its node, a live peer, the node's disk, memory of another node, its disk, parity, a shared
-        directory, S3. Among equals, the rank's own state comes first, and load is spread by rank.
+        The order of kinds is: memory of the rank's node, a live rank, disk of the rank's node, memory of another node,
+        disk of another node, parity, a shared directory, S3. Among sources of one kind, the state of rank `wanted`
+        itself comes first. Other ranks' states are sorted so that different ranks restore from different sources.
+
+        Args:
+            rank: rank that needs a state.
+            wanted: rank whose state it needs.
+            node: node of `rank`.
+            resized: whether the world size has changed since the commit.
         """
         own = [*self._own.get(wanted, ()), *self._everybody]
         others = self._equals(None if None in self.serving else wanted).near(rank, wanted, node)
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:
-                continue  # a live rank sends only whole states, and only within its own world size
+                continue  # a live rank sends its state only to ranks of the same world size
             source, place = _source(offer, rank, wanted, node, resized)
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
@@ -401,9 +463,10 @@ class _Commit:
         return [source for source in ordered if source.kind == ordered[0].kind]
 
     def _rebuilt(self, lost: int) -> list[Source]:
-        """Return the sources to rebuild a rank from: for each other rank of its stripe, the node with image and piece.
+        """Return the sources from which parity can rebuild the snapshot of rank `lost`.
 
-        Empty if a node is missing, for example after the loss of two nodes of a group.
+        For each other rank of the parity group, the source is a node that has both the rank's snapshot and its parity
+        piece. The result is empty if a rank has no such node, for example after the loss of two nodes of the group.
         """
         by_stripe: dict[tuple[int, ...], dict[tuple[int, int], Offer]] = {}
         for piece in self._pieces:
@@ -421,7 +484,15 @@ class _Commit:
 
 
 def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> tuple[Source, int]:
-    """Return an offer as a source for `rank`, which needs the state of rank `wanted`, and the source's distance."""
+    """Return an offer as a source, with the source's distance. A source with a smaller distance is faster to read.
+
+    Args:
+        offer: the offer.
+        rank: rank that needs a state.
+        wanted: rank whose state it needs.
+        node: node of `rank`.
+        resized: whether the world size has changed since the commit.
+    """
     near = offer.node == node
     if offer.tier == "live":
         itself = offer.rank == wanted == rank and not resized
@@ -438,6 +509,9 @@ def _source(offer: Offer, rank: int, wanted: int, node: int, resized: bool) -> t
 
 
 def _interchangeable(offers: Collection[Offer]) -> bool:
-    """Return whether one rank's state serves its group. `alike` states need two ranks, to show that they are equal."""
+    """Return whether every rank of a group can restore from each of these offers of the group.
+
+    If the group's states are `alike`, offers of at least two ranks are needed, to show that the states are equal.
+    """
     kinds = {Sharing.of(offer.sharing).kind for offer in offers}
     return kinds == {"same"} or ("shard" not in kinds and len({offer.rank for offer in offers}) > 1)

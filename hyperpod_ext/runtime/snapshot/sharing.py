@@ -1,11 +1,9 @@
-"""Relation of a rank's state to the other ranks' states. Pure.
+"""A word that states which other ranks hold the same state as a rank:
 
-One word, followed by the ranks unless it holds for all:
-
-- `same`: kept equal on every rank by data parallelism;
-- `alike`: the same, except for parts that nothing keeps equal, such as batch norm's statistics;
-- `same:0,2`, `alike:0,2`: on these ranks only, for example along HSDP's replicate dimension;
-- `shard`: a part that no other rank has.
+- `same`: data parallelism keeps the state equal on all ranks.
+- `alike`: as `same`, except for parts that data parallelism does not keep equal, such as batch norm's statistics.
+- `same:0,2` or `alike:0,2`: the state is shared by these ranks only, for example along HSDP's replicate dimension.
+- `shard`: no other rank holds this state.
 """
 
 from __future__ import annotations
@@ -20,19 +18,19 @@ _KINDS = ("same", "alike", "shard")
 
 
 class Sharing(NamedTuple):
-    """The parsed word."""
+    """A word such as `alike:0,2` in parsed form."""
 
     kind: str
     ranks: frozenset[int] | None = None
-    """Ranks that hold this part; None: all of them (`same`, `alike`), or just one (`shard`)."""
+    """Ranks that hold the same state; None: all ranks for `same` and `alike`, one rank for `shard`."""
 
     @classmethod
     @functools.lru_cache(maxsize=4096)
     def of(cls, text: str) -> Sharing:
-        """Parse the word.
+        """Parse a word such as `alike:0,2`.
 
         Raises:
-            JobFailedError: unknown word.
+            JobFailedError: the word is unknown.
         """
         kind, _, ranks = text.partition(":")
         try:
@@ -40,12 +38,18 @@ class Sharing(NamedTuple):
         except ValueError:
             among, kind = None, ""
         if kind not in _KINDS:
-            raise JobFailedError(f"{text!r} does not say how state is shared; `same`, `alike:0,2` and `shard` would")
+            raise JobFailedError(f"{text!r} does not say how state is shared; `same`, `alike:0,2` and `shard` do")
         return cls(kind, among)
 
     @classmethod
     def among(cls, kind: str, ranks: Collection[int] | None, world_size: int) -> Sharing:
-        """Return `kind` among `ranks`; None: all ranks."""
+        """Return the word for state that `ranks` share; `shard` if it is only one rank.
+
+        Args:
+            kind: `same` or `alike`.
+            ranks: ranks that hold the state; None: all ranks.
+            world_size: number of all ranks.
+        """
         if ranks is None or len(ranks) == world_size:
             return cls(kind)
         return cls(kind, frozenset(ranks)) if len(ranks) > 1 else cls("shard")

@@ -1,4 +1,4 @@
-"""Restore live tensors from snapshots, with the same or another world size."""
+"""Restore live tensors from snapshots, also if the snapshots were saved with another number of ranks."""
 
 from __future__ import annotations
 
@@ -20,32 +20,36 @@ from hyperpod_ext.runtime.snapshot.part_reads import by_name, meet, parts_for
 from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
-"""Reads a whole image, each piece (its start, writable bytes) into its destination; returns the CRC64."""
+"""A function that reads a whole image (the bytes of a snapshot's tensors), and returns the image's CRC64-NVME.
+
+Its argument lists parts of the image to keep, as pairs of the part's offset in the image and the memory to write to."""
 
 ReadParts = Callable[[Sequence[tuple[int, memoryview]]], None]
-"""Reads parts (start, writable bytes) of an image that its holder has verified."""
+"""A function that reads parts of an image on another node, whose memory server has verified the bytes.
+
+Its argument lists the parts, as pairs of the part's offset in the image and the memory to write to."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One rank's state at one step, in a place that this process can read."""
+    """One rank's saved state at one step, which this process can read."""
 
     step: int
     plan: Plan
     values: Sequence[Any]
     load: Callable[[], memoryview]
-    """Returns the image, which keeps its memory alive."""
+    """Returns the image's bytes. The memoryview keeps the memory alive."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] | None = None
-    """Manifest to verify the bytes against; None: already verified."""
+    """Manifest with the checksum of the image; None if the bytes are already verified."""
     scatter: Scatter | None = None
-    """For a remote image: reads into the destinations without a local image."""
+    """Reads an image on another node directly into the tensors, without a local copy; None for other images."""
     read_parts: ReadParts | None = None
-    """For a remote image: reads parts of it."""
+    """Reads only parts of an image on another node; None for other images."""
     bound: bool = True
-    """False: the checkpoint has no MAC that proves that the job wrote it."""
+    """Whether a MAC proves that this job has written the checkpoint."""
     others: Callable[[], Sequence[Snapshot]] | None = None
-    """Returns the snapshots of the commit's other ranks. None: this snapshot suffices, or all are passed."""
+    """Returns the other ranks' snapshots of the same commit; None if these are not needed or are already loaded."""
 
     @classmethod
     def of(
@@ -59,7 +63,7 @@ class Snapshot:
         bound: bool = True,
         others: Callable[[], Sequence[Snapshot]] | None = None,
     ) -> Snapshot:
-        """Return a snapshot with a verified manifest; its bytes are verified when they are read."""
+        """Return a snapshot whose manifest is already verified. The image's bytes are verified when they are read."""
         extras = manifest.get("extras", {})
         step, values = int(manifest["step"]), manifest["values"]
         return cls(step, plan, values, load, extras, manifest, scatter, read_parts, bound, others)
@@ -75,7 +79,7 @@ class Snapshot:
 
     @property
     def nbytes_read(self) -> int:
-        """Bytes of the image read into this process, not counting `scatter`."""
+        """Number of the image's bytes that were read into this process, without those read by `scatter`."""
         return self.plan.nbytes if self.was_read else sum(self._parts_read)
 
     @cached_property
@@ -83,16 +87,21 @@ class Snapshot:
         return []
 
     def check(self) -> None:
-        """Raise CorruptSnapshotError if the bytes differ from the sealed ones."""
+        """Raise CorruptSnapshotError if the image's bytes do not have the length and checksum in the manifest."""
         if self.manifest is not None:
             check_bytes(self.manifest, self.image)
 
     def shards(
         self, targets: Mapping[str, Sequence[Item]], known: Collection[tuple[str, tuple[int, ...]]]
     ) -> list[tuple[Item, torch.Tensor]]:
-        """Return this snapshot's shards of the targets' tensors, verified.
+        """Return the verified shards of this snapshot that the targets need.
 
-        From a remote image, read only the parts that the targets need, without large `known` shards.
+        From an image on another node, only the needed parts are read. For a local image, all shards are returned.
+
+        Args:
+            targets: items to restore, by tensor name.
+            known: tensor name and offsets of shards that were read from other snapshots. A large shard that was read
+                from another snapshot is not read again.
         """
         if self.read_parts is None or self.was_read:
             self.check()
@@ -101,7 +110,10 @@ class Snapshot:
         return list(zip(items, self.read(items), strict=True))
 
     def read(self, items: Sequence[Item]) -> list[torch.Tensor]:
-        """Return these shards or parts of shards, verified. From a remote image, read nothing else."""
+        """Return the verified values of `items`, which are shards or parts of shards.
+
+        From an image on another node, no other bytes are read.
+        """
         if self.read_parts is None or self.was_read:
             self.check()
             return [view(self.image[item.data : item.data + item.nbytes], item) for item in items]
@@ -112,7 +124,8 @@ class Snapshot:
 
 
 Like = Callable[[Path], torch.Tensor | None]
-"""Returns a model tensor with the shards, strides and device of a saved tensor's path: optimizer state's parameter."""
+"""A function that takes the path of a saved tensor, and returns the parameter to which the tensor belongs. A new tensor
+gets the sharding, strides and device of this parameter. The function returns None if there is no such parameter."""
 
 
 def fill(
@@ -124,22 +137,27 @@ def fill(
     like: Like = lambda path: None,
     kept: Container[str] = (),
 ) -> Any:
-    """Return the saved tree, with tensors filled from `snapshots`.
+    """Return the saved state, with tensors filled from `snapshots`.
 
-    A live tensor of the same name, type, shape and strides is filled in place; other saved tensors get a new tensor,
-    sharded like `like`. Live tensors that were not saved stay unchanged. One snapshot suffices if it holds all parts
-    of these tensors; otherwise each shard is cut from the snapshots of all ranks.
+    A live tensor with the name, type, shape and strides of a saved tensor is filled in place. For any other saved
+    tensor, a new tensor is created, sharded as the parameter that `like` returns. Live tensors that were not saved stay
+    unchanged. The first snapshot is used alone if it holds all needed shards; otherwise the shards are assembled from
+    the snapshots of all ranks.
+
+    All read bytes are verified. After an error, the contents of the live tensors are undefined, and the state must not
+    be used.
 
     Args:
-        layout: the live tensors' layout, if known.
-        lean: skip snapshots that are not needed, without comparing replicas.
-        kept: first keys of the tree; below them, live tensors of another type or other strides are filled, too.
-
-    Every byte is verified. After an error the live tensors are undefined, and the state must not be used.
+        live: the split state of the live objects.
+        snapshots: this rank's snapshot, or the snapshots of all ranks of another world size.
+        layout: layout of the live tensors; None to compute it.
+        lean: read only the needed snapshots, and do not compare replicas.
+        like: returns the parameter to which a saved tensor belongs.
+        kept: names of objects whose live tensors are filled even if they have another type or other strides.
 
     Raises:
-        CorruptSnapshotError: the bytes differ from the sealed ones.
-        JobFailedError: the snapshots hold a tensor only in part, or with another shape.
+        CorruptSnapshotError: the read bytes do not have the checksum in the manifest.
+        JobFailedError: the snapshots hold only a part of a tensor, or a tensor with another shape.
     """
     first = snapshots[0]
     if first.others is not None and _lacks_forms(first.plan, live, like):
@@ -165,7 +183,7 @@ def fill(
 def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
     """
     Raises:
-        JobFailedError: an optimizer had a parameter's state only on some ranks, so other ranks cannot get a part of it.
+        JobFailedError: only some ranks have saved an optimizer's state for a parameter, so it cannot be resharded.
     """
     first, *others = snapshots
     for other in others:
@@ -174,13 +192,16 @@ def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
         names = set(leaf_paths(first.plan.shape)[0]).symmetric_difference(leaf_paths(other.plan.shape)[0])
         if apart := sorted(fqn(path) for path in names if like(path) is not None):
             raise JobFailedError(
-                f"{', '.join(apart[:3])}: only some ranks have saved this; it cannot be cut for other ranks",
-                hint="Go on with as many ranks, sharded in the same way.",
+                f"{', '.join(apart[:3])}: only some ranks have saved this, so it cannot be resharded for other ranks",
+                hint="Continue with the same number of ranks and the same sharding.",
             )
 
 
 def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
-    """Return whether type and shape of a saved tensor are unknown, because the saving rank had no part of it."""
+    """Return whether the plan lacks the needed type and shape of a tensor, because the saving rank had no shard of it.
+
+    Type and shape are not needed if there is a live tensor, or if the tensor belongs to a DTensor parameter.
+    """
     held, known = {item.tensor for item in saved.items}, set(leaf_paths(live.shape)[0])
     apart = [path for at, path in enumerate(leaf_paths(saved.shape)[0]) if at not in held and path not in known]
     return not all(is_dtensor(like(path)) for path in apart)
@@ -189,7 +210,7 @@ def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
 def _places(
     live: Parts, layout: Layout | None, snapshots: Sequence[Snapshot], like: Like, kept: Container[str]
 ) -> list[torch.Tensor]:
-    """Return a tensor for each saved tensor: the live one of its name if it fits, otherwise a new one."""
+    """Return the tensor to fill for each saved tensor: the live tensor of the same name if it fits, or a new tensor."""
     live_ones = {path: (at, live.tensors[at]) for at, path in enumerate(leaf_paths(live.shape)[0])}
     forms = {} if layout is None else {item.tensor: item.form for item in layout.plan.items}
     first, *others = snapshots
@@ -207,7 +228,7 @@ def _places(
         elif saved is not None:
             places.append(empty(saved.form, model.device if model is not None else None))
         else:
-            raise JobFailedError(f"{fqn(path)}: no snapshot at hand holds any part of it")
+            raise JobFailedError(f"{fqn(path)}: none of the available snapshots has a part of this tensor")
     return places
 
 
@@ -216,24 +237,34 @@ def _fits(here: Form, saved: Item, any_form: bool) -> bool:
 
 
 def _fill_expanded(place: torch.Tensor, filled: torch.Tensor, name: str) -> None:
-    """Copy into a view with elements that share memory.
+    """Copy saved values into a view made by `expand`, in which several elements share memory.
+
+    Args:
+        place: the expanded view.
+        filled: the saved values.
+        name: the tensor's name, for errors.
 
     Raises:
-        JobFailedError: the elements were saved with different values.
+        JobFailedError: elements that share memory were saved with different values.
     """
     with torch.no_grad():
         once(place, place).copy_(once(filled, place))
     if not torch.equal(_raw(place.cpu().clone(memory_format=torch.contiguous_format)), _raw(filled)):
         raise JobFailedError(
-            f"{name} is an expanded view here (strides {place.stride()}), and was saved with a value of its own for "
-            "each element",
-            hint="Call .contiguous() on it where it is built.",
+            f"{name} is an expanded view here (strides {place.stride()}), but its elements were saved with different "
+            "values",
+            hint="Call .contiguous() on the tensor when it is built.",
         )
 
 
 def _holds_all(saved: Plan, live: Plan) -> bool:
-    """Return whether this rank's snapshot suffices, without the other ranks' snapshots."""
-    lacks = sum(node == "T" for node in saved.shape) > len(saved.items)  # tensors without a part on that rank
+    """Return whether a snapshot alone has all values that a rank needs, without the other ranks' snapshots.
+
+    Args:
+        saved: the plan of the snapshot.
+        live: the plan of the rank's live tensors.
+    """
+    lacks = sum(node == "T" for node in saved.shape) > len(saved.items)  # the saving rank had no shard of a tensor
     if not lacks and all(item.sizes == item.shape for item in saved.items):
         return True
     named, known = {item.fqn: item for item in saved.items}, {item.fqn for item in live.items}
@@ -244,7 +275,12 @@ def _holds_all(saved: Plan, live: Plan) -> bool:
 
 
 def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots, of one per rank, that together hold the targets; of replicas the nearest."""
+    """Return snapshots that together hold all shards in `targets`. Among replicas of a shard, prefer a local snapshot.
+
+    Args:
+        targets: the shards to restore.
+        snapshots: one snapshot of each rank.
+    """
     named = [{item.fqn: item for item in snapshot.plan.items} for snapshot in snapshots]
     chosen: set[int] = set()
     unsharded: list[list[int]] = []
@@ -263,20 +299,24 @@ def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snaps
                 parts[offsets] = index
         chosen.update(parts.values())
     alike = _hold_the_same(snapshots)
-    for holders in unsharded:  # of values that may differ, every rank takes the lowest rank's
+    for holders in unsharded:  # if values may differ between ranks, use those of the lowest rank
         if not (alike and chosen.intersection(holders)):
             chosen.add(holders[0])
     return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
 
 
 def _hold_the_same(snapshots: Sequence[Snapshot]) -> bool:
-    """Return whether the ranks have reported equal digests of the state that may differ between ranks."""
+    """Return whether all snapshots have the same digest of the state that may differ between ranks."""
     digests = {snapshot.manifest.get("own_digest") if snapshot.manifest else None for snapshot in snapshots}
     return len(digests) == 1 and not digests & {None, ""}
 
 
 def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
-    """Verify and copy in one pass, in the order of the image."""
+    """Copy an image into the live tensors of the same layout, and verify its checksum in the same pass.
+
+    Raises:
+        CorruptSnapshotError: the bytes do not have the checksum in the manifest.
+    """
     if snapshot.scatter is not None and snapshot.manifest is not None and all(map(is_memory, layout.locals)):
         places = [(i.data, bytes_of(t)) for i, t in zip(snapshot.plan.items, layout.locals, strict=True) if i.nbytes]
         check_crc(snapshot.manifest, snapshot.plan.nbytes, snapshot.scatter(places))
@@ -305,7 +345,7 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
     sources: dict[str, list[tuple[Item, torch.Tensor]]] = {}
     differing, targets = _differing_values(snapshots), by_name(layout.plan.items)
     shards: list[list[tuple[Item, torch.Tensor]]] = []
-    for snapshot in used:  # all are verified before any is copied
+    for snapshot in used:  # verify all shards before the first is copied
         shards.append(snapshot.shards(targets, {(item.fqn, item.offsets) for each in shards for item, _ in each}))
     for each in shards:
         for item, shard in each:
@@ -314,8 +354,8 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
     if differing:
         names = ", ".join(sorted(set(differing))[:5])
         warnings.warn(
-            f"{names}{' and more' if len(set(differing)) > 5 else ''} differed from rank to rank when saved; in the "
-            "new world size, every rank gets the lowest rank's",
+            f"{names}{' and more' if len(set(differing)) > 5 else ''} differed between ranks when saved; with the new "
+            "world size, every rank gets the values of the lowest rank",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -323,7 +363,7 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
         parts = sources.get(item.fqn, [])
         if not parts:
             raise JobFailedError(
-                f"{item.fqn} is not in the snapshot", hint="Restore with the model and optimizer that saved it."
+                f"{item.fqn} is not in the snapshot", hint="Restore with the model and optimizer of the saving job."
             )
         if parts[0][0].shape != item.shape:
             raise JobFailedError(f"{item.fqn} has shape {item.shape} here and {parts[0][0].shape} in the snapshot")
@@ -336,9 +376,10 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
 
 
 def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.Tensor) -> bool:
-    """Add a part of a tensor; return False if it differs from an overlapping part.
+    """Add a shard to the `known` shards of a tensor; return False if its values differ from an overlapping shard.
 
-    The first part of an overlap counts, and is copied last. It may be the smaller one, if only some rows were read.
+    `known` is in the order in which shards are copied. Of two overlapping shards, the shard that was added first is
+    copied last, so its values are kept. The first shard may be the smaller one, if only some of its rows were read.
     """
     for at, (other, theirs) in enumerate(known):
         if item.shape != other.shape:
@@ -354,7 +395,7 @@ def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.T
 
 
 def _within(item: Item, other: Item) -> bool:
-    """Return whether `item` is inside `other`."""
+    """Return whether the elements of `item` are a subset of the elements of `other`."""
     return all(
         start >= their_start and start + size <= their_start + their_size
         for start, size, their_start, their_size in zip(
@@ -364,12 +405,12 @@ def _within(item: Item, other: Item) -> bool:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor's bytes, in which NaN equals NaN."""
+    """Return the tensor's bytes, for comparisons in which NaN equals NaN."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
 def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Return the names of plain values that differ between snapshots of one shape."""
+    """Return the names of plain values that differ between snapshots with the same structure as the first snapshot."""
     first = snapshots[0]
     _, paths = leaf_paths(first.plan.shape)
     others = [snapshot for snapshot in snapshots[1:] if snapshot.plan.shape == first.plan.shape]
@@ -379,7 +420,14 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:
-    """Copy the overlap of two items; return its number of elements."""
+    """Copy the elements that both items contain from `view` to `destination`; return their number.
+
+    Args:
+        target: the shard in `destination`.
+        destination: the tensor to fill.
+        source: the shard in `view`.
+        view: the tensor to copy from.
+    """
     if (shared := _overlap(target, destination, source, view)) is None:
         return 0
     with torch.no_grad():
@@ -390,7 +438,7 @@ def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: t
 def _overlap(
     target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return the views of the overlap in both tensors; None without an overlap."""
+    """Return views of the elements that both shards contain, one in each tensor; None if the shards do not overlap."""
     for dimension in range(len(target.shape)):
         low = max(target.offsets[dimension], source.offsets[dimension])
         high = min(

@@ -1,8 +1,8 @@
-/* Copies whose destination does not pass through the caches, and their checksum on the way.
+/* Copy memory without writing the destination to the CPU's caches, and compute a CRC64-NVME in the same pass.
  *
- * A plain store reads each cache line before it overwrites all of it, and puts what others had in the shared cache out
- * of it. A snapshot is not read again soon by who wrote it, so both are for nothing. Called through ctypes, without the
- * interpreter's lock.
+ * An ordinary store reads each cache line before it overwrites the whole line, and evicts other data from the shared
+ * cache. Both are useless for a snapshot, because the process that writes it does not read it soon. Python calls these
+ * functions through ctypes, without the GIL.
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -30,7 +30,7 @@ void hpx_copy(void *to, const void *from, size_t size)
             _mm_stream_si128((__m128i *)d + i, piece[i]);
     }
     memcpy(d, s, size);
-    _mm_sfence(); /* whoever is told of the copy after this sees it whole */
+    _mm_sfence(); /* makes the copy visible to other cores before any later store */
 }
 
 #else
@@ -50,15 +50,15 @@ typedef struct {
 
 #if defined(__x86_64__) && (__GNUC__ >= 8 || defined(__clang__))
 
-/* A checksum's state is what is left of the bytes so far, divided by its polynomial P. Bytes may as well be replaced by
- * fewer ones that leave the same: 16 of them, moved on by D bits, are worth `low * (x^(D+63) mod P) + high * (x^(D-1)
- * mod P)`, which is 16 bytes again, to be added to those that stand there. A test compares all of it with the library
- * that computes this checksum elsewhere, and computes these numbers. */
+/* The state of a CRC is the remainder of the bytes so far, divided by its polynomial P. Bytes can be replaced by fewer
+ * bytes with the same remainder ("folding"): 16 bytes that are D bits before 16 other bytes are equivalent to
+ * `low * (x^(D+63) mod P) + high * (x^(D-1) mod P)`. This product has 16 bytes, which are added to the other 16 bytes.
+ * A test compares the checksum with the library that computes it elsewhere, and computes the constants below. */
 #define FOLD __attribute__((target("avx2,pclmul,vpclmulqdq")))
-#define AT_ONCE 4 /* registers, of 32 bytes: they do not wait for each other */
+#define AT_ONCE 4 /* number of registers of 32 bytes that are folded independently, so that none waits for another */
 #define STEP (32 * AT_ONCE)
-#define AT_A_TIME (256 << 10) /* bytes: so soon it can end */
-#define AHEAD 1024 /* bytes: by itself a processor looks no further than the end of a page */
+#define AT_A_TIME (256 << 10) /* bytes between two checks whether to end early */
+#define AHEAD 1024 /* bytes to prefetch ahead: the CPU's own prefetcher stops at the end of a page */
 
 typedef struct {
     uint64_t low, high;
@@ -66,7 +66,7 @@ typedef struct {
 
 static const Distance BITS_128 = {0xeadc41fd2ba3d420, 0x21e9761e252621ac};
 static const Distance BITS_256 = {0xb0bc2e589204f500, 0xe1e0bb9d45d7a44c};
-static const Distance BITS_1024 = {0xa1ca681e733f9c40, 0x5f852fb61e8d92dc}; /* of a STEP */
+static const Distance BITS_1024 = {0xa1ca681e733f9c40, 0x5f852fb61e8d92dc}; /* the distance of a STEP */
 
 FOLD static inline __m256i both_lanes(Distance by)
 {
@@ -79,9 +79,9 @@ FOLD static inline __m256i fold(__m256i folded, __m256i by, __m256i next)
     return _mm256_xor_si256(_mm256_xor_si256(low, high), next);
 }
 
-/* Constants wherever they are given: each pair is a loop of its own. */
-typedef enum { NOWHERE, PLAIN, PAST_CACHES } Where;
-typedef enum { NEAREST_ONLY, ALL_CACHES } Fetch; /* where bytes are fetched to that are read soon */
+/* All callers pass constants of these two types, so that the compiler makes a separate loop for each combination. */
+typedef enum { NOWHERE, PLAIN, PAST_CACHES } Where; /* how bytes are stored at the destination */
+typedef enum { NEAREST_ONLY, ALL_CACHES } Fetch; /* the caches into which source bytes are prefetched */
 
 FOLD static inline void put(char *to, __m256i piece, Where where)
 {
@@ -99,8 +99,8 @@ FOLD static inline void fetch(const char *line, Fetch into)
         _mm_prefetch(line, _MM_HINT_NTA);
 }
 
-/* Of `size` bytes, a multiple of a STEP and not none, copied on the way, leave 16 in `rest` that the division goes on
- * from, begun with 0, as it would go on from all of these, begun with `state`. */
+/* Copy `size` bytes (a positive multiple of STEP), and fold them to the 16 bytes of `rest`. Dividing `rest` with the
+ * initial state 0 yields the same state as dividing all `size` bytes with the initial state `state`. */
 FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_t state, uint64_t rest[2], Where where,
                                     Fetch into)
 {
@@ -112,7 +112,7 @@ FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_
     }
     folded[0] = _mm256_xor_si256(folded[0], _mm256_set_epi64x(0, 0, 0, (long long)state));
     for (size_t at = STEP; at < size; at += STEP) {
-        fetch(s + at + AHEAD, into); /* past the end too: it never faults */
+        fetch(s + at + AHEAD, into); /* may be beyond the end: a prefetch never faults */
         fetch(s + at + AHEAD + LINE, into);
         for (int i = 0; i < AT_ONCE; i++) {
             __m256i piece = _mm256_loadu_si256((const __m256i *)(s + at + 32 * i));
@@ -123,7 +123,7 @@ FOLD static inline void fold_memory(char *d, const char *s, size_t size, uint64_
     for (int i = 1; i < AT_ONCE; i++)
         folded[i] = fold(folded[i - 1], next, folded[i]);
     __m256i last = folded[AT_ONCE - 1], high = _mm256_permute2x128_si256(last, last, 0x81);
-    last = fold(last, both_lanes(BITS_128), high); /* its low lane, moved to where the high one stands */
+    last = fold(last, both_lanes(BITS_128), high); /* folds the low lane into the high lane */
     _mm_storeu_si128((__m128i *)rest, _mm256_castsi256_si128(last));
     _mm_sfence();
 }
@@ -138,7 +138,8 @@ FOLD static inline void check_into(void *to, const void *from, size_t size, uint
         fold_memory(to, from, size, state, rest, PLAIN, into);
 }
 
-/* The nearest cache alone leaves the others to training. On Intel's processors such a copy takes two fifths longer. */
+/* Prefetching into the nearest cache only leaves the other caches to training. On Intel's CPUs it would make the copy
+ * two fifths slower, so these prefetch into all caches. */
 FOLD static void check(void *to, const void *from, size_t size, uint64_t state, uint64_t rest[2])
 {
     if (__builtin_cpu_is("intel"))
@@ -147,25 +148,25 @@ FOLD static void check(void *to, const void *from, size_t size, uint64_t state, 
         check_into(to, from, size, state, rest, NEAREST_ONLY);
 }
 
-/* The division itself, bit by bit: for the 16 bytes that a fold leaves, and for what is less than a STEP. */
+/* Divide by the polynomial, bit by bit: the 16 bytes after folding, and a last part that is shorter than STEP. */
 static uint64_t divide(uint64_t state, const unsigned char *bytes, size_t size)
 {
     for (; size; size--, bytes++) {
         state ^= *bytes;
         for (int bit = 0; bit < 8; bit++)
-            state = state >> 1 ^ (-(state & 1) & 0x9a6c9329ac4bc9b5); /* P, its highest power left out */
+            state = state >> 1 ^ (-(state & 1) & 0x9a6c9329ac4bc9b5); /* P without its highest power */
     }
     return state;
 }
 
-/* Copies pieces one after the other, each of `size` bytes, to `to` unless that is NULL, and goes on with *checksum over
- * their bytes. Looks at *hurry now and then, and ends early once it is not 0. Returns how many bytes were done, or -1
- * where this processor cannot: nothing is done then. */
+/* Copy `count` pieces in order, and continue *checksum over their bytes. A piece whose `to` is NULL is not copied, only
+ * added to the checksum. The function checks *hurry regularly, and ends early if it is not 0. It returns the number of
+ * bytes done; or -1, without doing anything, if this CPU lacks the needed instructions. */
 int64_t hpx_copy_checked(const Piece *pieces, size_t count, const volatile int *hurry, uint64_t *checksum)
 {
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("vpclmulqdq"))
         return -1;
-    uint64_t state = ~*checksum; /* between its calls, a CRC is inverted */
+    uint64_t state = ~*checksum; /* callers see the CRC inverted */
     int64_t done = 0;
     for (; count; count--, pieces++) {
         char *to = pieces->to;

@@ -1,7 +1,7 @@
-"""Split nested state into a shape, tensors and plain values, and join them again. No pickle.
+"""Split nested state into its structure, tensors and plain values, and join them again. No pickle.
 
-A training loop splits the same state at every save, so the walk is flat and cheap: if the shape equals the last one,
-only tensors' contents and values can have changed.
+A training loop splits its state at every save, so the structure is a flat list, which is cheap to build. If the
+structure is the same as at the last save, only the contents of tensors and the plain values can have changed.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Any, NamedTuple
 from hyperpod_ext.errors import JobFailedError
 
 Shape = list[Any]
-"""Nodes in the order of the walk: "T" a tensor, "V" a value, "B" bytes, with their base64 as value, "U" a tuple of
-scalars, "{" and its keys, "[" and its length, "(" and its length, "=" and the type to make from the next node.
-Survives JSON; keys may be text or whole numbers."""
+"""Structure of nested state, as a list of its nodes, each parent before its children. The list can be stored as JSON.
+
+"T" is a tensor, "V" a plain value, "B" bytes (with their base64 as plain value) and "U" a tuple of scalars. "{" is a
+dict, followed by its keys, which are text or whole numbers. "[" is a list and "(" a tuple, followed by its length. "="
+and a type's name stand for an object of this type, made from the next node."""
 
 Path = tuple[str | int, ...]
 
@@ -28,33 +30,37 @@ class Form(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None = None
-    """Strides in elements; None: contiguous, or unknown, as for a shard."""
+    """Strides in elements; None if the tensor is contiguous, or if strides are unknown, as for a shard."""
 
 
 class Parts(NamedTuple):
-    """A split tree. Tensors and values are references, in order."""
+    """Nested state, split into its structure, tensors and plain values, without copies of the tensors."""
 
     shape: Shape
     tensors: list[Any]
     values: list[Any]
     built: Mapping[str, Form] = {}
-    """Original forms by name, of tensors that a process builds before it restores them."""
+    """Type, shape and strides with which a process builds a tensor before it restores the state, by tensor name."""
 
 
 _SCALARS = frozenset({bool, int, float, str, type(None)})
 _FACTORIES = {kind.__name__: kind for kind in (bool, int, float, str, list, tuple, dict, set)} | {"": None}
-"""Factories of the defaultdicts that can be restored, by name."""
+"""Default factories with which a defaultdict can be saved and restored, by name."""
 _NUMPY = frozenset({"bool_", "float16", "float32", "float64"}) | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-"""Names of numpy types with values that Python numbers hold exactly."""
+"""Names of the numpy scalar types whose values a Python number represents exactly."""
 
 
 def take_apart(tree: Any, is_tensor: type | tuple[type, ...]) -> Parts:
-    """Return shape, tensors and values of `tree`; leaves of type `is_tensor` are tensors.
+    """Split `tree` into its structure, tensors and plain values.
+
+    Args:
+        tree: nested state.
+        is_tensor: the types of leaves that count as tensors.
 
     Raises:
-        JobFailedError: a node of a type that cannot be restored; names its path.
+        JobFailedError: a value has a type that cannot be restored. The message names the path to the value.
     """
     parts = Parts([], [], [])
     try:
@@ -85,7 +91,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("{", keys)
         tensors = parts.tensors
         for value in node.values():
-            if isinstance(value, is_tensor):  # inline: most leaves are tensors, and a call costs more
+            if isinstance(value, is_tensor):  # no call of `_take`, because most leaves are tensors
                 shape.append("T")
                 tensors.append(value)
             else:
@@ -99,7 +105,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("(" if kind is tuple else "[", len(node))
         for value in node:
             _take(value, parts, is_tensor)
-    elif kind is bytes:  # a state that its object has serialized; not read here
+    elif kind is bytes:  # state that an object has serialized itself; its format is unknown here
         shape.append("B")
         parts.values.append(base64.b64encode(node).decode())
     else:
@@ -109,7 +115,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
 
 
 def _as_plain(node: Any) -> tuple[str, Any]:
-    """Return the name of the node's type for `_made`, and the plain value to make it from."""
+    """Return the name of an object's type, and a plain value from which `_made` can make the object again."""
     kind = type(node)
     if kind is OrderedDict or kind is Counter:
         return kind.__name__, dict(node)
@@ -129,7 +135,10 @@ def _as_plain(node: Any) -> tuple[str, Any]:
 
 
 def _made(name: str, plain: Any) -> Any:
-    """Reverse `_as_plain`. In a process without torch or numpy, which only passes states on, the value stays plain."""
+    """Return the object from which `_as_plain` made `name` and `plain`.
+
+    A process that has not imported torch or numpy only forwards states, and gets the plain value instead.
+    """
     match name.split("."):
         case ["OrderedDict"]:
             return OrderedDict(plain)
@@ -147,7 +156,7 @@ def _made(name: str, plain: Any) -> Any:
 
 
 def _explain(node: Any, path: Path, is_tensor: Any) -> None:
-    """Raise for the first node in `node` that cannot be stored, with its path."""
+    """Raise JobFailedError for the first value inside `node` that cannot be stored, with its path."""
     for key, value in node.items() if isinstance(node, Mapping) else enumerate(node if type(node) in _LISTS else ()):
         if type(key) not in (str, int):
             raise _unstorable((*path, str(key)), key, "a dictionary key")
@@ -163,9 +172,9 @@ _LISTS = (list, tuple)
 
 def _unstorable(path: Path, value: object, what: str) -> JobFailedError:
     return JobFailedError(
-        f"{fqn(path)} is {what} of type {type(value).__name__}, which would not come back as it is; a snapshot holds "
+        f"{fqn(path)} is {what} of type {type(value).__name__}, which cannot be restored unchanged; a snapshot holds "
         "tensors, numbers, text, bytes, and dicts, lists and tuples of them",
-        hint="Convert it in state_dict() and back in load_state_dict(), or leave it out.",
+        hint="Convert the value in state_dict() and back in load_state_dict(), or leave it out.",
     )
 
 
@@ -175,7 +184,7 @@ def fqn(path: Path) -> str:
 
 
 def put_together(shape: Sequence[Any], tensors: Sequence[Any], values: Sequence[Any]) -> Any:
-    """Return the tree of a shape of `take_apart`, with `tensors` and `values` in their places."""
+    """Return the nested state that `take_apart` has split into `shape`, `tensors` and `values`."""
     return _put(iter(shape), iter(tensors), iter(values))
 
 
@@ -202,7 +211,7 @@ def _put(shape: Iterator[Any], tensors: Iterator[Any], values: Iterator[Any]) ->
 
 
 def leaf_paths(shape: Sequence[Any]) -> tuple[list[Path], list[Path]]:
-    """Return the paths of the tensors and of the values, in order."""
+    """Return the paths of all tensors, and the paths of all plain values, in the order of `shape`."""
     tensors: list[Path] = []
     values: list[Path] = []
     _walk(iter(shape), (), tensors, values)

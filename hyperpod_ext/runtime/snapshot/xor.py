@@ -1,10 +1,10 @@
-"""XOR of bytes with numpy, at memory speed. numpy is imported at the first XOR: most processes need none."""
+"""XOR of bytes with numpy. numpy is imported at the first use, because most processes compute no XOR."""
 
 from __future__ import annotations
 
 
 def xor_into(destination: memoryview, source: memoryview) -> None:
-    """XOR the first bytes of `destination` with `source`, in place."""
+    """XOR `source` into the first bytes of `destination`, in place."""
     import numpy as np
 
     into = np.frombuffer(destination[: len(source)], np.uint8)
@@ -12,7 +12,7 @@ def xor_into(destination: memoryview, source: memoryview) -> None:
 
 
 def fill_with_zeros(destination: memoryview) -> None:
-    """Fill with zeros, the neutral element of XOR."""
+    """Fill `destination` with zeros, which leave the other operand of an XOR unchanged."""
     import numpy as np
 
     np.frombuffer(destination, np.uint8)[:] = 0

@@ -1,8 +1,9 @@
-"""The zip archive that `torch.save` writes around one object, made before its data.
+"""Build the zip archive that `torch.save` writes around a tensor, before the tensor's values are known.
 
-A `.distcp` file is a sequence of such archives. Type and shape determine everything around the raw data, so a snapshot
-can be laid out as the final file once, and each save only copies. The checksum field of the data stays zero: PyTorch
-does not read it, and we verify the CRC64 of the whole image.
+A `.distcp` file is a sequence of such archives. A tensor's type and shape determine all bytes around its values. So the
+layout of a snapshot's file is built only once, and each save only copies values. The archive's checksum of the values
+stays zero, because PyTorch does not read this checksum. Restores verify the CRC64-NVME of the whole image (all archives
+of a snapshot) instead.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import zlib
 from typing import NamedTuple
 
 ALIGNMENT = 64
-"""Raw data starts at a multiple of this, so that copies run at memory speed."""
+"""A tensor's values start at a multiple of this many bytes, so that copies run at full memory speed."""
 
 _LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _END64, _LOCATOR64 = b"PK\x06\x06", b"PK\x06\x07"
 _MAX32 = 0xFFFFFFFF
-_DOS_EPOCH = 0x21  # 1980-01-01: a constant date keeps images reproducible
-_PADDING_ID = 0x4246  # the padding of PyTorch's own writer
+_DOS_EPOCH = 0x21  # 1980-01-01 as the date of all files, so that equal states have equal bytes
+_PADDING_ID = 0x4246  # ID of the extra field that PyTorch uses for padding
 
 
 class Frame(NamedTuple):
-    """Bytes before and after the raw bytes of one tensor."""
+    """The bytes of an archive before and after the values of its tensor."""
 
     prefix: bytes
     suffix: bytes
@@ -36,9 +37,13 @@ class _Record(NamedTuple):
 
 
 def frame(data_pickle: bytes, nbytes: int) -> Frame:
-    """Return the frame of a tensor with `data_pickle` as `data.pkl` and `nbytes` raw bytes.
+    """Return the bytes of an archive before and after a tensor's values.
 
-    The prefix is a multiple of 64 bytes, so data is aligned where the archive is.
+    The length of the prefix is a multiple of 64 bytes, so the values are aligned if the archive is aligned.
+
+    Args:
+        data_pickle: contents of the archive's file `data.pkl`.
+        nbytes: number of bytes of the tensor's values.
     """
     records: list[_Record] = []
     prefix = _small_records(data_pickle, records)
@@ -49,7 +54,7 @@ def frame(data_pickle: bytes, nbytes: int) -> Frame:
 
 
 def archive(data_pickle: bytes) -> bytes:
-    """Return a complete archive of an object without tensors."""
+    """Return the complete archive of an object without tensors, with `data_pickle` as `data.pkl`."""
     records: list[_Record] = []
     body = _small_records(data_pickle, records)
     return body + _directory(records, len(body))
@@ -66,7 +71,7 @@ def _small_records(data_pickle: bytes, records: list[_Record]) -> bytes:
 
 
 def _sizes(size: int) -> tuple[int, bytes]:
-    """Return the 32-bit size field and, for larger sizes, the zip64 extra field."""
+    """Return a file's 32-bit size field and its zip64 extra field, which is empty unless the size needs more bits."""
     if size < _MAX32:
         return size, b""
     return _MAX32, struct.pack("<HHQQ", 1, 16, size, size)

@@ -1,1 +1,1 @@
-"""What a worker keeps through a fault: its training state and progress, and whether replicas are equal."""
+"""A worker's training state and progress, which survive a fault, and the comparison of state between ranks."""

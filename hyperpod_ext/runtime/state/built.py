@@ -1,9 +1,9 @@
-"""The objects as a script builds them before the restore, and later changes by training.
+"""Record how a script builds its models and optimizers, and restore later changes by training in a new process.
 
-A new process builds the same objects as the process it replaces. Training may then change the type, shape or strides of
-a module's tensor, `requires_grad` of a parameter, `training` of a module, and the groups of an optimizer. Snapshots
-hold these changes, and a process with the same objects repeats them. A process with other objects runs another script:
-it keeps its own form, or the restore is refused.
+A new process builds the same objects as the process it replaces. Training may have changed the type, shape or strides
+of a module's tensor, `requires_grad` of a parameter, `training` of a module, or the parameter groups of an optimizer.
+Snapshots store the changes that training has made to the objects. A new process that has built the same objects applies
+the stored changes to them. If the new process has built different objects, they stay as built, or the restore fails.
 """
 
 from __future__ import annotations
@@ -20,39 +20,46 @@ from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths
 from hyperpod_ext.runtime.state import gradients
 
 Groups = list[list[int]]
-"""Numbers of the parameters in each group of an optimizer."""
+"""For each parameter group of an optimizer, the indices of its parameters in `gradients.parameters`."""
 
 Keys = dict[str, tuple[tuple[str, int], ...]]
-"""Keys of each module's state, each with the index of the first key of the same tensor."""
+"""By module name: pairs of a key of the module's `state_dict()` and the index of the first key with the same tensor,
+which is the index of the key itself unless tensors are tied."""
 
 Changes = Mapping[str, Any]
-"""JSON. `optimizers`: type of each. `trained` (parameters that need gradients), `training` (modules in this mode) and,
-by optimizer, `groups`: each as a pair of the original and the present value, if these differ."""
+"""JSON. `optimizers` has the type name of each optimizer. `trained` (the parameters that need gradients), `training`
+(the modules in training mode) and `groups` (parameter groups by optimizer) are pairs of the original value and the
+present value. The pair of an unchanged value is left out."""
 
 
 class Built:
-    """The original form of the objects of one process.
+    """The original form of one process's objects: tensor types and shapes, flags, and optimizer groups.
 
     Args:
-        objects: the objects given to `restore`, by name.
-        parts: their state.
-        keys: keys of each module's state.
+        objects: the objects passed to `restore`, by name.
+        parts: the split state of these objects.
+        keys: keys of each module's `state_dict()`.
     """
 
     def __init__(self, objects: Mapping[str, Any], parts: Parts, keys: Keys) -> None:
         self.forms = {name: form_of(tensor, name) for name, tensor in _of_modules(objects, parts)}
-        """Forms of the modules' tensors, by name."""
+        """Original type, shape and strides of the modules' tensors, by tensor name."""
         self._keys = keys
         parameters = gradients.parameters(objects.values())
         self._parameters = len(parameters)
         self._flags, self._groups, _ = _now(objects, parameters)
 
     def changes(self, objects: Mapping[str, Any], keys: Keys, parameters: Sequence[torch.Tensor]) -> Changes:
-        """Return the changes since the objects were built. `parameters`: those of all objects.
+        """Return the changes since the objects were built.
+
+        Args:
+            objects: the objects passed to `restore`, by name.
+            keys: the present keys of each module's `state_dict()`.
+            parameters: the parameters of all objects.
 
         Raises:
-            JobFailedError: no new process could repeat the change: a module has other parameters or buffers than at
-                first, or an optimizer has parameters that no object had.
+            JobFailedError: a new process could not repeat the change. Either a module has gained or lost parameters or
+                buffers, or an optimizer has parameters that were in no registered object.
         """
         for name, module in objects.items():
             if name in keys and keys[name] != self._keys[name] and not _loads_by_itself(module):
@@ -66,8 +73,8 @@ class Built:
             if any(number >= self._parameters for group in now for number in group):
                 raise JobFailedError(
                     f"{name} has been given parameters that were in no module or optimizer when restore() was called; "
-                    "a new process could not restore their group",
-                    hint="Give the module of these parameters to restore(), too.",
+                    "a new process could not restore the group of these parameters",
+                    hint="Pass the module of these parameters to restore(), too.",
                 )
         return changes
 
@@ -85,7 +92,7 @@ class Built:
                     setattr(thing, attribute, number in chosen)
 
     def regroup(self, objects: Mapping[str, Any], changes: Changes) -> None:
-        """Set each optimizer's groups of parameters, without their options, as in `changes`.
+        """Set the parameter groups of each optimizer to the groups in `changes`; options such as `lr` stay unchanged.
 
         Raises:
             JobFailedError: the state was saved with an optimizer of another type.
@@ -109,24 +116,24 @@ class Built:
         """Give the modules' tensors the saved types, shapes and strides, if training had changed them.
 
         Args:
-            objects: the objects, by name.
-            parts: their state.
-            saved: returns the saved item of a tensor, by name.
-            cast: allow a tensor to keep another type.
+            objects: the objects passed to `restore`, by name.
+            parts: the split state of these objects.
+            saved: returns the snapshot's item for a tensor name; None if the snapshot has no such tensor.
+            cast: allow a tensor to keep a type that differs from the saved type.
 
         Raises:
-            JobFailedError: a tensor is not in the snapshot, or was built with another shape or type.
+            JobFailedError: a tensor is not in the snapshot, or was built with another shape or type than the saved one.
         """
         modules = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
         own = {id(tensor) for module in modules for tensor in tensors_of(module)}
         whose = part_name()
         for name, tensor in _of_modules(objects, parts):
-            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # no part on this rank
+            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # no shard on this rank
                 continue
             theirs, here = saved(f"{name}{whose}"), form_of(tensor, name)
             if theirs is None:
                 raise JobFailedError(
-                    f"{name} is not in the snapshot", hint="Restore with the model and optimizer that saved it."
+                    f"{name} is not in the snapshot", hint="Restore with the model and optimizer of the saving job."
                 )
             if theirs.form == here:
                 continue
@@ -138,13 +145,13 @@ class Built:
             elif theirs.dtype != here.dtype and not cast:
                 raise JobFailedError(
                     f"{name} has type {here.dtype} here and {theirs.dtype} in the snapshot",
-                    hint=f"Build it as {theirs.dtype}, or convert what was saved: run.restore(..., cast=True).",
+                    hint=f"Build the tensor as {theirs.dtype}, or convert saved values: run.restore(..., cast=True).",
                 )
 
 
 def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return a module's parameters and buffers."""
-    return [*module.parameters(), *torch.nn.Module.buffers(module)]  # Megatron's DDP has a list by that name
+    return [*module.parameters(), *torch.nn.Module.buffers(module)]  # in Megatron's DDP `module.buffers` is a list
 
 
 def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, torch.Tensor]]:
@@ -157,7 +164,7 @@ def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, tor
 
 
 def _modules(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
-    """Return all modules, each once, in the same order in every process."""
+    """Return all modules and submodules, each once, in the same order in every process."""
     roots = [value for value in objects.values() if isinstance(value, torch.nn.Module)]
     return list({id(module): module for root in roots for module in root.modules()}.values())
 
@@ -165,7 +172,7 @@ def _modules(objects: Mapping[str, Any]) -> list[torch.nn.Module]:
 def _now(
     objects: Mapping[str, Any], parameters: Sequence[torch.Tensor]
 ) -> tuple[dict[str, gradients.Ranges], dict[str, Groups], dict[str, str]]:
-    """Return the flags `trained` and `training`, the groups of each optimizer, and the type of each optimizer."""
+    """Return the present flags (`trained`, `training`), parameter groups by optimizer, and types by optimizer."""
     number = {id(parameter): at for at, parameter in enumerate(parameters)}
     optimizers = {name: value for name, value in objects.items() if isinstance(value, torch.optim.Optimizer)}
     groups = {

@@ -1,4 +1,5 @@
-"""Call a listener before a script gets `tensor.data`: a write through it increments no counter of autograd."""
+"""Call a listener when a script reads `tensor.data`, because writes to `tensor.data` do not increase the version
+counter of autograd."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ _plain: Any = torch.Tensor.data  # torch's own descriptor, in a base class of Te
 
 
 class DataAccess:
-    """Replaces `torch.Tensor.data` until it is removed. One listener at a time: the newest.
+    """Replaces the attribute `torch.Tensor.data` until `remove` is called. Only the newest `DataAccess` is active.
 
     Args:
-        listener: called with the tensor, in this thread of this process only; forked processes have a copy of it.
+        listener: called with the tensor whose `.data` is read. Reads in other threads and in forked processes do not
+            call the listener.
     """
 
     def __init__(self, listener: Listener) -> None:

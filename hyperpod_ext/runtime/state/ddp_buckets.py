@@ -1,9 +1,9 @@
-"""DDP with gradient buckets that keep their layout after a fault, so that sums keep their order.
+"""DDP whose gradient buckets keep their layout after a fault, so that all-reduces add in the same order.
 
-DDP rebuilds its buckets after the first backward, in the gradients' order of arrival. A ring all-reduce adds each
-element's contributions in an order that depends on the element's position in a bucket. A new DDP after a fault would
-start from the first layout, and may get another order of arrival: its losses would then differ in the last bits from
-those of a run without the fault.
+DDP rebuilds its buckets after the first backward pass, in the order in which the gradients became ready. A ring
+all-reduce adds the ranks' values of each element in an order that depends on the element's position in a bucket. A new
+DDP after a fault would start with the initial layout, and gradients may become ready in another order. Without the
+fixed layout, the losses after a fault would differ in the last bits from the losses of a run without the fault.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from torch.nn.parallel import DistributedDataParallel
 from hyperpod_ext.errors import JobFailedError
 
 Buckets = list[list[int]]
-"""Indices of the module's trained parameters in each bucket, in the order buckets are reduced."""
+"""For each gradient bucket, the indices of its parameters among the module's trained parameters. Buckets are in the
+order in which DDP reduces them."""
 
 _CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-"""Older torch always sends rank 0's values: this costs time, and changes nothing on ranks with equal values."""
+"""Whether DDP can skip its initial broadcast of rank 0's values. Older torch always broadcasts; on ranks with equal
+values this only costs time."""
 
 
 class IncompleteDDP(DistributedDataParallel):
@@ -39,9 +41,12 @@ class IncompleteDDP(DistributedDataParallel):
 
 
 def complete(ddp: IncompleteDDP, layout: Buckets | None, *, init_sync: bool = True) -> None:
-    """Make `ddp` a usable DistributedDataParallel, which uses `layout`, if given, from the first step on. Collective.
+    """Turn `ddp` into a usable DistributedDataParallel. Collective: every rank must call it.
 
-    init_sync: send rank 0's values to all ranks first, unless the options say otherwise.
+    Args:
+        ddp: the incomplete object, changed in place.
+        layout: bucket layout to use from the first step on; None to let DDP choose the layout.
+        init_sync: broadcast rank 0's values to all ranks first, unless the script has passed its own `init_sync`.
 
     Raises:
         JobFailedError: `layout` does not fit this module.
@@ -65,21 +70,22 @@ def _kind_of(
 
 
 def _has_sparse_gradients(module: torch.nn.Module) -> bool:
-    """Return whether DDP reduces some parameters as sparse tensors, by DDP's own rule."""
+    """Return whether the module has sparse embeddings, whose gradients DDP reduces as sparse tensors."""
     return any(
         isinstance(each, torch.nn.Embedding | torch.nn.EmbeddingBag) and each.sparse for each in module.modules()
     )
 
 
 def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
-    """Return the layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
+    """Return the bucket layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
 
-    None before DDP has rebuilt its buckets at the first backward. Always None if DDP never rebuilds them, so that the
-    first layout is the same in every DDP of the module: with `find_unused_parameters` or sparse gradients.
+    Returns None until DDP has rebuilt its buckets, after the first backward pass. With `find_unused_parameters` or
+    sparse gradients the result is always None, because DDP never rebuilds such buckets: their initial layout is the
+    same in every process.
     """
     if isinstance(ddp, _ReversedDDP):
         return None
-    rebuilt = ddp.reducer._rebuild_buckets()  # the next forward would do this first
+    rebuilt = ddp.reducer._rebuild_buckets()  # the next forward pass would do the same
     if not rebuilt and not ddp._has_rebuilt_buckets:
         return None
     ignored = ddp.parameters_to_ignore
@@ -90,10 +96,11 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
 
 
 class _PinnedDDP(DistributedDataParallel):
-    """DDP with a given order of arrival.
+    """DDP that builds its gradient buckets from a given layout.
 
-    It passes its reducer the parameters in that order, and lets it build the buckets at once: the same computation from
-    the same order as after the first backward of the first DDP. DDP rebuilds only once.
+    The constructor passes the parameters to DDP's reducer in an order from which the reducer builds `layout`, and makes
+    the reducer rebuild its buckets at once. The resulting buckets are equal to the buckets before the fault. DDP
+    rebuilds its buckets only once, so the layout does not change later.
     """
 
     def __init__(self, module: torch.nn.Module, layout: Buckets, **options: Any) -> None:
@@ -121,10 +128,14 @@ class _PinnedDDP(DistributedDataParallel):
 
 
 def _arrival(layout: Buckets, kinds: Sequence[Any]) -> list[int]:
-    """Return an order of arrival of parameters of these `kinds` from which DDP makes `layout`.
+    """Return an order of parameters from which DDP builds `layout`, if gradients become ready in this order.
 
-    Full buckets come in the order in which they were filled, followed by the rest of each kind, with the kinds in
-    reverse order of their first parameter.
+    DDP lists full buckets first, in the order in which they became full. After the full buckets, DDP lists the last,
+    partly filled bucket of each kind (dtype and device), with the kinds in reverse order of their first parameter.
+
+    Args:
+        layout: the wanted buckets.
+        kinds: dtype and device of each parameter.
     """
     first: dict[Any, int] = {}
     last: dict[Any, int] = {}
@@ -136,9 +147,10 @@ def _arrival(layout: Buckets, kinds: Sequence[Any]) -> list[int]:
 
 
 class _ReversedDDP(DistributedDataParallel):
-    """DDP that uses the reverse of its parameters as the order of arrival, and builds its buckets at once.
+    """DDP that builds its final buckets in the constructor, as if gradients became ready in reverse parameter order.
 
-    With sparse gradients the reducer cannot return its layout: their buckets have no tensor.
+    The class is used for modules with sparse gradients, because the reducer cannot return the layout of buckets of
+    sparse gradients: these buckets have no tensor.
     """
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:

@@ -1,11 +1,11 @@
-"""Progress of an asynchronous device, such as a GPU, behind the loop that fills its queue.
+"""Track which steps an asynchronous device, such as a GPU, has finished, while the training loop queues further steps.
 
-The loop is ahead: its calls are queued, and not done. When a collective is aborted, the work queued behind it still
-runs, on invalid data and without an exception. A step is therefore committed when a marker queued behind it is reached
-before the first abort; docs/gpu.md explains why.
+The loop runs ahead of the device: the device has not yet done the queued work. If a collective is aborted, the device
+still runs the work queued behind the collective, on invalid data and without an exception. So a step is committed only
+if the device reaches a marker behind the step's work before the first abort. docs/gpu.md explains why.
 
-The loop reports the steps it queues, and the abort reports its start. The result: which steps are done, and whether an
-optimizer may continue.
+The training loop calls `queue` for each step. Code that aborts collectives calls `freeze` before the abort. The methods
+`finished`, `is_good` and `may_change` return which steps are valid, and whether an optimizer may step.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CudaMarker:
     def query(self) -> bool:
         try:
             return bool(self._event.query())
-        except RuntimeError:  # the GPU has failed: the loop will get the error, and nothing more is done
+        except RuntimeError:  # the GPU has failed; the loop will get the error at its next call
             return False
 
     def synchronize(self) -> None:
@@ -60,30 +60,30 @@ class CudaDevice:
 
 
 DEVICES: dict[str, Callable[[], Device]] = {"cuda": CudaDevice}
-"""Asynchronous devices by torch's device type. A CPU works synchronously."""
+"""Asynchronous devices, by torch's name of the device type. The CPU is left out, because it works synchronously."""
 
 
 def device_of(tensors: Iterable[torch.Tensor]) -> Device | None:
-    """Return the device that changes these tensors asynchronously; None: none does."""
+    """Return the asynchronous device of these tensors; None if all tensors are on synchronous devices."""
     kinds = {tensor.device.type for tensor in tensors}
     return next((DEVICES[kind]() for kind in sorted(kinds) if kind in DEVICES), None)
 
 
 class DeviceSteps:
-    """Steps of one generation that the device has made. Thread-safe."""
+    """The steps of one generation that the device has finished. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._device: Device | None = None
         self._queued: deque[tuple[int, Marker]] = deque()
         self._newest = 0
-        """Newest queued step."""
+        """Number of the newest queued step."""
         self._finished = 0
         self._frozen = False
 
     @property
     def device(self) -> Device | None:
-        """The asynchronous device; None: all calls are done when they return."""
+        """The asynchronous device; None if the device is synchronous, so that work is done when a call returns."""
         return self._device
 
     def enter(self) -> None:
@@ -93,27 +93,30 @@ class DeviceSteps:
             self._queued.clear()
 
     def follow(self, device: Device | None, step: int) -> None:
-        """Start from the state of `step`, which `device` changes from now on; nothing is queued."""
+        """Track the steps of `device` from now on. At present, `step` is the newest finished step."""
         with self._lock:
             self._device = device
             self._newest = self._finished = step
 
     def may_change(self) -> bool:
-        """Return whether an optimizer may queue a change of the state: not after an abort."""
+        """Return whether an optimizer may queue a change of the state; False after an abort."""
         with self._lock:
             return self._device is None or not self._frozen
 
     def queue(self, step: int) -> None:
-        """Record that the loop has queued all of `step`."""
+        """Record that the loop has queued all work of `step`."""
         with self._lock:
             self._newest = step
             if self._device is None:
                 self._finished = step
-            elif not self._frozen:  # a later marker proves nothing: it may be behind the abort
+            elif not self._frozen:  # after `freeze`, a reached marker does not prove valid work
                 self._queued.append((step, self._device.record()))
 
     def freeze(self) -> None:
-        """Freeze the result before the first abort of a collective: unfinished steps count as not done."""
+        """Count no more steps as finished, because an abort follows: the device may run later steps on invalid data.
+
+        Call this before the first abort of a collective.
+        """
         with self._lock:
             self._look()
             self._frozen = True
@@ -125,13 +128,13 @@ class DeviceSteps:
             return self._finished
 
     def is_good(self, step: int) -> bool:
-        """Return whether a state read after the step's marker is valid: no abort came before."""
+        """Return whether state that was read behind the marker of `step` is valid: no abort came before the marker."""
         with self._lock:
             self._look()
             return not self._frozen or step <= self._finished
 
     def wait(self) -> bool:
-        """Wait until all queued work is done; return False if some of it was aborted."""
+        """Wait until all queued work is done. Return False if a part of the work was aborted."""
         if self._device is not None:
             self._device.record().synchronize()
         return self.is_good(self._newest)

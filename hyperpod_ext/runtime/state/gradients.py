@@ -1,9 +1,10 @@
-"""Gradients between two steps: their existence is part of a step's state, though their values are not.
+"""Save and restore which parameters have a gradient between two steps; the gradients' values are mostly not saved.
 
-A gradient of None differs from a zero gradient: optimizers skip it, DDP divides otherwise, and adding to zero turns
--0.0 into 0.0. So a repeated step begins with the gradients that existed when the step before was committed. Their
-values do not matter: a step is committed when no gradient waits for its optimizer. Only gradients of parameters outside
-all optimizers may add up from step to step, and count when a norm is clipped: their values are state.
+A gradient of None differs from a zero gradient: optimizers skip the parameter, DDP divides in another way, and adding
+to a zero gradient turns -0.0 into 0.0. So a repeated step must begin with a gradient on the same parameters as the
+original step. The values of optimizers' gradients are not saved, because a step is committed only when no gradient
+waits for its optimizer. The values of gradients of parameters outside all optimizers are saved, because they may add up
+from step to step, and affect the norm for gradient clipping.
 """
 
 from __future__ import annotations
@@ -18,25 +19,29 @@ import torch
 from hyperpod_ext.runtime.snapshot.image import is_dtensor, local_of
 
 Ranges = list[list[int]]
-"""Numbers of parameters, as ranges `[first, last + 1]`; of sparse gradients `[first, last + 1, number of sparse
-dimensions]`."""
+"""Parameter indices, as ranges `[first, last + 1]`. A range of parameters with sparse gradients is
+`[first, last + 1, number of sparse dimensions]`."""
 
 _ALIGNMENT = 64
 
 
 def existing(parameters: Iterable[torch.Tensor]) -> Ranges:
-    """Return the numbers of the parameters with a gradient."""
+    """Return the indices of the parameters that have a gradient."""
     gradients = [parameter.grad for parameter in parameters]
     return _ranges(None if each is None else [each.sparse_dim()] if each.is_sparse else [] for each in gradients)
 
 
 def ranges(flags: Iterable[bool]) -> Ranges:
-    """Return the numbers of the true flags."""
+    """Return the indices of the true flags, as ranges."""
     return _ranges([] if flag else None for flag in flags)
 
 
 def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
-    """Return the numbers of the module's parameters that need gradients: `0-3,7-8`; `?` if one is not in `objects`."""
+    """Return the index ranges of the module's parameters that need gradients, as text.
+
+    For the parameters 0, 1, 2 and 7 the text is `0-3,7-8`. The indices are positions in `parameters(objects)`. The text
+    is `?` if `objects` lack one of the module's parameters.
+    """
     number = {id(parameter): at for at, parameter in enumerate(parameters(objects))}
     numbers = {number.get(id(parameter)) for parameter in module.parameters() if parameter.requires_grad}
     if None in numbers:
@@ -45,7 +50,10 @@ def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
 
 
 def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
-    """Return ranges of the items that are not None; consecutive equal lists make one range, with the list appended."""
+    """Return the index ranges of the items that are not None.
+
+    Consecutive items with equal lists form one range: the first index, the last index + 1, and the numbers of the list.
+    """
     ranges: Ranges = []
     for number, more in enumerate(chosen):
         if more is None:
@@ -58,33 +66,43 @@ def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
 
 
 def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> None:
-    """Set zero gradients on these parameters. On the CPU they take memory only when used; most are dropped before."""
+    """Set zero gradients on the parameters in `ranges`.
+
+    On the CPU a zero gradient takes memory only when it is first used. Most scripts drop the gradients before that, by
+    `zero_grad()`.
+    """
     numbered = parameters(objects)
-    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # frozen ones, too
+    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # includes frozen parameters
     memory = _Zeros(sum(_nbytes(local_of(parameter)) for parameter, sparse in chosen if not sparse))
     for parameter, sparse in chosen:
         parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)
 
 
 def _no_elements(parameter: torch.Tensor, sparse_dimensions: int) -> torch.Tensor:
-    """Return a sparse zero gradient."""
+    """Return a sparse gradient without elements for `parameter`."""
     indices = torch.empty(sparse_dimensions, 0, dtype=torch.long, device=parameter.device)
     values = parameter.new_empty(0, *parameter.shape[sparse_dimensions:])
     return torch.sparse_coo_tensor(indices, values, parameter.shape, check_invariants=False)
 
 
 class LooseGradients:
-    """Gradients that are kept between steps, of parameters outside all optimizers."""
+    """Gradients of parameters outside all optimizers, if the script keeps them from step to step."""
 
     def __init__(self) -> None:
         self.values: dict[int, torch.Tensor] = {}
-        """Copies from the last commit, by parameter number."""
+        """Copies of the gradients from the last commit, by parameter index."""
         self._seen: dict[int, weakref.ref[torch.Tensor]] = {}
 
     def hold(self, optimizers: Sequence[torch.optim.Optimizer], numbered: Iterable[torch.Tensor]) -> None:
-        """Copy these gradients at the end of a step, except new tensors: the script drops those between steps.
+        """Copy the gradients of parameters outside all optimizers, at the end of a step.
 
-        `numbered`: all parameters."""
+        If a parameter's gradient is another tensor than after the last step, the script drops this gradient between
+        steps, and it is not copied.
+
+        Args:
+            optimizers: all optimizers of the state.
+            numbered: all parameters, in the order of `parameters`.
+        """
         grouped = {id(each) for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
         loose = {
             number: parameter.grad
@@ -96,24 +114,30 @@ class LooseGradients:
         self._seen = {number: weakref.ref(gradient) for number, gradient in loose.items()}
 
     def give(self, objects: Iterable[object]) -> None:
-        """Set these gradients on the parameters again."""
+        """Set copies of the kept gradients on the parameters of `objects`."""
         numbered, self._seen = parameters(objects), {}
         for number, value in self.values.items():
             numbered[number].grad = value.clone()
 
 
 class WaitingGradients:
-    """Detects gradients that wait for an optimizer's next step. Called at the end of each step."""
+    """Detects gradients that no optimizer has used yet, as during gradient accumulation."""
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """Each parameter's gradient at the end of the last step, with its version."""
+        """By id of a parameter: its gradient at the end of the last step, with the gradient's version counter."""
 
     def see(self, optimizers: Sequence[torch.optim.Optimizer], stepped: Container[int]) -> bool:
-        """Return whether a gradient waits. `stepped`: ids of the optimizers that have stepped since the last commit.
+        """Return whether a gradient waits for an optimizer. Call this at the end of each step.
 
-        A gradient without a write since the last step was used by then. A new tensor means that the script drops
-        gradients between steps. The same tensor with a new write may be a sum over steps.
+        A gradient that was not written since the last step does not wait: its optimizer had used it by then. A tensor
+        that replaces the last step's gradient does not wait either: the script drops gradients between steps. Any other
+        gradient waits: its parameter had no gradient after the last step, or the same tensor was written again, as in a
+        sum over steps.
+
+        Args:
+            optimizers: all optimizers of the state.
+            stepped: ids of the optimizers that have stepped since the last commit.
         """
         before = self._seen
         self._seen = {
@@ -137,7 +161,8 @@ def _waits(gradient: torch.Tensor | None, before: tuple[weakref.ref[torch.Tensor
 def parameters(objects: Iterable[object]) -> list[torch.Tensor]:
     """Return the parameters of modules and optimizers, each once, in the same order in every process.
 
-    Parameters of modules come first, because training may add others to an optimizer.
+    Parameters of modules come first, so that their indices do not change when training adds a parameter to an
+    optimizer.
     """
     every, found = list(objects), dict[int, torch.Tensor]()
     for module in every:
@@ -150,12 +175,12 @@ def parameters(objects: Iterable[object]) -> list[torch.Tensor]:
 
 
 def _nbytes(local: torch.Tensor) -> int:
-    """Return the size of such zeros in `_Zeros`."""
+    """Return the bytes that the zero gradient of `local` takes in `_Zeros`, rounded up to the alignment."""
     return -(-local.nbytes // _ALIGNMENT) * _ALIGNMENT if local.device.type == "cpu" else 0
 
 
 class _Zeros:
-    """Tensors of zeros in memory that the kernel allocates at the first access."""
+    """Tensors of zeros in an anonymous memory map, whose pages the kernel allocates at the first access."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes) if nbytes else None
@@ -167,7 +192,7 @@ class _Zeros:
             return torch.zeros_like(parameter)
         flat = torch.frombuffer(self._memory, dtype=torch.uint8, count=local.nbytes, offset=self._used)
         self._used += _nbytes(local)
-        strides = torch.empty_like(local, device="meta").stride()  # as made by autograd
+        strides = torch.empty_like(local, device="meta").stride()  # the strides that autograd gives a gradient
         zeros = flat.view(local.dtype).as_strided(local.size(), strides)
         if not is_dtensor(parameter):
             return zeros

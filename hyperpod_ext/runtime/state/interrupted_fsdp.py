@@ -1,7 +1,7 @@
 """Reset FSDP2 modules after a fault in a forward or backward pass.
 
-Torch has no public function for it. The private attributes used here are listed in
-`torch_requirements/private_names.py`.
+Torch has no public function to reset an FSDP2 module. This file uses private attributes of torch, which
+`torch_requirements/private_names.py` lists.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from hyperpod_ext.runtime.torch_requirements.private_names import Feature, missi
 
 
 def can_be_reset() -> bool:
-    """Return whether an interrupted FSDP2 module can be used again with this torch."""
+    """Return whether this version of torch allows an FSDP2 module to be used again after an interrupted pass."""
     return not Feature.KEPT_FSDP2.is_loaded or not missing(Feature.KEPT_FSDP2)
 
 
 def reset(states: Sequence[Any]) -> None:
-    """Shard the parameters again, and drop unfinished gradients and collectives.
+    """Shard the parameters of FSDP2 modules again, and drop unfinished gradients and collectives.
 
     Args:
-        states: `FSDPState` of every FSDP2 module of this process; a root also resets its submodules.
+        states: the `FSDPState` of every FSDP2 module in this process.
     """
     for state in states:
         for group in state._fsdp_param_groups:
-            group._all_gather_result = None  # never completes; waiting would raise the fault's error
+            group._all_gather_result = None  # a wait for the all-gather would raise the fault's error
             for parameter in group.fsdp_params:
                 _drop_unsharded_gradient(parameter)
-    roots = [state for state in states if state._is_root]  # set at the first forward
+    roots = [state for state in states if state._is_root]  # torch sets `_is_root` in the first forward pass
     for root in roots:
         _drop_gradient_reduction(root._comm_ctx)
     for root in roots:
@@ -39,11 +39,11 @@ def _drop_unsharded_gradient(parameter: Any) -> None:
     """Drop the unsharded gradient of an `FSDPParam`."""
     if hasattr(parameter, "_unsharded_param"):
         parameter._unsharded_param.grad = None
-    if "unsharded_accumulated_grad" in vars(parameter):  # in torch 2.15 a property, of the gradient above
+    if "unsharded_accumulated_grad" in vars(parameter):  # a property in torch 2.15, so not in `vars`
         parameter.unsharded_accumulated_grad = None
 
 
 def _drop_gradient_reduction(communication: Any) -> None:
-    """Drop the reduction of an `FSDPCommContext`, which several roots may share: only its first root could reset it."""
-    if hasattr(communication, "active_gradient_reduction"):  # torch 2.15 has it
+    """Drop the unfinished gradient reduction of an `FSDPCommContext`, even if several FSDP2 roots share the context."""
+    if hasattr(communication, "active_gradient_reduction"):  # since torch 2.15
         communication.active_gradient_reduction = None

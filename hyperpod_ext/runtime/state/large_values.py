@@ -1,6 +1,7 @@
-"""Pack large plain values of a state into byte tensors: a replay buffer, a list of a million numbers, pickled data.
+"""Pack large plain values of a state into byte tensors. Examples are a list of a million numbers and pickled data.
 
-Plain values are in the record of each snapshot, which is one message between processes; large values are in the image.
+The worker sends the plain values of each snapshot in one message, which has a maximum size. Large values could exceed
+the maximum size of the message. As tensors, they are in the snapshot's image (a file in memory with all tensors).
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from hyperpod_ext.runtime.snapshot.layout_plan import read_shape
 from hyperpod_ext.runtime.snapshot.tree import Path, put_together, take_apart
 
 KEY = "_hpx_plain"
-"""The only key of a dict that replaces a large value."""
+"""A large value is replaced by a dict with only this key; the item is the byte tensor."""
 _LARGE = 1 << 18
-"""Fewest numbers, characters and bytes of a large value."""
+"""Values with at least this many numbers, characters and bytes in total are large."""
 _LENGTH_BYTES = 8
 _NUMBERS = frozenset({bool, int, float, type(None)})
 _BYTES, _TREE = 0, 1
 
 
 class LargeValues:
-    """Packs large plain values. An unchanged value gives the same tensor each time."""
+    """Packs large plain values into tensors. For an unchanged value, `pack` returns the same tensor each time."""
 
     def __init__(self) -> None:
         self._packed: dict[Path, torch.Tensor] = {}
@@ -67,7 +68,7 @@ def unpack(node: Any) -> Any:
     """Return the state from which `LargeValues.pack` made `node`.
 
     Raises:
-        CorruptSnapshotError: the bytes are not in the form of `pack`.
+        CorruptSnapshotError: the bytes were not written by `pack`.
     """
     if isinstance(node, Mapping):
         if tuple(node) == (KEY,) and isinstance(node[KEY], torch.Tensor):
@@ -101,7 +102,7 @@ def _to_json(value: Any) -> bytes:
 
 
 def _weight(node: Any) -> int | None:
-    """Return the count of numbers, characters and bytes in `node`; None if it also holds tensors."""
+    """Return the total count of numbers, characters and bytes in `node`; None if `node` contains a tensor."""
     if isinstance(node, torch.Tensor):
         return None
     if isinstance(node, str | bytes):
@@ -120,6 +121,9 @@ def _weight(node: Any) -> int | None:
 
 
 def _rounded(nbytes: int) -> int:
-    """Round up a size so that a growing value rarely changes it: each new size is a new layout."""
+    """Round up the size of a packed value, so that a growing value rarely gets a new size.
+
+    Each new size requires a new plan (layout) of the snapshot.
+    """
     unit = 1 << max(16, nbytes.bit_length() - 3)
     return -(-nbytes // unit) * unit

@@ -1,12 +1,14 @@
-"""Keep objects with process groups after a fault: FSDP2 modules, device meshes, DTensors.
+"""Keep FSDP2 modules, device meshes and DTensors after a fault, and give them new process groups.
 
-A fault ends every process group, except lasting ones (`process_group/lasting_groups.py`). Objects release an ended
-group first, because otherwise gloo's threads and sockets would stay, and get the group of the same name in the next
-generation. A device mesh looks up its groups by name at each use, so equal names make it complete again; FSDP2's
-parameter groups store group objects, and get the new ones.
+A fault ends every process group, except lasting groups (`process_group/lasting_groups.py`). The references to an ended
+group are removed from all objects, because otherwise gloo's threads and sockets would never be closed. In the next
+generation, each object gets the new process group with the old group's name. A device mesh looks up its groups by name
+at each use, so it needs only groups with the same names. FSDP2's parameter groups store group objects, which are
+replaced by the new groups.
 
-Names are numbers in the order in which groups are made. A new process makes the groups of `run.keep` by calling
-`build`; survivors make them from the recorded calls, without `build`.
+Torch names process groups by numbers, in the order of their creation. A new process creates the groups of `run.keep` by
+calling the script's `build` function. Surviving processes create the groups by repeating the recorded calls, without
+calling `build`.
 """
 
 from __future__ import annotations
@@ -36,19 +38,20 @@ _c10d = dist.distributed_c10d
 
 @dataclass
 class Made:
-    """Process groups and meshes made by a call of `build`."""
+    """Process groups and meshes that a call of the script's `build` function has created."""
 
     calls: list[tuple[tuple[Any, ...], dict[str, Any], str]] = field(default_factory=list)
-    """Arguments of each new group, with the group's name (empty on ranks outside of the group)."""
+    """Positional arguments, keyword arguments and name of each new group. The name is empty on ranks outside of the
+    group."""
     meshes: int = 0
-    """Number of new device meshes; a mesh over all ranks needs no new group."""
+    """Number of new device meshes. A mesh over all ranks needs no new group, so `calls` does not show all meshes."""
     talked: bool = False
-    """Whether `build` communicated, so that all ranks, survivors too, must call it."""
+    """Whether `build` called collectives. If so, all ranks, including surviving ones, call `build` after a fault."""
 
 
 @contextlib.contextmanager
 def recording() -> Iterator[Made]:
-    """Record the process groups that are made inside."""
+    """Record the process groups and device meshes that are created inside the `with` block."""
     made, make, before = Made(), _c10d._new_group_with_tag, collectives_begun()
 
     def record(*arguments: Any, **options: Any) -> Any:
@@ -74,16 +77,16 @@ def recording() -> Iterator[Made]:
 
 
 def can_be_kept() -> bool:
-    """Return whether meshes, DTensors and FSDP2 modules can be used again after a fault with this torch."""
+    """Return whether this version of torch allows meshes, DTensors and FSDP2 modules to be used again after a fault."""
     meshes_can = not Feature.KEPT_MESHES.is_loaded or not private_names.missing(Feature.KEPT_MESHES)
     return meshes_can and interrupted_fsdp.can_be_reset()
 
 
 def repeat(made: Made) -> None:
-    """Make the same groups again, in the same order.
+    """Create the groups in `made` again, in the same order.
 
     Raises:
-        JobFailedError: the names differ, because groups were made in another order.
+        JobFailedError: a new group has another name, because the script has created groups in another order.
     """
     for arguments, options, name in made.calls:
         group = _c10d._new_group_with_tag(*arguments, **options)
@@ -99,7 +102,7 @@ def _name(group: Any) -> str:
 
 
 class _Gone:
-    """Placeholder of a process group until the next group of the same name."""
+    """Takes the place of an ended process group in an object, until a new group of the same name exists."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -107,28 +110,32 @@ class _Gone:
     def __getattr__(self, attribute: str) -> Any:
         raise JobFailedError(
             f"process group {self._name} was not made again after the fault",
-            hint="Make process groups and device meshes in run.keep, or anew in each call of the training function.",
+            hint="Create process groups and device meshes in run.keep, or again in each call of the training function.",
         )
 
 
 @dataclass(frozen=True)
 class GroupHolder:
-    """An attribute with a process group, or with a mesh that has one."""
+    """An attribute of an object that held a process group, directly or in a dict of groups or meshes."""
 
     holder: Callable[[], Any]
-    """Weak reference to the object."""
+    """Weak reference to the object with the attribute."""
     attribute: str
     name: str
-    """Name of the group."""
+    """Name of the process group."""
     key: str = ""
     value: Any = None
-    """Entry of the attribute, if it is a mapping."""
+    """If the attribute is a dict, `key` is the key of the removed entry, and `value` the flattened mesh in the entry;
+    None if the entry was a group."""
 
 
 def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
     """Remove the process groups from all objects that hold them, and reset interrupted FSDP2 modules.
 
-    If groups outlive the fault, remove only flattened meshes, which a new process makes at the first use.
+    Args:
+        groups_last: whether process groups outlive the fault, and therefore stay in their objects. If so, only the
+            caches of groups and flattened meshes in device meshes are emptied: a new process fills these caches at the
+            first use.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return []
@@ -142,7 +149,7 @@ def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
 
 
 def _forget_flattened() -> None:
-    """Clear torch's registry of flattened meshes, in which a new mesh, equal to the old one, would find old ones."""
+    """Clear older torch's registry of flattened meshes: a new mesh that equals an old mesh would find old entries."""
     registry = getattr(device_mesh, "_mesh_resources", None)
     if registry is not None and private_names.missing(Feature.KEPT_MESHES):
         registry.root_to_flatten_mapping.clear()
@@ -150,7 +157,7 @@ def _forget_flattened() -> None:
 
 
 def _kinds_of_holders() -> tuple[type, ...]:
-    """Return the loaded types with instances that hold process groups."""
+    """Return the types whose instances may hold process groups, if torch has loaded the types."""
     kinds: list[type] = [DeviceMesh]
     for module, names in (
         ("_fsdp_common", ("DataParallelMeshInfo",)),
@@ -168,8 +175,8 @@ def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
         if isinstance(value, dist.ProcessGroup) and not groups_last:
             places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
-    # of a mesh: groups for torch.compile, and flattened meshes, which are made at the first use. Survivors must make
-    # the same groups as a new process
+    # a mesh creates its groups for torch.compile and its flattened meshes at the first use. Surviving processes must
+    # create these groups again, in the same order as a new process
     for attribute in ("_pg_registry", "_flatten_mapping"):
         for key, value in dict(vars(thing).get(attribute) or {}).items():
             name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]
@@ -181,10 +188,14 @@ def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
 
 
 def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> list[GroupHolder]:
-    """Set the groups of this generation in place of those of the same names; return the holders still without one.
+    """Set this generation's process groups in the objects that held the old groups of the same names.
 
     Args:
-        asleep: names of kept groups that are not of this generation.
+        places: the attributes from which `let_go` removed a group.
+        asleep: names of lasting groups that this generation has not created yet.
+
+    Returns:
+        The attributes whose group does not exist yet.
     """
     missing = []
     for place in places:
@@ -201,8 +212,8 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
 def forget_rank() -> None:
     """Clear torch's caches of DTensor operations after this process has become another rank.
 
-    The caches are keyed by mesh, and meshes of the same ranks are equal: results would get a mesh with this process in
-    its old position.
+    Torch's caches are keyed by mesh, and torch treats meshes over the same ranks as equal. If the caches were not
+    cleared, a new DTensor could get a cached mesh in which this process still has its old rank.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
@@ -213,12 +224,15 @@ def forget_rank() -> None:
     else:
         DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
-    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such cache
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such function
         _redistribute.clear_redistribute_planner_cache()
 
 
 def of_now(value: Any) -> Any:
-    """Replace process groups in `value`, also inside lists, tuples and dicts, by those of this generation."""
+    """Return `value` with each process group replaced by this generation's group of the same name.
+
+    Process groups inside lists, tuples and dicts are replaced, too. Lists and dicts are changed in place.
+    """
     if isinstance(value, dist.ProcessGroup):
         return _group_of(str(value.group_name)) or value
     if type(value) is list:
@@ -231,7 +245,10 @@ def of_now(value: Any) -> Any:
 
 
 def is_sharded(value: Any) -> bool:
-    """Return whether `value` holds shards, also inside modules or containers: they only fit one world size."""
+    """Return whether `value` contains DTensors, meshes or process groups, which only fit one world size.
+
+    Modules, optimizers, lists, tuples and dicts are searched.
+    """
     if isinstance(value, torch.nn.Module):
         return any(is_dtensor(tensor) for tensor in (*value.parameters(), *torch.nn.Module.buffers(value)))
     if isinstance(value, torch.optim.Optimizer):

@@ -1,7 +1,7 @@
-"""Detect a loss or gradients that are not finite on all ranks, before the optimizer changes anything.
+"""Detect a loss or gradient that is not finite on any rank, before an optimizer steps.
 
-Costs one pass over the gradients, and one all-reduce of three numbers. A skipped step changes nothing: neither
-parameters nor the optimizer's state nor buffers such as batch norm's statistics.
+The check costs one pass over the gradients and one all-reduce of three numbers in each step. A skipped step changes
+neither parameters, nor the optimizer's state, nor buffers such as batch norm's statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ class LogEvent(Protocol):
 
 
 class NanGuard:
-    """Watches the optimizers of one rank."""
+    """Checks loss and gradients before each optimizer step; if any is not finite, raises an error or skips the step.
+
+    Args:
+        policy: the action, and how many steps in a row may be skipped.
+        rank: this process's rank.
+        report: writes an event for each skipped step.
+    """
 
     def __init__(self, policy: NanPolicy, rank: int, report: LogEvent) -> None:
         self._policy, self._rank, self._report = policy, rank, report
@@ -30,13 +36,14 @@ class NanGuard:
         self._names: dict[int, str] = {}
         self._losses: list[torch.Tensor] = []
         self._modules: list[torch.nn.Module] = []
-        """Modules with saved buffers, including submodules."""
+        """Modules and submodules whose buffers are copied; filled only for the action `skip`."""
         self._kept: dict[tuple[int, str], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Buffers at the start of the step, by module and name, with copies: a script may assign other buffers."""
+        """By module index and buffer name: the buffer at the start of the step, and a copy of its values. The buffer
+        object is kept because a script may assign a new tensor."""
         self._step, self._in_a_row, self._skipped = 0, 0, False
 
     def attach(self, objects: Mapping[str, object]) -> None:
-        """Guard these optimizers instead of those of earlier calls.
+        """Guard the optimizers in `objects`, and no longer the optimizers of earlier calls.
 
         Raises:
             JobFailedError: the action is `skip`, and there is more than one optimizer.
@@ -50,7 +57,7 @@ class NanGuard:
             if len(optimizers) > 1:
                 raise JobFailedError(
                     f"restart.nan: action `skip` needs one optimizer, and {len(optimizers)} are registered",
-                    hint="One of them may have made its step before another meets the numbers. Use action `raise`.",
+                    hint="One optimizer may have stepped before another finds bad gradients. Use action `raise`.",
                 )
             self._modules = [inner for module in modules.values() for inner in torch.nn.Module.modules(module)]
             self._kept = {}
@@ -66,19 +73,19 @@ class NanGuard:
         self._hooks = []
 
     def begin_step(self, step: int) -> None:
-        """Begin a step: copy the buffers that it may change."""
+        """Begin a step: copy the modules' buffers, which the forward pass may change."""
         if self._policy.action == "off":
             return
         self._step, self._losses, self._skipped = step, [], False
-        self._kept = {}  # first, to free its memory
+        self._kept = {}  # frees the old copies before new ones are made
         self._kept = {key: (buffer, buffer.detach().clone()) for key, buffer in self._buffers()}
 
     def end_step(self) -> None:
-        """End a step, made or skipped."""
+        """End a step, and count skipped steps in a row."""
         self._in_a_row = self._in_a_row + 1 if self._skipped else 0
 
     def see(self, loss: torch.Tensor) -> None:
-        """Check `loss`, too, to name the rank with the bad loss."""
+        """Add `loss` to the next check, so that an error can name the rank with a loss that is not finite."""
         if self._policy.action != "off":
             self._losses.append(loss.detach())
 
@@ -88,7 +95,7 @@ class NanGuard:
         device = parameters[0].grad.device if parameters else torch.device("cpu")
         bad_gradient = ~finite([_local(p.grad) for p in parameters], device)
         bad_loss = ~finite(self._losses, device)
-        # the maximum of `ranks - rank` names the lowest of several ranks
+        # MAX over `ranks - rank` yields the lowest rank with a bad value
         flags = torch.stack([bad_gradient, bad_gradient * (ranks - self._rank), bad_loss * (ranks - self._rank)])
         flags = flags.to(torch.int32)
         dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -105,10 +112,10 @@ class NanGuard:
         self._report("skipped", rank=self._rank, step=self._step, cause=why)
 
     def _skip(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Remove all gradients, and restore the buffers from before the forward pass."""
+        """Skip the step: remove all gradients, and set the buffers to their values from before the forward pass."""
         self._skipped = True
         for parameter in parameters:
-            parameter.grad = None  # torch optimizers skip these, without changing their state
+            parameter.grad = None  # torch's optimizers skip parameters without a gradient
         with torch.no_grad():
             for buffer, copy in self._kept.values():
                 buffer.copy_(copy)
@@ -118,7 +125,7 @@ class NanGuard:
                 setattr(self._modules[at], name, before)
 
     def _buffers(self) -> Iterator[tuple[tuple[int, str], torch.Tensor]]:
-        """Yield each present buffer, by module and name."""
+        """Yield each buffer of the modules, with its module index and name."""
         for at, module in enumerate(self._modules):
             for name, buffer in torch.nn.Module.named_buffers(module, recurse=False):
                 yield (at, name), buffer
@@ -127,25 +134,28 @@ class NanGuard:
         found = [f"the loss of rank {loss}"] if loss is not None else []
         if gradient is not None:
             own = next((p for p in parameters if not finite([_local(p.grad)], _local(p.grad).device)), None)
-            where = f" (here first that of {self._names.get(id(own), 'a parameter')})" if own is not None else ""
+            where = f" (first on this rank: {self._names.get(id(own), 'a parameter')})" if own is not None else ""
             found.append(f"a gradient on rank {gradient}{where}")
         return f"step {self._step}: {' and '.join(found)} {'is' if len(found) == 1 else 'are'} not finite"
 
 
 def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Return, as a tensor and without synchronizing, whether the norm of all tensors is finite."""
+    """Return whether the norms of all tensors are finite, as a boolean tensor on `device`.
+
+    The function does not wait for the device.
+    """
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
         return torch.tensor(True, device=device)
     halves = [tensor for tensor in floating if tensor.dtype == torch.float16]
     others = [tensor for tensor in floating if tensor.dtype != torch.float16]
     norms = [*torch._foreach_norm(others)] if others else []
-    if halves:  # the norm of finite values may overflow their own type
+    if halves:  # a norm of finite float16 values may overflow float16
         norms += torch._foreach_norm(halves, dtype=torch.float32)
     return torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms]).sum())
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """Return this rank's part of a DTensor, the values of a sparse tensor, or any other tensor itself."""
+    """Return this rank's shard of a DTensor, the values of a sparse tensor, or any other tensor unchanged."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local.coalesce().values() if local.is_sparse else local

@@ -1,4 +1,4 @@
-"""Estimate the size of an optimizer's state before its first step, and load and check a saved state."""
+"""Estimate the size of an optimizer's state before its first step, and load a saved state with checks."""
 
 from __future__ import annotations
 
@@ -12,12 +12,16 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import local_of
 
 _FRAME_BYTES = 2048
-"""Maximum overhead of each tensor in the image."""
+"""Maximum bytes that each tensor takes in a snapshot in addition to its values."""
 _LIKE_ADAM = 2.0
+"""Bytes of Adam's state per byte of parameters."""
 
 
 def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
-    """Return the estimated bytes of state that `optimizer` will make; the first save may exceed it."""
+    """Return an estimate of the bytes of state that `optimizer` will create in its first step; 0 if it has state.
+
+    The real state may be larger.
+    """
     if optimizer.state:
         return 0
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -35,17 +39,24 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
         probe = type(optimizer)([parameter], **options)
         parameter.grad = torch.zeros_like(parameter)
         probe.step()
-    except Exception:  # it cannot be constructed like this: assume Adam
+    except Exception:  # this type needs other arguments: assume a state like Adam's
         return _LIKE_ADAM
     state = [value for value in probe.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in state) / parameter.nbytes
 
 
 def load_state(name: str, optimizer: torch.optim.Optimizer, tree: Any, *, cast: bool) -> None:
-    """Load a saved state into an optimizer, in the saved types, unless `cast`.
+    """Load a saved state into an optimizer.
+
+    Args:
+        name: the optimizer's name in `restore`, for errors.
+        optimizer: the optimizer, changed in place.
+        tree: the saved `state_dict()`.
+        cast: convert the state to the parameters' types instead of keeping the saved types.
 
     Raises:
-        JobFailedError: the saved groups lack needed options: another type of optimizer saved them.
+        JobFailedError: the saved parameter groups lack options of this optimizer, so another type of optimizer saved
+            them.
     """
     needed = optimizer.defaults.keys() & set().union(*optimizer.param_groups)
     optimizer.load_state_dict(tree)
@@ -61,7 +72,7 @@ def load_state(name: str, optimizer: torch.optim.Optimizer, tree: Any, *, cast: 
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]) -> None:
-    """Restore the saved types: `load_state_dict` has converted the state to the parameters' types."""
+    """Convert an optimizer's state back to the saved types, after `load_state_dict` has changed the types."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in tree.get("param_groups", ()) for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):

@@ -1,7 +1,7 @@
-"""Write a worker's heartbeat: step, phase, number of collectives. Dump its stacks on a signal.
+"""Write a worker's heartbeat: step, phase and number of collectives. Dump the worker's stacks on a signal.
 
-Hooks on the registered modules and optimizers report phases. They return nothing, so they change no result. A compiled
-module reports no forward phase, because hooks would break its graph.
+Hooks on the registered modules and optimizers report the phase of a step. The hooks return None, so they do not change
+the results of modules. A compiled module reports no forward phase, because hooks would break its graph.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _BEATS_A_SECOND = 4
 
 
 class PhaseListener(Protocol):
-    """Gets each phase, too: the injector of rehearsed faults."""
+    """An object that is called at each phase of a step. The injector of rehearsed faults implements this protocol."""
 
     def at(self, phase: Phase, step: int) -> None: ...
 
 
 class Progress:
-    """Reports the progress of this process. One per process."""
+    """Reports the progress of this process in its heartbeat. A process has only one such object."""
 
     def __init__(self) -> None:
         self._heartbeat = HeartbeatPage.of(os.environ.get(ENV_HEARTBEAT))
@@ -46,11 +46,11 @@ class Progress:
         self.data_s = 0.0
         """Seconds from the start of this step to its first forward pass; 0 if unknown."""
         self.listener: PhaseListener | None = None
-        """Set if faults are rehearsed."""
+        """The injector of rehearsed faults; None if no faults are rehearsed."""
         if ENV_HEARTBEAT in os.environ:
             self._heartbeat.beat(0)
             faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
-            faulthandler.enable(file=sys.stderr)  # so that a crash in native code logs the Python stack
+            faulthandler.enable(file=sys.stderr)  # logs the Python stack after a crash in native code
             threading.Thread(target=self._beat, name="hpx-heartbeat", daemon=True).start()
 
     @property
@@ -69,20 +69,27 @@ class Progress:
         self.mark(Phase.DATA)
 
     def mark(self, phase: Phase) -> None:
-        """Report that this rank has reached `phase` of its step."""
+        """Report that this rank has reached `phase` of its present step."""
         self._heartbeat.mark(phase)
         if self.listener is not None:
             self.listener.at(phase, self._heartbeat.step)
 
     @property
     def has_orders(self) -> bool:
-        """Whether there are new orders since the last call, from our agent's page or else from the orders' folder."""
+        """Whether new orders to inject a fault have arrived since the last call.
+
+        A worker with a heartbeat page reads the agent's counter in the page. Any other worker looks at the orders'
+        folder.
+        """
         orders = self._heartbeat.orders if ENV_HEARTBEAT in os.environ else self._orders_left()
         changed, self._orders = orders != self._orders, orders
         return changed
 
     def _orders_left(self) -> int:
-        """Return a number that increases with new orders. Costs two microseconds a step."""
+        """Return a number that increases with new files in the orders' folder; 0 without a folder.
+
+        A call takes two microseconds, once in each step.
+        """
         if self._orders_folder is None:
             return 0
         try:
@@ -91,7 +98,7 @@ class Progress:
             return 0
 
     def follow(self, objects: Iterable[object]) -> None:
-        """Report the phases of these modules and optimizers instead of earlier ones."""
+        """Report the phases of the modules and optimizers in `objects`, and no longer those of an earlier call."""
         global _following
         self.forget()
         _following = self
@@ -104,7 +111,7 @@ class Progress:
                 self._hooks.append(value.register_step_post_hook(lambda *_: self.mark(Phase.REST)))
 
     def forget(self) -> None:
-        """Remove the hooks."""
+        """Remove this object's hooks from all modules and optimizers."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -129,8 +136,8 @@ class Progress:
 
 
 _following: Progress | None = None
-"""The last object on which `follow` was called. Hooks are functions of this file without an object, because a module is
-copied and pickled with its hooks."""
+"""The `Progress` whose `follow` was called last. A module is copied and pickled together with its hooks, so the hooks
+are plain functions of this file that do not refer to a `Progress`."""
 
 
 def _before_forward(*_: Any) -> None:

@@ -1,7 +1,7 @@
-"""Compare checksums of replicated state between ranks at intervals.
+"""Compare checksums of replicated state between ranks, every few steps.
 
-Nothing else detects steps that differ between ranks (a dropout mask that should not be, a wrong reduction, a flipped
-bit): training continues with diverging weights.
+Ranks may get different weights, for example by an unintended dropout mask, a wrong reduction or a flipped bit. Without
+this check, training would continue with diverging weights, and no error would be reported.
 """
 
 from __future__ import annotations
@@ -22,18 +22,28 @@ _WRAP = 1 << 64
 
 
 def is_due(step: int, every: int) -> bool:
-    """Return True for step 1, which shows ranks that were built differently, and every `every` steps. 0: never."""
+    """Return whether state is compared after `step`: after step 1, and after every multiple of `every`.
+
+    The comparison after step 1 detects ranks that were built differently.
+
+    Args:
+        step: number of the finished step.
+        every: interval in steps; 0: never compare.
+    """
     return every > 0 and (step == 1 or step % every == 0)
 
 
 def check_replicas(step: int, captured: CapturedState, among: Collection[int] | None = None) -> None:
-    """Compare the state that data parallelism keeps equal. Collective: all ranks of the job, at the same step.
+    """Compare the state that data parallelism keeps equal. Collective: all ranks of the job call this at the same step.
 
     Args:
-        among: ranks with the same part as this one; None: all.
+        step: number of the finished step, for the error.
+        captured: the state of this rank.
+        among: ranks that hold the same shard as this rank; None: all ranks hold the same state.
 
     Raises:
-        ReplicasDifferError: the states differ; names the ranks, and the first different tensor.
+        ReplicasDifferError: the states differ. The message names the ranks and, if `among` is None, the first tensor
+            that differs.
     """
     own = {id(tensor) for tensor in captured.own}
     shared = [tensor for tensor in captured.parts.tensors if id(tensor) not in own]
@@ -43,17 +53,21 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
     groups = group_by({rank: sums for rank, sums in enumerate(everywhere) if among is None or rank in among})
     if len(groups) == 1:
         return
-    where = _where(captured, shared, sums) if among is None else ""  # otherwise only some ranks are here
+    where = _where(captured, shared, sums) if among is None else ""  # `_where` needs all ranks
     raise ReplicasDifferError(
         f"ranks do not hold the same state after step {step}: {describe(groups)}{where}",
         hint="Every rank must make the same step: wrap the model in run.data_parallel, draw random numbers that "
-        "change weights from a generator seeded alike, and give what each rank has of its own to restore() as an "
-        "object that is neither module nor optimizer. If none of this is so, suspect the machine of the odd one out.",
+        "change weights from a generator with the same seed on every rank, and pass state that may differ between "
+        "ranks to restore() as an object that is neither module nor optimizer. If the script does all of this, the "
+        "hardware of the rank that differs may be faulty.",
     )
 
 
 def checksum(tensor: torch.Tensor) -> int:
-    """Return 64 bits over the values; on a GPU a sum of words, which any single flipped bit changes."""
+    """Return a 64-bit checksum of a tensor's values: a CRC on the CPU, a sum of 32-bit words on a GPU.
+
+    A single flipped bit always changes the checksum.
+    """
     if tensor.device.type == "cpu":
         return crc64nvme(raw_bytes(tensor))
     words = local_of(tensor).contiguous().view(-1).view(torch.uint8)
@@ -62,7 +76,13 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequence[int]) -> str:
-    """Return a phrase with the first different tensor. Collective."""
+    """Return a phrase that names the first tensor that differs between ranks. Collective.
+
+    Args:
+        captured: the state of this rank.
+        shared: the compared tensors.
+        sums: checksums of the compared tensors.
+    """
     each = _gather(sums, shared)
     first = next((i for i, column in enumerate(zip(*each, strict=True)) if len(set(column)) > 1), None)
     if first is None:
@@ -72,7 +92,7 @@ def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequen
 
 
 def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Return the ranks grouped by sums, the largest group first."""
+    """Group the ranks that have equal checksums. The keys are the checksums; the largest group comes first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, values in sums.items():
         groups.setdefault(tuple(values), []).append(rank)
@@ -80,7 +100,7 @@ def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[in
 
 
 def describe(groups: Mapping[tuple[int, ...], Sequence[int]]) -> str:
-    """Return a phrase such as `rank 2 differs from ranks 0, 1, 3`."""
+    """Return a phrase on the groups of `group_by`, such as `rank 2 differs from ranks 0, 1, 3`."""
     most, *others = groups.values()
     odd = sorted(rank for group in others for rank in group)
     return f"{_ranks(odd)} {'differs' if len(odd) == 1 else 'differ'} from {_ranks(most)}"
@@ -91,7 +111,12 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _gather(values: Sequence[int], like: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Return these numbers of every rank, by rank. Collective."""
+    """Return the `values` of every rank, indexed by rank. Collective.
+
+    Args:
+        values: unsigned 64-bit numbers of this rank, as many as on every other rank.
+        like: tensors whose device the collective uses with NCCL.
+    """
     gpu = dist.get_backend() == "nccl" and bool(like)
     device = like[0].device if gpu else torch.device("cpu")
     ours = torch.tensor([v - _WRAP if v >= _SIGN else v for v in values], dtype=torch.int64, device=device)

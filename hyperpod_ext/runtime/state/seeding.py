@@ -1,6 +1,6 @@
-"""Random numbers as a function of (seed, step, rank) only.
+"""Seed random generators before each step, so that random numbers depend only on the job's seed, the step and the rank.
 
-A repeated step then draws the same numbers as without the fault, and no generator state must be saved or sent.
+A step that is repeated after a fault draws the same numbers as the first time. Snapshots need no generator state.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 def seed_of(seed: int, step: int, rank: int) -> int:
-    """Return the 64-bit seed for one step of one rank."""
+    """Return the 64-bit seed for one step of one rank, from the job's seed."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()[:8], "little")
 
 
@@ -22,7 +22,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     value = seed_of(seed, step, rank)
     if torch.accelerator.is_available():
         torch.manual_seed(value)
-    else:  # ten times as fast: manual_seed records the caller's stack for a later GPU
+    else:  # ten times as fast as torch.manual_seed, which also records the caller's stack
         torch.default_generator.manual_seed(value)
     random.seed(value)
     if numpy := sys.modules.get("numpy"):

@@ -1,4 +1,4 @@
-"""The objects that make up training state, and the check whether they hold a complete step."""
+"""The registered objects of one rank (`TrainingState`), their state, and the check whether it is a complete step."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _SHARDING_OPTIMIZERS = frozenset(
         *("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"),
     }
 )
-"""Classes of torch, fairscale, apex and DeepSpeed with state divided among ranks."""
+"""Optimizer classes of torch, fairscale, apex and DeepSpeed that divide their state among ranks, and are refused."""
 
 
 _LOOSE = "(gradients)"
-"""Name, next to the objects' names, of gradients of parameters outside all optimizers."""
+"""Key in the saved state, next to the objects' names, of the gradients of parameters outside all optimizers."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Any object with PyTorch's two methods: modules, optimizers, schedulers, scalers, samplers."""
+    """Any object with `state_dict()` and `load_state_dict()`, such as a module, optimizer, scheduler or sampler."""
 
     def state_dict(self) -> Any: ...
 
@@ -60,43 +60,48 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CapturedState:
-    """State of all objects at one moment, by reference."""
+    """State of all registered objects at one moment, with references to the live tensors instead of copies."""
 
     parts: Parts
     own: list[torch.Tensor]
-    """Tensors that data parallelism does not keep equal: buffers, and those of objects other than modules and
-    optimizers."""
+    """Tensors that data parallelism does not keep equal: buffers of modules, and tensors of objects other than modules
+    and optimizers."""
     keys: Keys
-    """Keys of the state of each module."""
+    """Keys of each module's `state_dict()`."""
     parameters: list[torch.Tensor]
     """Parameters of all objects, in the order of `gradients.parameters`."""
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the state only fits one world size, even if each rank holds all of it."""
+        """Whether the state only fits one world size: it has DTensors (even replicated ones) or Megatron's shards."""
         return held_shard() is not None or any(is_dtensor(tensor) for tensor in self.parts.tensors)
 
     def versions(self) -> list[tuple[int, int, torch.Size]]:
-        """Return autograd's version counter, address and shape of each tensor. In-place changes increase the counter,
-        except those of a fused optimizer or through `.data`."""
+        """Return the version counter of autograd, the address and the shape of each tensor.
+
+        An in-place change increases the counter, unless a fused optimizer makes it or it is made through `.data`.
+        """
         local = [getattr(tensor, "_local_tensor", tensor) for tensor in self.parts.tensors]
         return [(0 if one.is_inference() else one._version, one.data_ptr(), one.shape) for one in local]
 
     def own_digest(self) -> str:
-        """Return the digest of the state that may differ between ranks. If equal, one rank's state serves all."""
+        """Return a digest of plain values and `own` tensors: the part of the state that may differ between ranks.
+
+        If data-parallel ranks have equal digests, they have the same state, so one can restore the state of another.
+        """
         checksum = crc64nvme(json.dumps(self.parts.values).encode())
         for tensor in self.own:
             try:
                 chunk = chunk_of(tensor, "a tensor")
             except JobFailedError:
-                Layout(self.parts)  # raises with the tensor's name
+                Layout(self.parts)  # raises the same error with the tensor's name
                 raise
             if chunk is not None:
                 checksum = crc64nvme(raw_bytes(chunk.local), checksum)
         return crc_text(checksum)
 
     def sharing(self) -> str:
-        """Return how this rank's state relates to other ranks' (see `snapshot/sharing.py`)."""
+        """Return which ranks have the same state as this rank, as a word of `snapshot/sharing.py`."""
         kind = "alike" if self.own else "same"
         holders = holders_of(self.parts.tensors)
         world_size = dist.get_world_size() if dist.is_initialized() else 0
@@ -105,18 +110,26 @@ class CapturedState:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentStep:
-    """A step that the live state holds completely."""
+    """A step that a rank's live state holds completely."""
 
     step: int
     save_id: str
     own_digest: str
     sharing: str
     world_size: int = 0
-    """World size that the state fits; 0: any, because the state is the same on all ranks."""
+    """The only world size that the state fits; 0: it fits any world size, because all ranks hold the same state."""
 
 
 class TrainingState:
-    """Named objects of one rank, and their state on demand."""
+    """The objects that one rank has registered with `restore`.
+
+    Args:
+        objects: the objects, by name.
+        before: the registration of this process that the new one replaces; None at the first call.
+        may_change: called before each optimizer step; raises an error if collectives were aborted.
+        before_change: called before the state changes; waits for a running copy of the state.
+        cast: keep the tensors' types at a load, and convert the saved values.
+    """
 
     def __init__(
         self,
@@ -135,23 +148,23 @@ class TrainingState:
             if _SHARDING_OPTIMIZERS & {each.__name__ for each in type(value).__mro__}:
                 raise JobFailedError(
                     f"restore({name}=...): {type(value).__name__} is not supported: each rank holds a part of its "
-                    "state, and its state_dict() has the whole only on one rank and after a collective",
+                    "state, and its state_dict() returns the whole state only on one rank and after a collective",
                     hint="Shard with fully_shard (FSDP2) inside run.keep, and use a plain optimizer: each rank's shard "
                     "is saved.",
                 )
             if is_distributed_optimizer(value):
                 raise JobFailedError(
                     f"restore({name}=...): Megatron's distributed optimizer holds one rank's part of the state, and "
-                    "says of no tensor which part it is",
-                    hint="Give DistributedDataParallelConfig and OptimizerConfig use_distributed_optimizer=False.",
+                    "does not state which part each tensor is",
+                    hint="Set use_distributed_optimizer=False in DistributedDataParallelConfig and OptimizerConfig.",
                 )
         self._objects, self._cast = dict(objects), cast
         self._may_change, self._before_change = may_change, before_change
         self.is_reported = False
-        """Whether an optimizer has reported a change since the last commit. An optimizer that is replayed from a graph
-        reports none, so copies cannot overlap with steps."""
+        """Whether an optimizer has stepped since the last commit, according to step hooks. The replay of a CUDA graph
+        runs no hooks, so copies cannot overlap with replayed steps."""
         self._stepped: set[int] = set()
-        """IDs of these optimizers."""
+        """Ids of the optimizers that have stepped since the last commit."""
         self._waiting = gradients.WaitingGradients()
         self._loose: gradients.LooseGradients = before._loose if before is not None else gradients.LooseGradients()
         self._mark: tuple[CapturedState, list[tuple[int, int, torch.Size]], ConsistentStep] | None = (
@@ -160,21 +173,21 @@ class TrainingState:
         if before is not None:
             before.close()
         self._taking = False
-        """True while the objects return their state: they may use `.data` themselves."""
+        """True during calls of the objects' `state_dict()`, which may read `.data` without changing the state."""
         self._committed_storages: set[int] | None = None
-        """None: not computed since the last commit."""
+        """Cached result of `_storages`; None: not computed since the last commit."""
         self._large_values: LargeValues = before._large_values if before is not None else LargeValues()
         self._built: Built
         self._forms: Mapping[str, Form] = {}
         self._changes: Changes = {}
-        # the script's state_dict may be a collective: survivors and new processes must call it equally often
+        # the script's state_dict() may be a collective, so surviving and new processes must call it equally often
         captured = self.take(packed=False)
         if before is not None and before._objects.keys() == self._objects.keys():
             self._built, self._changes = before._built, before._changes
         else:
             self._built = Built(self._objects, captured.parts, captured.keys)
         self._forms = self._built.forms
-        # fused optimizers and writes through .data change values without increasing a counter
+        # fused optimizers and writes through `.data` do not increase version counters; hooks detect these changes
         self._hooks = [
             value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
             for value in self._objects.values()
@@ -183,13 +196,13 @@ class TrainingState:
         self._data_access = DataAccess(self._about_to_give_data)
 
     def close(self) -> None:
-        """Release the objects."""
+        """Remove the hooks from the optimizers and from `torch.Tensor.data`."""
         self._data_access.remove()
         for hook in self._hooks:
             hook.remove()
 
     def forget(self) -> None:
-        """Release the committed state, to free its memory for its replacement."""
+        """Release the references to the committed state, so that its memory is free for the new objects."""
         self._mark = None
 
     @property
@@ -199,12 +212,15 @@ class TrainingState:
 
     @property
     def tells_of_changes(self) -> bool:
-        """Whether an optimizer among the objects reports changes of the state."""
+        """Whether the objects include an optimizer, whose step hook reports changes of the state."""
         return bool(self._hooks)
 
     @property
     def may_differ(self) -> bool:
-        """Whether the state has changed since the last commit, as far as optimizers report it."""
+        """Whether the state may have changed since the last commit.
+
+        If there is an optimizer, only optimizer steps count. Otherwise the state is compared with the commit.
+        """
         return self.is_reported or (not self.tells_of_changes and self.consistent_step() is None)
 
     def _about_to_change(self, optimizer: int, *_: Any) -> None:
@@ -214,13 +230,14 @@ class TrainingState:
         self._before_change()
 
     def _about_to_give_data(self, tensor: torch.Tensor) -> None:
-        """Drop the commit when the script gets `.data`: writes through it are invisible."""
+        """Drop the commit when the script reads `.data` of a committed tensor: a write through it is undetectable."""
         if self._mark is not None and not self._taking and _storage(tensor) in self._storages():
             self._mark = None
             self._before_change()
 
     def _storages(self) -> set[int]:
-        """Return the addresses of the committed tensors, without those in `own_digest`."""
+        """Return the storage addresses of the committed tensors. Tensors in `own_digest` are left out: the digest
+        detects their changes."""
         if self._committed_storages is None and self._mark is not None:
             own = set(map(id, self._mark[0].own))
             shared = [tensor for tensor in self._mark[0].parts.tensors if id(tensor) not in own]
@@ -228,55 +245,64 @@ class TrainingState:
         return self._committed_storages or set()
 
     def clear_gradients(self) -> None:
-        """Drop the gradients and scaler state of an interrupted step, which would disturb its repetition."""
+        """Drop the gradients and the scaler's state of an interrupted step, which would change its repetition."""
         for value in self._objects.values():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 value.zero_grad(set_to_none=True)
-                if isinstance(value, torch.optim.Optimizer):  # set by a scaler for an unfinished step
+                if isinstance(value, torch.optim.Optimizer):  # attributes that a scaler sets during a step
                     for name in ("grad_scale", "found_inf"):
                         vars(value).pop(name, None)
-            # an enabled scaler remembers the optimizers with unscaled gradients
+            # an enabled scaler remembers which optimizers have unscaled gradients
             elif isinstance(value, torch.amp.GradScaler) and value.is_enabled():
                 value._per_optimizer_states.clear()
 
     def existing_and_changed(self, captured: CapturedState) -> tuple[gradients.Ranges, Changes]:
-        """Return the parameters with a gradient, and changes of the objects since they were built (see `built`).
+        """Return which parameters have a gradient, and how training has changed the objects since they were built (see
+        `built.Built.changes`).
 
-        `captured`: the objects' state.
+        Args:
+            captured: the present state of the objects.
 
         Raises:
-            JobFailedError: a change cannot be restored.
+            JobFailedError: a new process could not restore a change.
         """
         self._changes = self._built.changes(self._objects, captured.keys, captured.parameters)
         return gradients.existing(captured.parameters), self._changes
 
     def give_gradients(self, ranges: Sequence[Sequence[int]]) -> None:
-        """Set the gradients that existed after the restored step, to zero unless they are state."""
+        """Set a gradient on each parameter that had a gradient after the restored step.
+
+        Parameters outside all optimizers get their saved gradients; all other gradients are zero.
+
+        Args:
+            ranges: indices of the parameters that had a gradient.
+        """
         gradients.give_zeros(self._objects.values(), ranges)
         self._loose.give(self._objects.values())
 
     def accumulates(self) -> bool:
         """Return whether gradients wait for an optimizer that has not stepped since the last commit.
 
-        Such gradients are not in the state, so the step cannot be restored. Called at the end of each step.
+        Snapshots do not contain waiting gradients, so a step with such gradients cannot be restored. Call this at the
+        end of each step.
         """
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group.get("capturable") for group in groups):
-            return False  # its steps may be replayed from a graph, without a report
+            return False  # a CUDA graph may replay the optimizer's steps, without hooks
         if self.is_reported:
             return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
 
     def take(self, *, packed: bool = True, step_ended: bool = False) -> CapturedState:
-        """Return the split state, by reference.
+        """Return the state of all objects, split into tensors and plain values. Tensors are not copied.
 
         Args:
-            packed: with tensors instead of large plain values, as in a snapshot.
-            step_ended: copy the gradients that are state first.
+            packed: replace large plain values by byte tensors, as in a snapshot.
+            step_ended: first copy the gradients of parameters outside all optimizers, which are part of the state.
 
         Raises:
-            JobFailedError: a leaf cannot be stored in a snapshot.
+            JobFailedError: a value of the state cannot be stored in a snapshot.
         """
         self._taking = True
         try:
@@ -285,7 +311,7 @@ class TrainingState:
             self._taking = False
         parameters = gradients.parameters(
             self._objects.values()
-        )  # after state_dict(), which reshards FSDP2's parameters
+        )  # only after state_dict(), which reshards FSDP2's parameters
         if step_ended:
             optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
             self._loose.hold(optimizers, parameters)
@@ -295,8 +321,8 @@ class TrainingState:
             tree |= {name: self._large_values.pack(name, tree[name]) for name in others}
         if self._loose.values:
             tree[_LOOSE] = {str(number): value for number, value in self._loose.values.items()}
-        parts = take_apart(tree, torch.Tensor)  # first, because its errors name the full path
-        # bytes of a tensor without memory cannot be read
+        parts = take_apart(tree, torch.Tensor)  # errors of `take_apart` name the path
+        # `own_digest` could not read the bytes of a tensor without memory of its own
         if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
                 check_memory(tensor, fqn(path))
@@ -307,33 +333,37 @@ class TrainingState:
         return CapturedState(parts._replace(built=self._forms), own, keys, parameters)
 
     def data_positions(self) -> DataPositions:
-        """Return the values that must be equal on every rank."""
+        """Return the values of data loaders that must be equal on every rank (see `same_data`)."""
         large = torch.nn.Module | torch.optim.Optimizer
         return data_positions_of(
             (name, None if isinstance(value, large) else value.state_dict()) for name, value in self._objects.items()
         )
 
     def nbytes(self) -> int:
-        """Return the size of a snapshot, including future optimizer state."""
+        """Return the bytes of a snapshot, including an estimate for optimizer state that does not exist yet."""
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         return Layout(self.take().parts).plan.nbytes + sum(map(bytes_to_come, optimizers))
 
     def load(self, snapshots: Sequence[Snapshot], *, lean: bool = False) -> None:
-        """Load verified snapshots into the objects.
+        """Load verified snapshots into the objects. Live tensors are filled in place.
 
-        Live tensors are filled in place. `snapshots`: this rank's, or those of all ranks of another world size; `lean`:
-        read only the parts that this rank needs.
+        Args:
+            snapshots: this rank's snapshot, or the snapshots of all ranks if they were saved with another world size.
+            lean: read only the parts of the snapshots that this rank needs.
+
+        Raises:
+            JobFailedError: the snapshots do not fit the objects.
         """
         names = list(snapshots[0].plan.shape[1])
         if set(names) - {_LOOSE} != set(self._objects):
             raise JobFailedError(
-                f"the snapshot holds {sorted(names)}, this rank registered {sorted(self._objects)}",
+                f"the snapshot holds the objects {sorted(names)}, but this rank has registered {sorted(self._objects)}",
                 hint="Every rank must call restore() with the same names.",
             )
         self._mark = None
         changes = snapshots[0].extras.get("changes", {})
         self._built.regroup(self._objects, changes)
-        self._built.set_flags(self._objects, changes)  # before `take`: frozen tensors come first in an image
+        self._built.set_flags(self._objects, changes)  # before `take`, which puts frozen tensors first
         captured = self.take(packed=False)
         parts, keys = captured.parts, captured.keys
         found = list(snapshots)
@@ -358,7 +388,12 @@ class TrainingState:
         self._give(tree, cast=self._cast)
 
     def _give(self, tree: Mapping[str, Any], *, cast: bool = False) -> None:
-        """Load each object's part of the tree, except for modules with nothing but filled tensors."""
+        """Load each object's part of `tree`. Skip modules whose state is only tensors that are filled already.
+
+        Args:
+            tree: the state of each object, by name.
+            cast: let optimizers convert the state to the parameters' types.
+        """
         for name, value in self._objects.items():
             if isinstance(value, torch.nn.Module) and _is_filled(value, tree[name]):
                 continue
@@ -371,7 +406,10 @@ class TrainingState:
                 raise self._does_not_take(name, error) from error
 
     def _like(self) -> Like:
-        """Return a function from an optimizer state's path to its parameter."""
+        """Return a function that takes the path of a saved tensor, and returns the parameter to which it belongs.
+
+        The function returns None unless the tensor is a gradient, or an optimizer's state for a parameter.
+        """
         optimizers = {name: value for name, value in self._objects.items() if isinstance(value, torch.optim.Optimizer)}
         numbered = {name: gradients.parameters([value]) for name, value in optimizers.items()}
         every = gradients.parameters(self._objects.values())
@@ -387,10 +425,12 @@ class TrainingState:
         return parameter
 
     def adopt(self) -> None:
-        """Load the last committed state of the replaced objects in this process into the new objects.
+        """Load the last committed state of the earlier objects that these objects replace in this process.
+
+        Nothing is loaded if the earlier objects have no committed state, or have changed since the commit.
 
         Raises:
-            JobFailedError: the new objects do not fit the state.
+            JobFailedError: the new objects do not fit the committed state.
         """
         if self._mark is None:
             return
@@ -410,8 +450,8 @@ class TrainingState:
 
     def _does_not_take(self, name: str, error: Exception) -> JobFailedError:
         return JobFailedError(
-            f"{name} of this rank does not take the job's state: {error}",
-            hint="Build models and optimizers alike on every rank.",
+            f"the job's saved state cannot be loaded into {name} of this rank: {error}",
+            hint="Build the same models and optimizers on every rank.",
         )
 
     def set_flags(self, changes: Changes) -> None:
@@ -425,7 +465,7 @@ class TrainingState:
         self._committed_storages = None
 
     def consistent_step(self) -> ConsistentStep | None:
-        """Return the last commit; None if anything may have changed since."""
+        """Return the last committed step; None if the state may have changed since the commit."""
         if self._mark is None:
             return None
         committed, versions, consistent = self._mark
@@ -433,14 +473,14 @@ class TrainingState:
         same = (
             now.parts.shape == committed.parts.shape
             and now.parts.values == committed.parts.values
-            and now.versions() == versions  # also shows replaced tensors
-            # writes through `.data` in a forward pass increase no counter
+            and now.versions() == versions  # addresses also reveal replaced tensors
+            # a write through `.data` in a forward pass does not increase the version counter, but changes the digest
             and now.own_digest() == consistent.own_digest
         )
         return consistent if same else None
 
     def digest(self) -> str:
-        """Return a SHA-256 over every value: ranks or runs with equal digests are bit for bit equal."""
+        """Return a SHA-256 digest of the whole state. Ranks or runs with equal digests have bitwise equal states."""
         captured = self.take()
         digest = hashlib.sha256(json.dumps([captured.parts.shape, captured.parts.values]).encode())
         for local in Layout(captured.parts).locals:
@@ -449,16 +489,21 @@ class TrainingState:
 
 
 def raw_bytes(tensor: torch.Tensor) -> ctypes.Array[ctypes.c_char]:
-    """Return the bytes of this rank's part of a tensor, without a copy if it is contiguous and on the CPU."""
+    """Return the bytes of this rank's part of `tensor`. A contiguous tensor on the CPU is not copied."""
     flat = local_of(tensor).cpu().contiguous()
     nbytes = flat.numel() * flat.element_size()
     view = (ctypes.c_char * nbytes).from_address(flat.data_ptr()) if nbytes else (ctypes.c_char * 0)()
-    view._keeps_alive = flat  # type: ignore[attr-defined]  # otherwise a copy would be freed under the view
+    view._keeps_alive = flat  # type: ignore[attr-defined]  # without this, a copy would be freed while the view exists
     return view
 
 
 def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
-    """Return the tensors of one object's state that may differ between ranks."""
+    """Return the tensors of one object's state that may differ between ranks, even with data parallelism.
+
+    Args:
+        value: the object.
+        state: the object's state.
+    """
     if isinstance(value, torch.optim.Optimizer):
         return []
     if isinstance(value, torch.nn.Module):
@@ -468,33 +513,40 @@ def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
 
 
 def _state_of(value: Stateful) -> Any:
-    """Return an object's state; of a module the parameters themselves if possible, without new tensors each time."""
+    """Return an object's `state_dict()`. A module's state has its parameters, if possible, instead of new tensors."""
     if isinstance(value, torch.nn.Module):
         try:
             return dict(value.state_dict(keep_vars=True))  # load_state_dict accepts any mapping
-        except TypeError:  # an overridden state_dict()
+        except TypeError:  # a script's own state_dict() without `keep_vars`
             pass
     state = value.state_dict()
     return dict(state) if isinstance(value, torch.nn.Module) else state
 
 
 def _items(snapshots: Sequence[Snapshot]) -> dict[str, Item]:
-    """Return the saved items by tensor name, the first snapshot's if several have the tensor."""
+    """Return the snapshots' items by tensor name. If several snapshots have a tensor, use the item of the first one."""
     return {item.fqn: item for snapshot in reversed(snapshots) for item in snapshot.plan.items}
 
 
 def _is_filled(module: torch.nn.Module, state: Any) -> bool:
-    """Return whether `state` has only the module's own tensors, filled in place; an overridden `state_dict()` may
-    have returned copies."""
+    """Return whether `state` has only tensors of the module itself, which have been filled in place.
+
+    The result is False if the script has overridden `state_dict()` to return copies or other values.
+    """
     own = {id(tensor) for tensor in tensors_of(module)}
     parts = take_apart(state, torch.Tensor)
     return not parts.values and all(id(tensor) in own for tensor in parts.tensors)
 
 
 def _set_apart(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Allocate memory for tensors that share another tensor's, as after `weight.data = average` in an interrupted step.
+    """Allocate separate memory for each tensor that shares memory with another tensor.
 
-    Returns each with an alias of its old memory: once both are filled, tied weights are equal."""
+    Two tensors may share memory after `weight.data = average` in an interrupted step, but must be filled separately.
+
+    Returns:
+        Each tensor that got separate memory, with an alias of its old memory. If the tensor and the alias have equal
+        bytes after both are filled, the tensors are tied weights, and the caller lets them share memory again.
+    """
     plain = {
         id(t): t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_contiguous() and t.nbytes
     }
@@ -514,8 +566,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage; 0 without one."""
+    """Return the address of a tensor's storage; 0 if the tensor has no storage."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # a compiler's tensor, or one made of others
+    except (RuntimeError, NotImplementedError):  # a tensor of a compiler, or one made of inner tensors
         return 0

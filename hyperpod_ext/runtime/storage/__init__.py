@@ -1,1 +1,1 @@
-"""Stores that outlive the node, and checkpoints in them. `open.open_store(url)` opens one."""
+"""Object stores for data that outlives the node, and the checkpoints in them. `open.open_store(url)` opens a store."""

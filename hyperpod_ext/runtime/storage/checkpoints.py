@@ -1,20 +1,20 @@
 """Checkpoints in an object store: their files, and how a checkpoint is written, committed and deleted.
 
     NAME-OF-THE-JOB/
-      generations/000002.json            claimed once, by one run: fences writers of older ones
+      generations/000002.json            claim file: created once, by one run; stops writers of older generations
       step-000000100-g000002/
-        __0_0.distcp __1_0.distcp ...    images, byte for byte as in memory
+        __0_0.distcp __1_0.distcp ...    images: the bytes of each rank's snapshot, as in memory
         __0_2.distcp __1_2.distcp ...    first bytes of those images: frozen parameters, if they are large
-        plan-3f2a….json                  their layouts, by digest
-        __0_1.distcp .metadata           derived, for plain dcp.load
-        manifest.json                    signed, created only if absent, last: with it the checkpoint exists
+        plan-3f2a….json                  layouts of the images, by digest
+        __0_1.distcp .metadata           files that only plain dcp.load needs
+        manifest.json                    signed, and created last, only if absent: with it the checkpoint is complete
 
 The manifest has a MAC of each file, made by the node that uploaded the file. Files without a valid MAC are refused.
 
-Before the commit, nodes announce their parts in `node-N.json` and report uploads in `done-N.json`. Any node that
-finds all parts uploaded writes the manifest, so no single node's death can lose a complete checkpoint.
-`failed-N.json` (the upload failed) and `left-N.json` (the memory was needed for a newer step) cancel a node's part,
-so that no other node waits for it.
+Before the commit, each node announces its snapshots in `node-N.json`, and reports the end of its uploads in
+`done-N.json`. Any node that finds all snapshots uploaded writes the manifest, so that the death of a single node cannot
+lose a complete checkpoint. A node that cannot upload its snapshots writes `failed-N.json` if the upload failed, or
+`left-N.json` if a newer step needed the memory, so that no other node waits for it.
 """
 
 from __future__ import annotations
@@ -64,45 +64,59 @@ from hyperpod_ext.runtime.storage.upload_split import ImageFile, files_of, froze
 from hyperpod_ext.terminal import quote
 
 _UNPROVED = 10_000
-"""Generations up to this one count by their names alone; a job reaches it only after as many faults."""
+"""Largest generation number that counts even if no file of the generation is signed by this job.
+
+A job reaches such a number only after as many faults or resizes.
+"""
 
 
 def is_of_node(manifest: Manifest) -> bool:
-    """Return whether a checkpoint has the ranks of one node only (disk tier); torch cannot load such a checkpoint."""
+    """Return whether a checkpoint has the ranks of one node only, as in the disk tier."""
     return manifest.get("of_node") is True
 
 
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
-    """Return whether a snapshot belongs to this rank and commit; the signature alone proves only the job."""
+    """Return whether a snapshot belongs to this rank and this commit; a signature proves only that the job wrote it.
+
+    Args:
+        snapshot: manifest of the snapshot.
+        rank: number of the rank.
+        commit: generation, step and save ID of the checkpoint.
+    """
     same = all(snapshot[key] == commit[key] for key in ("generation", "step", "save_id"))
     return same and str(snapshot["rank"]) == rank
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """Nodes that have announced, uploaded, failed or cancelled their part of a checkpoint."""
+    """The nodes that have announced, uploaded, failed to upload, or cancelled their part of a checkpoint."""
 
     announced: frozenset[int]
     done: frozenset[int]
     failed: frozenset[int]
     left: frozenset[int]
+    """Nodes that have cancelled the upload, because a newer step needed the memory."""
     complete: bool
-    """The manifest exists."""
+    """Whether the checkpoint's manifest exists."""
 
 
 class Checkpoints:
-    """Checkpoints of one job in one store. Several nodes use it at the same time.
+    """The checkpoints of one job in one store. Several nodes may read and write the store at the same time.
 
-    `trusting`: accept claims without checking signatures, for listings made without the secret.
+    Args:
+        store: the store, which has only this job's files.
+        job: the job's name.
+        secret: the key that signs and verifies files.
+        trusting: whether to accept claim files without checking their signatures, for listings without the secret.
     """
 
     def __init__(self, store: ObjectStore, *, job: str, secret: bytes, trusting: bool = False) -> None:
         self.store, self._job, self._secret, self._trusting = store, job, secret, trusting
         self._ours: set[Found] = set()
-        """Checkpoints whose manifests were verified; those never change."""
+        """Checkpoints whose manifests were verified. A manifest never changes, so it is verified only once."""
 
     def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
-        """Return the same checkpoints with calls that raise `Cancelled` once `cancelled()` is true."""
+        """Return an object for the same checkpoints whose methods raise `Cancelled` once `cancelled()` is true."""
         bound = Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
         bound._ours = self._ours
         return bound
@@ -110,7 +124,7 @@ class Checkpoints:
     # --- reading --------------------------------------------------------------------------------
 
     def found(self) -> list[Found]:
-        """Return every checkpoint with a manifest, newest first, except abandoned ones (see `without_abandoned`)."""
+        """Return all checkpoints that have a manifest and are not abandoned (see `without_abandoned`), newest first."""
         names = [entry.name for entry in self.store.list()]
         with_manifest = [file[0] for name in names if (file := parse_file(name)) and file[1] == MANIFEST]
         return without_abandoned(with_manifest, self.starts(fenced_generations(names), with_manifest))
@@ -121,15 +135,19 @@ class Checkpoints:
         found: Collection[Found],
         damaged: dict[int, CorruptSnapshotError] | None = None,
     ) -> dict[int, int]:
-        """Return the first step of each generation that has saved a checkpoint.
+        """Return, by generation, the step after which it began. Later steps of older generations are abandoned.
 
-        A generation without a checkpoint abandons no steps: its run died before it saved. Nor does a generation with
-        neither a claim nor a checkpoint signed by this job: anybody may have written both.
+        A generation without a checkpoint is left out, because its run died before it saved. A generation is also left
+        out if neither its claim file nor a checkpoint of it is signed by this job, because anybody may have written
+        them.
 
-        `damaged`: collects the error of each damaged claim, by generation, instead of raising it.
+        Args:
+            fenced: generations with a claim file.
+            found: checkpoints with a manifest.
+            damaged: receives the error of each damaged claim file, by generation; None: such an error is raised.
 
         Raises:
-            CorruptSnapshotError: a claim is damaged. Ignoring it would silently restore abandoned steps.
+            CorruptSnapshotError: a claim file is damaged. Ignoring this error could restore abandoned steps.
         """
         saved: dict[int, list[Found]] = {}
         for one in found:
@@ -139,14 +157,14 @@ class Checkpoints:
             try:
                 starts[number] = int(self._read_fence(number, saved[number])["step"])
             except NotFoundError:
-                continue  # deleted since it was listed
+                continue  # the claim file was deleted after the listing
             except CorruptSnapshotError as error:
                 if not self._trusting and not any(map(self._is_ours, saved[number])):
                     continue
                 corrupt = CorruptSnapshotError(
                     f"{error.message}: it cannot be told which steps generation {number} gave up",
-                    hint="Put that file back from a backup, or use the secret that it was signed with. Once it is "
-                    "deleted, what was saved before that generation counts again, the newest step first.",
+                    hint="Restore that file from a backup, or use the secret that it was signed with. If you delete "
+                    "the file, the checkpoints of older generations count again, the newest step first.",
                 )
                 if damaged is None:
                     raise corrupt from error
@@ -154,11 +172,11 @@ class Checkpoints:
         return starts
 
     def read(self, found: Found) -> Manifest:
-        """Return the checkpoint's manifest, verified.
+        """Return the verified manifest of a checkpoint.
 
         Raises:
             NotFoundError: the checkpoint has no manifest.
-            CorruptSnapshotError: the manifest is damaged, or another job's.
+            CorruptSnapshotError: the manifest is damaged, or belongs to another job.
         """
         name = f"{found.folder}/{MANIFEST}"
         where = f"{self.store.url}/{name}"
@@ -166,7 +184,7 @@ class Checkpoints:
         check_manifest(manifest, self._secret, job=self._job, where=where)
         ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
         if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
-            raise CorruptSnapshotError(f"{where}: the job has signed it, but not as the manifest of a checkpoint")
+            raise CorruptSnapshotError(f"{where}: the job has signed this file, but it is no manifest of a checkpoint")
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
             raise CorruptSnapshotError(f"{where}: it is the manifest of {quote(manifest.get('save_id'))}")
         _check_parts(ranks, manifest, where)
@@ -174,22 +192,28 @@ class Checkpoints:
             names = {file.name for rank in ranks for file in files_of(manifest, rank)}
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise CorruptSnapshotError(
-                f"{where}: it does not say which files have a rank's image: {error!r}"
+                f"{where}: the manifest does not list the files of a rank's image: {error!r}"
             ) from error
         if is_bound(manifest) and (missing := names - set(macs)):
             raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
         return manifest
 
     def mac(self, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
-        """Return an image's MAC for `commit`: the proof that this job wrote the image."""
+        """Return the MAC of a file for the argument `macs` of `commit`. The MAC proves that this job wrote the file."""
         return mac_of(self._secret, data, cancelled)
 
     def read_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
-        """Read a rank's image, and check it against the verified manifest of its checkpoint.
+        """Read a rank's image (the bytes of its snapshot) into memory, and verify its MAC.
+
+        Args:
+            folder: folder of the checkpoint.
+            manifest: the checkpoint's manifest, already verified.
+            rank: number of the rank.
+            image: memory of the image's size.
 
         Raises:
             NotFoundError: a file is missing.
-            CorruptSnapshotError: the image is damaged, or not written by this job.
+            CorruptSnapshotError: the image is damaged, or was not written by this job.
         """
         for file in files_of(manifest, rank):
             name = f"{folder}/{file.name}"
@@ -198,11 +222,11 @@ class Checkpoints:
                 Expected.of(manifest, file).check(part, self._secret, f"{self.store.url}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
-        """Return the layout of one rank's image.
+        """Return the plan with the given digest, which is the layout of one rank's image.
 
         Raises:
-            NotFoundError: there is no plan of this digest.
-            CorruptSnapshotError: the plan does not have the digest in its name.
+            NotFoundError: there is no plan with this digest.
+            CorruptSnapshotError: the plan's SHA-256 is not the digest in its file name.
         """
         name = f"{folder}/{plan_name(digest)}"
         data = self.store.get(name)
@@ -210,11 +234,13 @@ class Checkpoints:
         return read_plan(read_document(data, f"{self.store.url}/{name}", trusted=trusted), digest)
 
     def fetch(self, name: str) -> bytes:
-        """Return the bytes of a JSON document: a light one, or a heavy one if this job has signed it.
+        """Return the bytes of a JSON document. A large document is returned only if this job has signed it.
+
+        Parsing takes many times the document's size in memory; `is_light` has the limits of a small document.
 
         Raises:
             NotFoundError: there is no such document.
-            CorruptSnapshotError: the document is heavy, and not signed by this job.
+            CorruptSnapshotError: the document is large, and not signed by this job.
         """
         try:
             data = self.store.get(name, LIGHT_BYTES)
@@ -238,10 +264,10 @@ class Checkpoints:
     # --- generations ----------------------------------------------------------------------------
 
     def newest_generation(self) -> int:
-        """Return the highest generation with a claim or a file; 0: none.
+        """Return the highest generation that has a claim file or a file of a checkpoint; 0: there is none.
 
-        Generations above `_UNPROVED` count only with a claim or checkpoint signed by this job: anybody can write a
-        file of that name.
+        A generation above `_UNPROVED` counts only if its claim file or one of its checkpoints is signed by this job,
+        because anybody can write a file with such a name.
         """
         names = [entry.name for entry in self.store.list()]
         fenced = fenced_generations(names)
@@ -256,7 +282,9 @@ class Checkpoints:
         return 0
 
     def fence(self, generation: int, step: int, run: str) -> None:
-        """Declare that `generation` begins at `step` and belongs to `run`. Needed before its first write.
+        """Write the claim file of `generation`, which begins after `step` and belongs to `run`.
+
+        Call this method before the first write of the generation.
 
         Raises:
             StaleGenerationError: the generation belongs to another run, or another run has begun a later generation.
@@ -269,12 +297,14 @@ class Checkpoints:
         self.check_not_followed(generation, run)
 
     def check_not_followed(self, generation: int, run: str) -> None:
-        """Raise when another run has begun a later generation.
+        """Check that no other run has begun a generation after `generation`.
 
-        A claim that this job has not signed counts only if the generation has a signed checkpoint.
+        The claim file of a later generation is ignored if this job has not signed it, unless that generation has a
+        checkpoint signed by this job.
 
         Raises:
-            StaleGenerationError: another run has, or the later claim is damaged. Nothing may be written any more.
+            StaleGenerationError: another run has begun a later generation, or may have, because the claim file of a
+                later generation is damaged. The caller must not write any more.
         """
         for later in fenced_generations([entry.name for entry in self.store.list("generations/")]):
             if later <= generation:
@@ -282,36 +312,43 @@ class Checkpoints:
             try:
                 fence = self._read_fence(later)
             except NotFoundError:
-                continue  # deleted since
+                continue  # the claim file was deleted after the listing
             except CorruptSnapshotError as error:
                 files = [parse_file(entry.name) for entry in self.store.list("step-")]
                 saved = {file[0] for file in files if file and file[0].generation == later and file[1] == MANIFEST}
                 if any(map(self._is_ours, saved)):
                     raise StaleGenerationError(
-                        f"generation {later} has followed generation {generation}, and its claim is damaged: {error}"
+                        f"generation {later} has followed generation {generation}, and its claim file is damaged: "
+                        f"{error}"
                     ) from error
                 continue
             if fence["run"] != run:
                 raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
 
     def claim(self, found: Found) -> dict[str, Any]:
-        """Return the run that began a checkpoint's generation, and its first step.
+        """Return the fields `generation`, `step` and `run` from the claim file of a checkpoint's generation.
 
         Raises:
-            NotFoundError: the generation has no claim.
-            CorruptSnapshotError: the claim is not this job's.
+            NotFoundError: the generation has no claim file.
+            CorruptSnapshotError: the claim file is damaged, or not signed by this job.
         """
         return self._read_fence(found.generation, [found])
 
     def fence_of(self, generation: int) -> dict[str, Any] | None:
-        """Return the run that claimed a generation, and its first step; None without a claim of this job."""
+        """Return the fields `generation`, `step` and `run` from a generation's claim file.
+
+        None: there is no claim file that this job has signed.
+        """
         try:
             return self._read_fence(generation)
         except (NotFoundError, CorruptSnapshotError):
             return None
 
     def _read_fence(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
-        """`saved`: checkpoints of the generation, which may vouch for its claim."""
+        """Return the content of a generation's claim file, verified.
+
+        `saved`: checkpoints of the generation; a signed one confirms a claim file without a signature.
+        """
         where = f"{self.store.url}/{fence_name(generation)}"
         fence = read_document(self.store.get(fence_name(generation), NOTE_BYTES), where)
         if not self._trusting and not self._vouched_for(fence, saved):
@@ -319,17 +356,24 @@ class Checkpoints:
                 raise CorruptSnapshotError(f"{where}: it is not signed")
             check_manifest(fence, self._secret, job=self._job, where=where)
         if type(fence.get("step")) is not int or not isinstance(fence.get("run"), str):
-            raise CorruptSnapshotError(f"{where}: it does not say who began a generation, and where")
+            raise CorruptSnapshotError(f"{where}: it does not name a generation's run and the step before it")
         if fence.get("generation") != generation:
             raise CorruptSnapshotError(f"{where}: it is the claim of generation {quote(fence.get('generation'))}")
         return {key: fence[key] for key in ("generation", "step", "run")}
 
     def _vouched_for(self, fence: Mapping[str, Any], saved: Collection[Found]) -> bool:
-        """Return whether a signed checkpoint confirms an unsigned claim (the form of earlier versions).
+        """Return whether a signed checkpoint confirms an unsigned claim file, which earlier versions wrote.
 
-        The generation must have a signed checkpoint and none before the claim's step. A forged claim hides no more
-        than deleting checkpoints would, and restores no more than deleting the claim would; every checkpoint that
-        still counts is signed. A forged claim stops no writer: see `check_not_followed`.
+        The generation must have a signed checkpoint, and no checkpoint before the step in the claim file.
+
+        An attacker who forges a claim file gains nothing. A forged claim file can hide checkpoints, but the attacker
+        could also delete these checkpoints. A forged claim file can make the job restore abandoned checkpoints, but so
+        can the deletion of the true claim file. All checkpoints that count are still signed by the job. A forged claim
+        file stops no writer: see `check_not_followed`.
+
+        Args:
+            fence: content of the claim file.
+            saved: checkpoints of the generation.
         """
         if not saved or fence.keys() != {"generation", "step", "run"} or type(fence["step"]) is not int:
             return False
@@ -351,35 +395,35 @@ class Checkpoints:
         self.store.put_new(f"{folder}/{plan_name(plan.digest)}", plan.text.encode())
 
     def put_record(self, folder: str, node: int, manifests: Sequence[Manifest]) -> None:
-        """Announce the snapshots that this node will upload.
+        """Announce the snapshots that node `node` will upload.
 
         Raises:
-            CorruptSnapshotError: a different announcement exists under this node's name.
+            CorruptSnapshotError: the node's announcement exists already, with other snapshots.
         """
         if self.store.put_new(f"{folder}/node-{node}.json", signed_text({"manifests": manifests}, self._secret)):
             return
         try:
             announced = self.record(folder, node)
-        except NotFoundError:  # the checkpoint was committed since
+        except NotFoundError:  # the announcement was deleted meanwhile, because the checkpoint was committed
             return
         if [(one["rank"], content_of(one)) for one in announced] != [
             (one["rank"], content_of(one)) for one in manifests
         ]:
             raise CorruptSnapshotError(
-                f"{self.store.url}/{folder}/node-{node}.json: it is not what node {node} has to say: somebody else "
-                "has written it"
+                f"{self.store.url}/{folder}/node-{node}.json: it does not list the snapshots of node {node}, so "
+                "somebody else has written it"
             )
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
-        """Report that this node's files are uploaded, with their MACs."""
+        """Report that node `node` has uploaded its files. `macs`: MAC of each file, by name."""
         self._put_note(folder, "done", node, macs=dict(macs))
 
     def macs(self, folder: str, node: int) -> dict[str, Mac]:
-        """Return the MACs of the files that a node has uploaded, verified.
+        """Return the MACs of the files that a node has uploaded, from its signed note `done-N.json`.
 
         Raises:
-            NotFoundError: the node has not finished yet, or the checkpoint was committed since.
-            CorruptSnapshotError: no node of this job wrote the note for this checkpoint.
+            NotFoundError: the node has not finished its uploads yet, or the checkpoint is committed already.
+            CorruptSnapshotError: the note was not written for this checkpoint by a node of this job.
         """
         macs = self._read_note(folder, "done", node).get("macs")
         if not isinstance(macs, dict):
@@ -393,7 +437,7 @@ class Checkpoints:
         self._put_note(folder, "left", node, attempt=attempt)
 
     def attempt_of(self, folder: str, kind: Literal["failed", "left"], node: int) -> int:
-        """Return the attempt number in a node's note; -1 if the note was deleted or is not signed by this job."""
+        """Return the number of the upload attempt that a node's note reports; -1 if there is no note of this job."""
         try:
             attempt = self._read_note(folder, kind, node).get("attempt")
         except (NotFoundError, CorruptSnapshotError):
@@ -405,7 +449,12 @@ class Checkpoints:
         self.store.put_new(f"{folder}/{kind}-{node}.json", signed_text(note, self._secret))
 
     def _read_note(self, folder: str, kind: str, node: int) -> dict[str, Any]:
-        """Return a node's note, verified. Raises NotFoundError, CorruptSnapshotError."""
+        """Return the verified content of a node's note.
+
+        Raises:
+            NotFoundError: there is no such note.
+            CorruptSnapshotError: the note was not written for this checkpoint by a node of this job.
+        """
         name = f"{folder}/{kind}-{node}.json"
         where = f"{self.store.url}/{name}"
         note = read_document(self.fetch(name), where, trusted=True)
@@ -413,15 +462,18 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: it is not signed")
         check_manifest(note, self._secret, job=self._job, where=where)
         if (note.get("folder"), note.get("kind"), note.get("node")) != (folder, kind, node):
-            raise CorruptSnapshotError(f"{where}: it is not what node {node} has said of {folder}")
+            raise CorruptSnapshotError(f"{where}: it is not the note of node {node} about {folder}")
         return note
 
     def forget_notes(self, folder: str, node: int) -> None:
-        """Delete this node's `failed` and `left` notes before another attempt."""
+        """Delete the `failed` and `left` notes of node `node`, before the node tries the upload again."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
     def progress(self, folder: str) -> CheckpointProgress:
-        """Return which nodes have notes, from one listing. Nothing is verified yet: others may have written notes."""
+        """Return which nodes have written which notes, from one listing.
+
+        The notes are not verified here, so anybody may have written them.
+        """
         names = [entry.name.rpartition("/")[2] for entry in self.store.list(f"{folder}/")]
         notes = [match for name in names if (match := NOTE.fullmatch(name))]
         of = {
@@ -431,11 +483,11 @@ class Checkpoints:
         return CheckpointProgress(of["node"], of["done"], of["failed"], of["left"], MANIFEST in names)
 
     def record(self, folder: str, node: int) -> list[Manifest]:
-        """Return the manifests that a node has announced, verified.
+        """Return the verified manifests of the snapshots that a node has announced.
 
         Raises:
-            NotFoundError: the node has not announced yet, or the checkpoint was committed since.
-            CorruptSnapshotError: no node of this job wrote the announcement for this checkpoint.
+            NotFoundError: the node has not announced its snapshots yet, or the checkpoint is committed already.
+            CorruptSnapshotError: the announcement was not written for this checkpoint by a node of this job.
         """
         name, found = f"{folder}/node-{node}.json", parse_folder(folder)
         where = f"{self.store.url}/{name}"
@@ -444,11 +496,11 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: not a list of manifests")
         for one in manifests:
             check_manifest(one, self._secret, job=self._job)
-            # the note itself is not signed, and anybody can copy signed manifests of other steps into it
+            # the announcement itself is not signed, so anybody can copy signed manifests of other steps into it
             its_commit = (one.get("step"), one.get("generation"), one.get("save_id"))
             if found is None or its_commit != (found.step, found.generation, save_id_of(found.generation, found.step)):
                 its = f"its snapshot of rank {quote(one.get('rank'))} ({quote(one.get('save_id'))})"
-                raise CorruptSnapshotError(f"{where}: {its} is not of this checkpoint")
+                raise CorruptSnapshotError(f"{where}: {its} belongs to another checkpoint")
             if "rank" not in one:
                 raise CorruptSnapshotError(f"{where}: not a list of manifests of snapshots")
         return manifests
@@ -463,20 +515,26 @@ class Checkpoints:
         *,
         of_node: bool = False,
     ) -> bool:
-        """Write the checkpoint's manifest. Returns False if another node has written it already.
+        """Write the checkpoint's manifest, which completes the checkpoint.
 
         Args:
-            macs: MAC of each file, from the node that uploaded it (see `mac`).
-            known: returns plans that need not be read from the store.
-            of_node: the checkpoint has one node's ranks, on the node's own disk.
+            folder: folder of the checkpoint.
+            manifests: manifest of each rank's snapshot.
+            files: name of each rank's image; ranks with equal images share a file.
+            macs: the MAC of each file, from the node that uploaded the file (see `mac`).
+            known: returns the layout plan with a given digest, or None if the plan must be read from the store.
+            of_node: whether the checkpoint has only the ranks of one node, on that node's own disk.
+
+        Returns:
+            False if another node has already written the manifest.
 
         Raises:
-            CorruptSnapshotError: a file is missing, for example deleted after its upload; or a snapshot is of another
-                commit.
+            CorruptSnapshotError: a file is missing, for example because it was deleted after its upload; or a snapshot
+                belongs to another commit.
         """
         one = next(iter(manifests.values()))
         if parse_folder(folder) != Found(one["step"], one["generation"]):
-            raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: it would be {one['save_id']}")
+            raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: it is not {one['save_id']}")
         _check_parts({str(rank): manifest for rank, manifest in manifests.items()}, one, f"{self.store.url}/{folder}")
         prefixes = {name: frozen_part(manifests[rank]) for rank, name in files.items() if name == image_of(rank)}
         frozen = {name: prefix for name, prefix in prefixes.items() if prefix is not None}
@@ -486,14 +544,14 @@ class Checkpoints:
             for file in split_image(files[rank], manifest, frozen.get(files[rank]))
         }
         if missing := images.keys() - macs.keys():
-            raise CorruptSnapshotError(f"{self.store.url}/{folder}: nobody has said the MAC of {min(missing)}")
+            raise CorruptSnapshotError(f"{self.store.url}/{folder}: no node has reported the MAC of {min(missing)}")
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
         files_of_torch: dict[str, dict[str, object]] = {}
         all_macs = dict(macs)
         torchs: tuple[tuple[str, bytes], ...] = ()
         part = of_node and len(manifests) < int(one["world_size"])
-        if not part:  # torch cannot load a part
+        if not part:  # plain dcp.load cannot load the ranks of a single node
             parts = [
                 RankFile(rank, plans[str(each["plan"])], each["values"], files[rank], _prefix(frozen.get(files[rank])))
                 for rank, each in sorted(manifests.items())
@@ -519,10 +577,11 @@ class Checkpoints:
             "created_at": time.time(),
         }
         signed = signed_text(document, self._secret)
-        if len(signed) > DOCUMENT_BYTES:  # readers refuse longer ones
+        if len(signed) > DOCUMENT_BYTES:  # readers refuse longer manifests
             raise HyperpodExtError(
-                f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes of at most {DOCUMENT_BYTES}",
-                hint="It holds what is no tensor of each rank's state: make large lists of numbers tensors.",
+                f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes, over {DOCUMENT_BYTES}",
+                hint="The manifest holds all values of each rank's state that are no tensors. Convert large lists of "
+                "numbers to tensors.",
             )
         wanted: dict[str, int | None] = {name: file.nbytes for name, file in images.items()}
         wanted |= {name: len(data) for name, data in torchs}
@@ -532,7 +591,15 @@ class Checkpoints:
         return created
 
     def _require(self, folder: str, wanted: Mapping[str, int | None]) -> Collection[str]:
-        """Return the names of a folder's files, and check that each wanted file exists with its size."""
+        """Check that the folder has each wanted file, and return the names of all its files.
+
+        Args:
+            folder: folder of the checkpoint.
+            wanted: size in bytes of each wanted file, by name; None: any size.
+
+        Raises:
+            CorruptSnapshotError: a wanted file is missing, or has another size.
+        """
         for last_look in (False, True):
             there = {entry.name.rpartition("/")[2]: entry.nbytes for entry in self.store.list(f"{folder}/")}
             lacking = [
@@ -540,21 +607,26 @@ class Checkpoints:
             ]
             if not lacking:
                 break
-            # a directory's listing may miss a file that another committing node is just replacing by an equal one
+            # list the files twice, because a listing may lack a file while another node replaces it by an equal file
             if last_look:
                 name = lacking[0]
-                wrong = f"has {there[name]} bytes, not {wanted[name]}" if name in there else "is not there any more"
+                wrong = f"has {there[name]} bytes, not {wanted[name]}" if name in there else "does not exist any more"
                 raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: {name} {wrong}")
         return there.keys()
 
     # --- retention ------------------------------------------------------------------------------
 
     def prune(self, keep: int, every_steps: int | None, steps: Collection[int]) -> list[str]:
-        """Delete checkpoints outside the retention, and unfinished ones before the newest; returns their folders.
+        """Delete the checkpoints that the retention does not keep, and return the names of their folders.
 
-        Only checkpoints with manifests signed by this job count and are deleted, and only files with the names of
-        checkpoint files. A checkpoint that another run, restored from an older step, is still uploading stays: see
-        `is_passed`.
+        Unfinished checkpoints of steps before the newest complete checkpoint are deleted, too, unless a run that was
+        restored from an older step may still be uploading them: see `is_passed`. A complete checkpoint counts, and is
+        deleted, only if this job has signed its manifest. Only files with names of checkpoint files are deleted.
+
+        Args:
+            keep: number of newest checkpoints to keep.
+            every_steps: keep each checkpoint whose step is a multiple of this number; None: keep no such checkpoint.
+            steps: further steps to keep.
         """
         found = self.found()
         self._ours &= {*found}
@@ -594,6 +666,6 @@ def _check_parts(ranks: Mapping[str, Manifest], commit: Mapping[str, Any], where
             other = f"of rank {quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
             wrong = None if is_part(snapshot, rank, commit) else other
         except (KeyError, TypeError) as error:
-            wrong = f"none: {error!r}"
+            wrong = f"invalid: {error!r}"
         if wrong is not None:
             raise CorruptSnapshotError(f"{where}: rank {rank}: its snapshot is {wrong}")

@@ -1,6 +1,6 @@
-"""Copy a checkpoint from one store to another, verifying checksums, with the manifest last.
+"""Copy a checkpoint from one store to another: verify the checksum of each file, and copy the manifest last.
 
-Files that were copied before are skipped: the same call resumes an interrupted copy.
+Files that are already at the destination are skipped, so that the same call resumes an interrupted copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from hyperpod_ext.runtime.storage.retention import without_abandoned
 from hyperpod_ext.runtime.storage.verify import CHUNK, expected, what_is_wrong
 
 _IN_MEMORY = 1024 * MIB
-"""Larger images go through a temporary file: the copying machine may have much less memory than a training node."""
+"""Size in bytes above which a file is copied through a temporary file instead of memory.
+
+The machine that copies may have much less memory than a training node.
+"""
 
 
 @dataclass(slots=True)
@@ -32,24 +35,30 @@ class Copied:
     """Result of a copy."""
 
     files: int = 0
+    """Number of files copied."""
     nbytes: int = 0
+    """Number of bytes copied."""
     skipped: int = 0
-    """Files that existed already."""
+    """Number of files that were already at the destination."""
     new: bool = True
-    """False: the whole checkpoint existed already."""
+    """False: the complete checkpoint was already at the destination."""
 
 
 def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
-    """Check that a copy overwrites nothing at the destination and would be restored there.
+    """Check that a copy of a checkpoint overwrites nothing at the destination, and can be restored there.
+
+    Args:
+        seen: the checkpoint to copy.
+        destination: inventory of the destination's store.
 
     Raises:
-        ConflictError: it would overwrite, or would never be restored.
+        ConflictError: the copy would overwrite another checkpoint, or would never be restored at the destination.
     """
     where = f"{destination.store.url}/{seen.found.folder}"
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and MANIFEST in there.files and there.digest != seen.digest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
-    # notes next to a manifest are from nodes that failed after the commit
+    # nodes' notes without a manifest mean that an upload is running; next to a manifest, they are leftovers
     if there is not None and MANIFEST not in there.files and any(map(NOTE.fullmatch, there.files)):
         raise ConflictError(
             f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
@@ -58,8 +67,8 @@ def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
         later = {generation: step for generation, step in destination.starts.items() if step < seen.found.step}
         generation = max(later)
         raise ConflictError(
-            f"nobody would restore it there: generation {generation} began at step {later[generation]}, "
-            f"which gave up step {seen.found.step} of generation {seen.found.generation}",
+            f"no job would restore the copy in {destination.store.url}: there, generation {generation} began after "
+            f"step {later[generation]}, so step {seen.found.step} of generation {seen.found.generation} is abandoned",
             hint="choose another place",
         )
 
@@ -71,11 +80,18 @@ def copy(
     secret: bytes | None,
     on_bytes: Callable[[int], None] = ignore,
 ) -> Copied:
-    """Copy one complete checkpoint. Without the job's `secret` only CRCs are checked.
+    """Copy one complete checkpoint.
+
+    Args:
+        source: the store that has the checkpoint.
+        seen: the checkpoint, as listed in the inventory of `source`.
+        destination: inventory of the store to copy to.
+        secret: the job's secret, to check MACs; None: only CRCs are checked.
+        on_bytes: called with the number of bytes of each piece that was copied or skipped.
 
     Raises:
-        ConflictError: the destination has other files of this name.
-        CorruptSnapshotError: the source is damaged; the copy stays without a manifest, so it does not count.
+        ConflictError: the destination has another checkpoint of the same name, or no job would restore the copy.
+        CorruptSnapshotError: the checkpoint is damaged. The incomplete copy has no manifest, so it does not count.
     """
     check_destination(seen, destination)
     there = next((one for one in destination.seen if one.found == seen.found), None)
@@ -97,7 +113,7 @@ def copy(
     for small in sorted({*digests, VALUES, METADATA_FILE} - listed):
         data = source.get(f"{folder}/{small}", DOCUMENT_BYTES)
         if hashlib.sha256(data).hexdigest() != digests.get(small, hashlib.sha256(data).hexdigest()):
-            raise CorruptSnapshotError(f"{source.url}/{folder}/{small} is not the plan that its name says")
+            raise CorruptSnapshotError(f"{source.url}/{folder}/{small}: its SHA-256 differs from its name")
         store.put(f"{folder}/{small}", memoryview(data), crc_text(crc64nvme(data)))
         copied.files, copied.nbytes = copied.files + 1, copied.nbytes + len(data)
     name = f"{folder}/{MANIFEST}"
@@ -105,7 +121,7 @@ def copy(
     if hashlib.sha256(manifest).hexdigest() != seen.digest:
         raise ConflictError(f"{source.url}/{folder} changed while it was copied", hint="copy it again")
     if not store.put_new(name, manifest) and store.get(name, DOCUMENT_BYTES) != manifest:
-        raise ConflictError(f"{store.url}/{folder} has become another checkpoint while this one was copied")
+        raise ConflictError(f"{store.url}/{folder}: another checkpoint was written there during the copy")
     return copied
 
 
@@ -127,25 +143,25 @@ def _copy_file(
         if wrong := reading.wrong():
             raise CorruptSnapshotError(
                 f"{source.url}/{name}: {wrong}",
-                hint="It was not copied. `hp-ext checkpoints verify` tells all that is wrong with a checkpoint.",
+                hint="The file was not copied. `hp-ext checkpoints verify` lists all defects of a checkpoint.",
             )
         store.put(name, image, file.crc64nvme, on_bytes=on_bytes)
 
 
 @contextlib.contextmanager
 def _room(nbytes: int) -> Iterator[memoryview]:
-    """Yield memory for one image; large images use a temporary file."""
+    """Yield `nbytes` of memory for one file. If the file is large, the memory is mapped to a temporary file."""
     with contextlib.ExitStack() as stack:
         descriptor = -1
         if nbytes > _IN_MEMORY:
             file = stack.enter_context(tempfile.TemporaryFile())
             descriptor = file.fileno()
             try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # raises if the disk is full; the mapping would get SIGBUS
+                os.posix_fallocate(descriptor, 0, nbytes)  # raises if the disk is full; without it, a write gets SIGBUS
             except OSError as error:
                 raise UnreachableError(
-                    f"no room for an image of {nbytes} bytes in {tempfile.gettempdir()}: {error.strerror}",
-                    hint="Set TMPDIR to a place with more room.",
+                    f"{tempfile.gettempdir()} has no space for a file of {nbytes} bytes: {error.strerror}",
+                    hint="Set TMPDIR to a folder with more free space.",
                 ) from error
         memory = mmap.mmap(descriptor, max(nbytes, 1))
         stack.callback(_close, memory)
@@ -154,5 +170,5 @@ def _room(nbytes: int) -> Iterator[memoryview]:
 
 
 def _close(memory: mmap.mmap) -> None:
-    with contextlib.suppress(BufferError):  # an error's frames still hold views; freed with them
+    with contextlib.suppress(BufferError):  # frames of an error may still hold views; the memory is freed with them
         memory.close()

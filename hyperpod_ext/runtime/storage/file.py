@@ -1,11 +1,12 @@
-"""A directory as an object store: Lustre, NFS, EFS or a local disk.
+"""A directory as an object store: on Lustre, NFS, EFS or a local disk.
 
-A blob is written under another name, synced, then renamed: a crash at any moment leaves the old blob, the new one or
-none. Unfinished files of crashed writers are never listed; they are removed with their blob, or by `check` after a day.
+A blob is written to a file with a temporary name, synced, and then renamed. A crash at any moment leaves the old
+blob, the new blob or no blob, but never a part. Temporary files of crashed writers are never listed. A crashed writer's
+temporary file is deleted together with its blob, or by `check` after a day.
 
-Others may write below the directory. Every folder below it is opened from the descriptor of the one above, never
-through a symbolic link and never into another mounted file system; a blob is a regular file. Anything else is not
-listed, not read and not deleted.
+Other users may be able to write below the directory. For safety, every subfolder is opened relative to the descriptor
+of its parent folder, never through a symbolic link, and never across a mount point. A blob must be a regular file.
+Files of any other kind are not listed, not read and not deleted.
 """
 
 from __future__ import annotations
@@ -45,14 +46,16 @@ from hyperpod_ext.runtime.storage.object_store import (
 )
 from hyperpod_ext.user_folders import expanded
 
-CHUNK = 8 * MIB  # between two checks of `cancelled`
-ABANDONED_S = 24 * 3600.0  # no live writer leaves its file untouched for so long
+CHUNK = 8 * MIB
+"""Number of bytes between two calls of `cancelled`."""
+ABANDONED_S = 24 * 3600.0
+"""Seconds without a write after which a temporary file is deleted, because its writer must have crashed."""
 HINTS = {
     errno.ENOSPC: "Free space there, keep fewer checkpoints, or choose another place.",
     errno.EDQUOT: "Raise the quota, keep fewer checkpoints, or choose another place.",
-    errno.EACCES: "Let the user that training runs as read and write there. Checkpoints are readable by the user who "
-    "wrote them, and by others where the tier says `shared: true`.",
-    errno.EPERM: "Let the user that training runs as read and write there.",
+    errno.EACCES: "Allow the user of the training processes to read and write there. Checkpoints are readable only by "
+    "the user who wrote them, unless the tier has `shared: true`.",
+    errno.EPERM: "Allow the user of the training processes to read and write there.",
     errno.EROFS: "Mount it for writing, or choose another place.",
     errno.ESTALE: "Mount the file system again.",
     errno.ENOTDIR: "Remove the file or symbolic link that is in place of a folder.",
@@ -67,10 +70,13 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 class FileStore:
-    """The directory at `path`, or its folder `job`, which must not be a symbolic link.
+    """An object store in a directory.
 
     Args:
-        shared: files and folders get the modes that the umask allows. Default: only this user may read them.
+        path: the directory, which is created if needed.
+        job: name of the folder in the directory that is the store, and must not be a symbolic link; empty: the
+            directory itself is the store.
+        shared: whether files and folders get the modes that the umask allows; if False, only this user may read them.
     """
 
     create_only = "hard links, which refuse a name that exists"
@@ -114,7 +120,7 @@ class FileStore:
             if f"{crc:016x}" != crc64nvme.lower():
                 raise CorruptSnapshotError(
                     f"{self.url}/{name} was not written: CRC64-NVME of its bytes is {crc:016x}, not {crc64nvme}",
-                    hint="The memory changed after it was sealed; earlier checkpoints are untouched.",
+                    hint="The memory changed after its checksum was computed. Earlier checkpoints are untouched.",
                 )
             os.fsync(descriptor)
             if cancelled():
@@ -140,7 +146,7 @@ class FileStore:
                 raise
             if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
                 return False
-            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect if it is the same file
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect on two links to one file
             os.fsync(folder)
             return True
 
@@ -150,18 +156,18 @@ class FileStore:
         with self._explained("write", name), self._unfinished(name) as (folder, last, partial, descriptor):
             _write_all(descriptor, data)
             os.fsync(descriptor)
-            try:  # unlike rename, fails if the name exists
+            try:  # link, because a rename would replace an existing file of this name
                 os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
-                return os.fstat(descriptor).st_nlink == 2  # the NFS server's answer was lost: the link is ours
+                return os.fstat(descriptor).st_nlink == 2  # 2 if a first try succeeded and NFS lost the answer
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
                 raise UnreachableError(
-                    f"The file system of {self.root} does not make hard links ({error.strerror}); checkpoints rely on "
-                    "them, as they refuse a name that exists",
+                    f"The file system of {self.root} does not make hard links ({error.strerror}). Checkpoints need "
+                    "them to create a file only if its name does not exist",
                     hint="Choose a local disk, Lustre, NFS or EFS. For a mounted bucket, write a tier of kind s3.",
                 ) from error
             os.fsync(folder)
@@ -176,7 +182,7 @@ class FileStore:
                     data = file.read(limit + 1)
                 if len(data) <= limit:
                     return data
-        raise CorruptSnapshotError(f"{self.url}/{name} has more than the {limit} bytes it may have")
+        raise CorruptSnapshotError(f"{self.url}/{name} has more than {limit} bytes, the limit for this file")
 
     def read_into(
         self, name: str, destination: memoryview, offset: int = 0, *, on_bytes: Callable[[int], None] = ignore
@@ -188,7 +194,7 @@ class FileStore:
                 read = os.preadv(descriptor, [destination[done : done + CHUNK]], offset + done)
                 if not read:
                     raise CorruptSnapshotError(
-                        f"{self.url}/{name} ends at byte {offset + done}, {len(destination) - done} too early"
+                        f"{self.url}/{name} ends at byte {offset + done}, {len(destination) - done} bytes too early"
                     )
                 done += read
                 on_bytes(read)
@@ -200,7 +206,7 @@ class FileStore:
         with self._explained("list", inside), suppress(*_GONE), self._folder(parts) as folder:
             for name, item, _ in _walk(folder, inside):
                 if name.startswith(prefix) and is_name(name):
-                    with suppress(FileNotFoundError):  # deleted since
+                    with suppress(FileNotFoundError):  # the file was deleted meanwhile
                         found.append(Entry(name, item.stat(follow_symlinks=False).st_size))
         return sorted(found, key=lambda entry: entry.name)
 
@@ -208,7 +214,7 @@ class FileStore:
         parts = [part for part in checked_prefix(prefix).split("/") if part]
         found: set[str] = set()
         with self._explained("list", prefix), suppress(*_GONE), self._folder(parts) as folder:
-            # only folders with blobs count, as on S3; deletes and dead writers leave empty ones
+            # only folders with blobs count, as on S3; empty folders are left by deletions and by crashed writers
             for item in [*os.scandir(folder)]:
                 if is_name(item.name) and any(is_name(name) for name, _, _ in _below(folder, item, "", DEEPEST)):
                     found.add(item.name)
@@ -222,16 +228,16 @@ class FileStore:
                 for last in lasts:
                     self._look(cancelled)
                     _unlink(last, folder)
-                for item in os.scandir(folder):  # left by dead writers; a live writer gets an error
+                for item in os.scandir(folder):  # temporary files of crashed writers
                     if (match := _UNFINISHED.fullmatch(item.name)) and match[1] in lasts:
                         _unlink(item.name, folder)
             while parts:
                 part = parts.pop()
-                with suppress(OSError), self._folder(parts) as above:  # not empty, or already removed
+                with suppress(OSError), self._folder(parts) as above:  # the folder is not empty, or already deleted
                     os.rmdir(part, dir_fd=above)
 
     def close(self) -> None:
-        """Do nothing: no state is kept between calls."""
+        """Do nothing, because this store keeps no state between calls."""
 
     def check(self) -> None:
         with self._explained("use", ""):
@@ -252,8 +258,12 @@ class FileStore:
     def _folder(self, parts: Sequence[str], *, make: bool = False) -> Iterator[int]:
         """Yield the descriptor of a folder of this store.
 
+        Args:
+            parts: names of the folder and its parents, starting below the store's root.
+            make: whether to create missing folders.
+
         Raises:
-            OSError: the folder is missing, or it or a parent is a file, a symbolic link or another mounted file system.
+            OSError: the folder is missing, or one of `parts` is a file, a symbolic link or a mount point.
         """
         folder = os.open(self._place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -262,7 +272,7 @@ class FileStore:
                     folder = self._enter(folder, part, make)
                 except NotADirectoryError:
                     raise UnreachableError(
-                        f"{self.root} is a symbolic link or a file, not a folder", hint="Remove it, or name its target."
+                        f"{self.root} is a symbolic link or a file, not a folder", hint="Remove it, or use its target."
                     ) from None
             mount = _mount_of(folder)
             for part in parts:
@@ -274,7 +284,7 @@ class FileStore:
             os.close(folder)
 
     def _enter(self, above: int, part: str, make: bool) -> int:
-        """Open a folder, and close the one above it."""
+        """Open the folder `part` in the open folder `above`, and close `above`. Returns the new descriptor."""
         try:
             inner = os.open(part, _FOLDER, dir_fd=above)
         except FileNotFoundError:
@@ -300,29 +310,30 @@ class FileStore:
             _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                _check_regular(os.fstat(descriptor))  # the file may have been replaced since the stat
+                _check_regular(os.fstat(descriptor))  # a second check, because the file may have been replaced
                 yield descriptor
             finally:
                 os.close(descriptor)
 
     @contextmanager
     def _unfinished(self, name: str) -> Iterator[tuple[int, str, str, int]]:
-        """Create a file next to `name` under a name that readers ignore; remove it at the end unless it was renamed.
+        """Create a temporary file next to `name`, which readers ignore, and delete it at the end unless it was renamed.
 
-        Yields the descriptor of the folder, the last part of the name, the file's own name there, and its descriptor.
+        Yields:
+            The descriptor of the folder, the last part of `name`, the name of the temporary file, and its descriptor.
         """
         *parts, last = checked_name(name).split("/")
         partial = f".{last}.{secrets.token_hex(8)}{PARTIAL}"
         self._make_place(self._place)
         with ExitStack() as stack:
-            for _ in range(10):  # a delete may remove the folder between the two calls
+            for _ in range(10):  # try again if another process deletes the empty folder between the two calls
                 with suppress(FileNotFoundError):
                     folder = stack.enter_context(self._folder(parts, make=True))
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
                     descriptor = os.open(partial, flags, self._file_mode, dir_fd=folder)
                     break
             else:
-                raise HyperpodExtError(f"{self.root}/{'/'.join(parts)} is removed again each time it is made")
+                raise HyperpodExtError(f"{self.root}/{'/'.join(parts)} is deleted again each time it is created")
             stack.callback(_unlink, partial, folder)
             stack.callback(os.close, descriptor)
             yield folder, last, partial, descriptor
@@ -342,9 +353,14 @@ class FileStore:
 
 
 def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Yield each regular file below an open folder: its name, directory entry, and the descriptor of its folder.
+    """Yield each regular file below an open folder: its name, its directory entry, and its folder's descriptor.
 
-    Other nodes may remove folders meanwhile. Links and other mounted file systems are left out.
+    Symbolic links and other mounted file systems are left out. Other nodes may delete folders meanwhile.
+
+    Args:
+        folder: descriptor of the open folder.
+        inside: prefix for the names of the files.
+        depth: maximum number of folder levels.
     """
     for item in [*os.scandir(folder)]:
         if item.is_file(follow_symlinks=False):
@@ -354,7 +370,7 @@ def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str,
 
 
 def _below(folder: int, item: os.DirEntry[str], inside: str, depth: int) -> Iterator[tuple[str, os.DirEntry[str], int]]:
-    """Yield the files below one entry of an open folder; none if the entry is no folder."""
+    """Yield the files below `item`, an entry of the open folder `folder`, as `_walk` does; none if it is no folder."""
     if not item.is_dir(follow_symlinks=False):
         return
     try:
@@ -369,7 +385,7 @@ def _below(folder: int, item: os.DirEntry[str], inside: str, depth: int) -> Iter
 
 
 def _mount_of(descriptor: int) -> tuple[int, str]:
-    """Return the mounted file system of an open folder: its device and its mount ID."""
+    """Return the identity of the file system of an open folder: device number and mount ID."""
     with suppress(FileNotFoundError), Path(f"/proc/self/fdinfo/{descriptor}").open() as lines:
         return os.fstat(descriptor).st_dev, next((line for line in lines if line.startswith("mnt_id:")), "")
     return os.fstat(descriptor).st_dev, ""

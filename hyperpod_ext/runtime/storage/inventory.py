@@ -1,6 +1,7 @@
-"""List the checkpoints of a store with their states, from one listing and the manifests. Reads no image.
+"""List the checkpoints of a store with their states, from one listing of files and the manifests.
 
-Nothing is trusted: a manifest may be truncated, another job's or forged, and is reported as such.
+The files with tensor data are not read. No manifest is trusted: one that is truncated, forged, or belongs to another
+job is reported as such.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from hyperpod_ext.runtime.storage.upload_split import ImageFile, files_of
 from hyperpod_ext.terminal import quote
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
-"""Abandoned: a later generation began before this step. Uncertain: perhaps abandoned, a later claim is damaged.
-Foreign: another job's, or a newer version's."""
+"""Abandoned: a later generation began before this step. Uncertain: the checkpoint may be abandoned, because the claim
+file of a later generation is damaged. Foreign: written by another job, or by a newer version."""
 
 NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
-"""Exceptions raised by missing fields or fields of other types."""
+"""Exceptions that code raises if it reads a manifest with missing fields, or with fields of wrong types."""
 
 _IMAGE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST_NODES = 1 << 20
 _LONG = 100
-"""Characters of a name."""
+"""Number of characters from which a file name is quoted in messages."""
 _LATEST = 253402300800.0
 """Unix time of the year 10,000."""
 _GETS_AT_ONCE = 8
@@ -62,44 +63,44 @@ _UNSIGNED = b"any secret"
 
 @dataclass(frozen=True, slots=True)
 class Defect:
-    """One thing wrong with a checkpoint."""
+    """One defect of a checkpoint."""
 
     file: str
-    """Relative to the checkpoint's folder."""
+    """Path of the defective file, relative to the checkpoint's folder."""
     message: str
 
 
 @dataclass(frozen=True)
 class InventoryEntry:
-    """One checkpoint's folder."""
+    """One checkpoint in the inventory of a store."""
 
     found: Found
     state: CheckpointState
     files: Mapping[str, int]
-    """Files of the checkpoint, with their sizes."""
+    """Size in bytes of each file of the checkpoint, by name."""
     defects: tuple[Defect, ...] = ()
-    """Defects visible in the listing and the manifest."""
+    """Defects that show in the listing of files and in the manifest."""
     detail: str = ""
-    """Short reason for the state."""
+    """Short reason for `state`; may be empty."""
     digest: str = ""
-    """SHA-256 of the manifest's bytes; empty without a readable manifest."""
+    """SHA-256 of the manifest's bytes; empty if there is no readable manifest."""
     world_size: int | None = None
     created_at: float | None = None
-    """Unix seconds."""
+    """Time of the commit in Unix seconds; None: unknown."""
     bound: bool = False
     """Whether the manifest has MACs of the files; manifests of earlier versions do not."""
 
     @property
     def nbytes(self) -> int:
-        """Total size in the store."""
+        """Total size of the checkpoint's files in the store."""
         return sum(self.files.values())
 
     def read_manifest(self, store: ObjectStore, secret: bytes | None) -> Manifest:
-        """Read this entry's manifest again. Entries do not hold it: a forged manifest may be large.
+        """Read this checkpoint's manifest, which is not kept in memory, because a forged manifest may be large.
 
         Raises:
-            NotFoundError: the manifest was deleted since.
-            CorruptSnapshotError: the manifest was changed since.
+            NotFoundError: the manifest was deleted after the inventory was made.
+            CorruptSnapshotError: the manifest was changed after the inventory was made.
         """
         name = f"{self.found.folder}/{MANIFEST}"
         data = Checkpoints(store, job="", secret=secret or b"").fetch(name)
@@ -110,20 +111,20 @@ class InventoryEntry:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Checkpoints of one store."""
+    """The checkpoints of one store."""
 
     store: ObjectStore
     job: str | None
     """Job that wrote the checkpoints; None if no manifest names one."""
     seen: tuple[InventoryEntry, ...]
-    """Newest first."""
+    """The checkpoints, newest first."""
     starts: Mapping[int, int]
-    """First step of each generation that has saved a checkpoint."""
+    """Step after which each generation with a checkpoint began; later steps of older generations are abandoned."""
     damaged_fences: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
-    """Errors of generations with a damaged claim; training cannot restore until the claims are repaired."""
+    """Error of each damaged claim file, by generation. Training cannot restore until these files are repaired."""
 
     def of_step(self, step: int) -> list[InventoryEntry]:
-        """Return the checkpoints of one step, best first: complete ones, then later generations."""
+        """Return the checkpoints of one step: complete checkpoints first, and newer generations before older ones."""
         return sorted((one for one in self.seen if one.found.step == step), key=lambda one: one.state != "complete")
 
 
@@ -133,12 +134,16 @@ def take_inventory(
     """Return the inventory of a store.
 
     Args:
-        job: job that should own the checkpoints. None: the job named like the folder, or else the most frequent one.
-        secret: the job's secret, to check signatures. None: signatures are not checked.
-        lenient: report damaged claims in the inventory, and mark the checkpoints in doubt as uncertain.
+        store: the store.
+        job: name of the job that should own the checkpoints; None: the name of the store's folder if a manifest has it,
+            or else the name in most manifests.
+        secret: the job's secret, to check signatures; None: signatures are not checked.
+        lenient: whether to report damaged claim files in the inventory, where checkpoints that may be abandoned are
+            `uncertain`, instead of raising an error.
 
     Raises:
-        CorruptSnapshotError: a claim is damaged and not `lenient`: it is unknown which checkpoints count.
+        CorruptSnapshotError: the claim file of a generation is damaged, so it is unknown which checkpoints are
+            abandoned; not with `lenient`.
     """
     folders: dict[Found, dict[str, int]] = {}
     entries = store.list()
@@ -156,7 +161,8 @@ def take_inventory(
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
         looks = pool.map(lambda found: look(found, folders[found]), with_manifest)
         looked = {found: one for found, one in zip(with_manifest, looks, strict=True) if one is not None}
-    for found in set(with_manifest) - set(looked):  # deleted since the listing: retention deletes manifests first
+    # retention, which deletes a checkpoint's manifest first, has deleted these checkpoints after the listing
+    for found in set(with_manifest) - set(looked):
         del folders[found]
     job = job or _guess_job(store.url.rpartition("/")[2], looked.values())
     alive = set(without_abandoned(list(folders), starts))
@@ -175,7 +181,7 @@ class _Look:
 
     defects: tuple[Defect, ...] = ()
     heavy: bool = False
-    """Too large to be read without the job's secret."""
+    """Whether the manifest is too large to be read without the job's secret."""
     job: str | None = None
     format: int = FORMAT
     digest: str = ""
@@ -187,7 +193,8 @@ class _Look:
 def _look(
     checkpoints: Checkpoints, secret: bytes | None, turn: threading.Lock, found: Found, files: Mapping[str, int]
 ) -> _Look | None:
-    with turn if files[MANIFEST] > MIB else nullcontext():  # parsing takes up to 30 times the file's size
+    # only one thread at a time parses a large manifest, because parsing takes up to 30 times the file's size in memory
+    with turn if files[MANIFEST] > MIB else nullcontext():
         try:
             data = checkpoints.fetch(f"{found.folder}/{MANIFEST}")
             manifest = read_document(data, MANIFEST, trusted=True)
@@ -220,10 +227,10 @@ def _judge(found: Found, files: Mapping[str, int], look: _Look, job: str | None,
         return InventoryEntry(found, state, files, defects, detail, *of_manifest)
 
     if look.heavy:
-        detail = f"{MANIFEST}: {look.defects[0].message}; --secret-file names the secret"
+        detail = f"{MANIFEST}: {look.defects[0].message}; pass the secret with --secret-file"
         return entry("uncertain", detail, look.defects)
     if look.digest and look.format > FORMAT:
-        detail = f"format {quote(look.format)} is newer than {FORMAT}, the newest this version reads"
+        detail = f"format {quote(look.format)} is newer than {FORMAT}, the newest format that this version reads"
         return entry("foreign", detail, (Defect(MANIFEST, detail),))
     if look.digest and look.job != job:
         detail = f"it belongs to job {quote(look.job)}, not to {job!r}"
@@ -240,16 +247,23 @@ def _doubt(seen: InventoryEntry, damaged: Collection[int]) -> InventoryEntry:
     later = [generation for generation in damaged if generation > seen.found.generation]
     if seen.state != "complete" or not later:
         return seen
-    detail = f"generation {min(later)} may have given it up: its claim is damaged"
+    detail = f"generation {min(later)} may have abandoned it: the generation's claim file is damaged"
     return replace(seen, state="uncertain", detail=detail)
 
 
 def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
-    """Yield every defect of a manifest, alone and compared with the names and sizes in its folder."""
+    """Yield every defect of a manifest, including differences from the files in its folder.
+
+    Args:
+        manifest: the manifest, not verified yet.
+        found: step and generation in the folder's name.
+        files: size of each file in the folder, by name.
+        secret: the job's secret; None: signatures are not checked.
+    """
     try:
         yield from _examine(manifest, found, files, secret)
     except NOT_A_MANIFEST as error:
-        yield Defect(MANIFEST, f"it is not in the form of a manifest: {quote(error)}")
+        yield Defect(MANIFEST, f"it does not have the fields of a manifest: {quote(error)}")
 
 
 def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
@@ -264,7 +278,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     elif manifest["world_size"] != len(ranks):
         ranks = set()
     if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Defect(MANIFEST, f"it does not name each of its {quote(manifest['world_size'])} ranks")
+        yield Defect(MANIFEST, f"it does not list all of its {quote(manifest['world_size'])} ranks")
         return
     known_images: dict[str, ImageFile] = {}
     for rank, snapshot in manifest["ranks"].items():
@@ -273,14 +287,14 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
             yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
         if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
             its = f"{quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
-            yield Defect(MANIFEST, f"rank {rank}: its snapshot is of rank {its}")
+            yield Defect(MANIFEST, f"rank {rank}: its snapshot belongs to rank {its}")
         for file in files_of(manifest, rank):
             if known_images.setdefault(file.name, file) != file:
-                yield Defect(MANIFEST, f"rank {rank}: it shares {quote(file.name)} with a rank of another content")
+                yield Defect(MANIFEST, f"rank {rank}: it shares {quote(file.name)} with a rank whose content differs")
     for name, file in known_images.items():
         yield from _check_size(files, name, file.nbytes)
         if not _IMAGE.fullmatch(name):
-            yield Defect(MANIFEST, f"{quote(name)} is no name of an image")
+            yield Defect(MANIFEST, f"{quote(name)} is no valid file name for a rank's snapshot")
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
@@ -294,7 +308,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
 
 
 def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Defect]:
-    if secret is None:  # sign it here, so that everything except the signature is checked
+    if secret is None:  # sign the manifest here, so that everything except the original signature is checked
         manifest, secret = sign(manifest, _UNSIGNED), _UNSIGNED
     try:
         check_manifest(manifest, secret, job=job, where=MANIFEST)
@@ -310,18 +324,21 @@ def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iter
 
 
 def images(manifest: Manifest) -> dict[str, ImageFile]:
-    """Return the files of all ranks' images, by name."""
+    """Return the files with the bytes of all ranks' snapshots, by name."""
     return {file.name: file for rank in manifest["ranks"] for file in files_of(manifest, rank)}
 
 
 def plans(manifest: Manifest) -> dict[str, str]:
-    """Return the plan files of a checkpoint, with their digests."""
+    """Return the digest of each layout plan of a checkpoint, by the plan's file name."""
     digests = {str(snapshot["plan"]) for snapshot in manifest["ranks"].values()}
     return {plan_name(digest): digest for digest in digests}
 
 
 def derived(manifest: Manifest) -> dict[str, ImageFile]:
-    """Return the files for plain dcp.load with a checksum, by name; manifests of earlier versions have none."""
+    """Return the files that only plain dcp.load needs and that have a checksum in the manifest, by name.
+
+    Manifests of earlier versions have no such checksums.
+    """
     known = manifest.get("derived", {})
     return {
         name: ImageFile(name, 0, int(known[name]["nbytes"]), str(known[name]["crc64nvme"]))
@@ -341,7 +358,7 @@ def _unfinished(store: ObjectStore, found: Found, files: Mapping[str, int]) -> I
 
 
 def _nodes(store: ObjectStore, found: Found, announced: Collection[int]) -> int | None:
-    """Return the job's number of nodes from the first readable announcement; None without one."""
+    """Return the job's number of nodes according to the first readable announcement; None if none is readable."""
     for node in sorted(announced):
         try:
             name = f"{found.folder}/node-{node}.json"
@@ -376,10 +393,17 @@ def _name_nodes(nodes: Collection[int]) -> str:
 def select_prunable(
     inventory: Inventory, keep: int, every_steps: int | None, steps: Collection[int], *, with_damaged: bool = False
 ) -> list[InventoryEntry]:
-    """Return the checkpoints that retention would remove, newest first.
+    """Return the checkpoints that the retention would delete, newest first.
 
-    The newest complete checkpoint and later ones stay, as do uploads of a run restored from an older step. Damaged
-    checkpoints do not count among the `keep`, and stay unless `with_damaged`; foreign ones always stay.
+    The newest complete checkpoint and all checkpoints of later steps stay. An unfinished checkpoint stays if a run that
+    was restored from an older step may still be uploading it. Foreign checkpoints always stay.
+
+    Args:
+        inventory: the checkpoints.
+        keep: number of newest complete checkpoints to keep; damaged checkpoints do not count among them.
+        every_steps: keep each checkpoint whose step is a multiple of this number; None: keep no such checkpoint.
+        steps: further steps to keep.
+        with_damaged: whether damaged checkpoints may be deleted.
     """
     good = [one.found for one in inventory.seen if one.state == "complete"]
     if not good:

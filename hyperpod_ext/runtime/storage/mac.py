@@ -1,8 +1,9 @@
-"""Message authentication codes of checkpoint files: nobody can make one without the job's secret.
+"""Message authentication codes (MACs) of checkpoint files. Nobody can compute a valid MAC without the job's secret.
 
-A CRC64 detects damage. It is linear, so an attacker who changes bytes can compute eight others that restore the CRC.
-Hence the signed manifest of a checkpoint has a MAC of each file, too: AES-256-GMAC, three quarters as fast as the CRC
-on processors with AES, and ten times as fast as SHA-256.
+A CRC64 detects accidental damage, but no attack, because an attacker who changes bytes can choose eight other bytes
+that restore the CRC. Therefore the signed manifest of a checkpoint has a MAC of each file, too. The algorithm is
+AES-256-GMAC, which on processors with AES instructions has three quarters of the CRC's speed, and ten times that of
+SHA-256.
 """
 
 from __future__ import annotations
@@ -21,23 +22,28 @@ from hyperpod_ext.terminal import quote
 
 KIND = "aes-256-gmac"
 PIECE = MIB
-"""Bytes per call, so that other threads get the interpreter in between."""
+"""Number of bytes per call of the cipher. Between two calls, other threads get the interpreter lock."""
 _SALT_BYTES = 16
 _KEY_OF = b"hyperpod_ext: MAC of a file\0"
 
 Mac = dict[str, str]
-"""kind, salt and tag (hex)."""
+"""A MAC as JSON: kind, and salt and tag in hex."""
 
 UNBOUND = (
-    "an earlier version of hyperpod_ext wrote it, with no MAC of its files: it cannot be told whether somebody who can "
-    "write there has changed them"
+    "an earlier version of hyperpod_ext wrote it, with no MAC of its files: changes by somebody with write access "
+    "cannot be detected"
 )
+"""Warning about a checkpoint without MACs."""
 
 
 class Running:
-    """A MAC computed piece by piece, with a key per file from the secret and a salt.
+    """Computes the MAC of one file piece by piece, with a key that is derived from the secret and a salt.
 
-    Two messages with the same key and nonce break GMAC; with a new key each time one nonce is enough.
+    Two messages with the same key and nonce would break GMAC. Each file has its own key, so the nonce can be constant.
+
+    Args:
+        secret: the job's secret.
+        salt: salt of an existing MAC, to verify it; None: a new random salt.
 
     Raises:
         HyperpodExtError: the package cryptography is not installed.
@@ -48,7 +54,7 @@ class Running:
             from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
         except ImportError as error:
             raise HyperpodExtError(
-                "cryptography, which computes the MACs of checkpoints, is not here",
+                "the package cryptography, which computes the MACs of checkpoints, is not installed",
                 hint="pip install 'hyperpod-ext[runtime]'",
             ) from error
         self._salt = salt if salt is not None else secrets.token_bytes(_SALT_BYTES)
@@ -65,10 +71,10 @@ class Running:
 
 
 def mac_of(secret: bytes, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
-    """Return a new MAC of `data`.
+    """Return a new MAC of `data`, with a random salt.
 
     Raises:
-        Cancelled: `cancelled()` was true.
+        Cancelled: `cancelled()` has returned True.
     """
     running = Running(secret)
     for start in range(0, len(data), 8 * PIECE):
@@ -79,10 +85,10 @@ def mac_of(secret: bytes, data: memoryview, cancelled: Callable[[], bool] = neve
 
 
 def read_mac(mac: Any) -> tuple[bytes, str]:
-    """Return salt and tag of a MAC in a manifest.
+    """Return the salt and the tag of a MAC in a manifest.
 
     Raises:
-        ValueError: not a MAC, or of a kind that this version cannot check.
+        ValueError: `mac` is no MAC, or its kind is one that this version cannot check.
     """
     if not isinstance(mac, Mapping) or mac.get("kind") != KIND:
         raise ValueError(f"a MAC of kind {quote(mac.get('kind'))}" if isinstance(mac, Mapping) else "no MAC")
@@ -100,38 +106,49 @@ class Expected:
     nbytes: int
     crc64nvme: str
     mac: Mac | None = None
-    """None: an earlier version wrote it."""
+    """MAC of the file; None: an earlier version wrote the checkpoint, without MACs."""
 
     @classmethod
     def of(cls, manifest: Manifest, file: ImageFile) -> Expected:
-        """Return a file of a checkpoint, with the MAC in the checkpoint's manifest."""
+        """Return the expected values of a checkpoint's file, with the MAC from the checkpoint's manifest."""
         mac = manifest["macs"][file.name] if is_bound(manifest) else None
         return cls(file.name, file.nbytes, file.crc64nvme, mac)
 
     def check(self, data: memoryview, secret: bytes, where: str) -> None:
-        """Check the file's MAC. Files without a MAC pass; the reader checks their CRC.
+        """Check the MAC of a file's bytes. A file without a MAC passes, because the reader checks its CRC.
+
+        Args:
+            data: all bytes of the file.
+            secret: the job's secret.
+            where: the file's URL, for the error.
 
         Raises:
-            CorruptSnapshotError: the bytes are damaged, or were changed without the secret.
+            CorruptSnapshotError: the bytes are damaged, or somebody without the secret has changed them.
         """
         if self.mac is None:
             return
         reading = Reading(self, secret, crc=False)
         reading.update(data)
         if reading.wrong() is not None:
-            again = Reading(self, secret)  # with the CRC, to name the kind of damage
+            again = Reading(self, secret)  # also compute the CRC, because accidental damage changes the CRC, too
             again.update(data)
             raise CorruptSnapshotError(f"{where}: {again.wrong()}", hint=_HINT)
 
 
 _HINT = (
-    "An older step is tried. `hp-ext checkpoints verify --all --secret-file FILE` tells of the others; where one was "
-    "changed, see who may write there."
+    "An older step is tried. `hp-ext checkpoints verify --all --secret-file FILE` checks all other checkpoints. If a "
+    "file was changed, check who has write access."
 )
 
 
 class Reading:
-    """CRC and MAC of a file's bytes, computed in order while they are read. Without `secret` only the CRC."""
+    """Computes the CRC and the MAC of a file while its bytes are read in order, and compares them with `file`.
+
+    Args:
+        file: the expected values.
+        secret: the job's secret; None: only the CRC is computed.
+        crc: whether to compute the CRC.
+    """
 
     def __init__(self, file: Expected, secret: bytes | None, *, crc: bool = True) -> None:
         self._file = file
@@ -142,13 +159,13 @@ class Reading:
                 salt, self._tag = read_mac(file.mac)
             except ValueError as error:
                 raise CorruptSnapshotError(
-                    f"{file.name}: {error} stands in the manifest, which this version cannot check",
+                    f"{file.name}: the manifest has {error}, which this version cannot check",
                     hint="Upgrade hyperpod_ext in the container.",
                 ) from error
             self._mac = Running(secret, salt)
 
     def update(self, piece: memoryview) -> None:
-        for start in range(0, len(piece), PIECE):  # small pieces stay in the cache for both sums
+        for start in range(0, len(piece), PIECE):  # a small piece stays in the CPU's cache for the CRC and the MAC
             part = piece[start : start + PIECE]
             if self._crc is not None:
                 self._crc = crc64nvme(part, self._crc)
@@ -156,14 +173,14 @@ class Reading:
                 self._mac.update(part)
 
     def wrong(self) -> str | None:
-        """Return the mismatch, after the last byte; None if the bytes are right."""
+        """Return a description of the mismatch; None if the bytes are right. Call this after the last byte."""
         if self._crc is not None and crc_text(self._crc) != self._file.crc64nvme:
             return f"CRC64-NVME is {crc_text(self._crc)}, the manifest says {self._file.crc64nvme}"
         if self._mac is not None and not hmac.compare_digest(self._mac.end()["tag"], self._tag):
-            return "its CRC64-NVME is right, but not its MAC: somebody has changed it who has not the job's secret"
+            return "its CRC64-NVME is right, but not its MAC: somebody has changed it without the job's secret"
         return None
 
 
 def is_bound(manifest: Manifest) -> bool:
-    """Return whether a checkpoint's manifest has MACs of its files; manifests of earlier versions do not."""
+    """Return whether a checkpoint's manifest has MACs of the files. Manifests of earlier versions have no MACs."""
     return "macs" in manifest

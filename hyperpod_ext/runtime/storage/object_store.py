@@ -1,8 +1,9 @@
-"""Interface of the durable tiers' stores: named blobs, which exist completely or not at all.
+"""Interface of the object stores of durable tiers. A store has named blobs, which exist completely or not at all.
 
-`s3.py` and `file.py` implement it; one contract test checks both.
+`s3.py` and `file.py` implement this interface, and the same contract test checks both modules.
 
-Blobs are sent from and received into the caller's memory: a store buffers none of them.
+A store sends a blob directly from the caller's memory and receives it directly into the caller's memory, without a
+buffer of its own.
 """
 
 from __future__ import annotations
@@ -18,54 +19,54 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 
 MIB = 1 << 20
 PARTIAL = ".partial"
-"""Suffix that names may not have: the file store uses it for unfinished files."""
+"""Suffix that names of blobs may not have, because the file store uses it for unfinished files."""
 DEEPEST = 8
-"""Maximum number of parts in a name."""
+"""Maximum number of parts in the name of a blob."""
 
 
-class Cancelled(Exception):  # noqa: N818, no error: the caller asked for it
-    """The caller stopped a call. A stopped put leaves nothing visible and nothing to clean up."""
+class Cancelled(Exception):  # noqa: N818, not named an error, because the caller has requested it
+    """The caller has cancelled a call. A cancelled `put` leaves no visible blob and nothing to clean up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One blob of a listing."""
+    """One blob in a listing."""
 
     name: str
     nbytes: int
 
 
 def never() -> bool:
-    """Return False: the default `cancelled`."""
+    """Return False. This function is the default of `cancelled`."""
     return False
 
 
 def ignore(nbytes: int) -> None:
-    """Do nothing: the default `on_bytes`."""
+    """Do nothing. This function is the default of `on_bytes`."""
 
 
 class ObjectStore(Protocol):
-    """Named blobs in a place that outlives the node: an S3 prefix, a shared directory.
+    """Named blobs in storage that outlives the node, such as an S3 prefix or a shared directory.
 
-    Names are relative paths with "/" between their parts. Every method may be called from any thread.
-        Transient faults (throttling, cut connections) are retried inside; errors that a method raises are final.
+    Names are relative paths with "/" between their parts. Every method may be called from any thread. A method retries
+    transient faults (throttling, broken connections) itself, so the errors that it raises are final.
 
-    `cancelled` is checked between tries, too, and raises `Cancelled`: a cancelled call does not go on retrying while
-    the store is unreachable.
+    A method calls its argument `cancelled` repeatedly, also between retries, and raises `Cancelled` once `cancelled()`
+    is true. So a cancelled call ends even if the store is unreachable.
 
     Raises:
         UnreachableError: the store denied access, is full or missing, or kept failing until the deadline.
         CorruptSnapshotError: the bytes do not match their checksum or length.
-        ConfigError: a name that leaves the store, or that a store could not keep.
+        ConfigError: the name of a blob leads outside of the store, or is not possible in every store.
     """
 
     @property
     def url(self) -> str:
-        """s3://bucket/prefix or file:///path, for messages."""
+        """URL of the store for messages: s3://bucket/prefix or file:///path."""
 
     @property
     def create_only(self) -> str:
-        """Name of the capability that `put_new` relies on, for messages."""
+        """Name of the store's capability that `put_new` relies on, for messages."""
 
     def put(
         self,
@@ -76,71 +77,88 @@ class ObjectStore(Protocol):
         cancelled: Callable[[], bool] = never,
         on_bytes: Callable[[int], None] = ignore,
     ) -> None:
-        """Write or replace a blob; readers see the old one, none or the new one, never a part.
+        """Write or replace a blob. Readers see the old blob, the new blob or no blob, but never a part of a blob.
 
-        `crc64nvme` is 16 hex digits of all of `data`, as the snapshot's manifest has it: bytes that do not match it
-        never become visible. `data` must stay as it is until this returns or raises.
-        `cancelled` is checked about once a MiB, and raises `Cancelled`.
-                The next put of the same name and bytes resumes one that gave up at its deadline.
+        If a `put` fails at its deadline, the next `put` of the same name and bytes resumes it.
 
-        `on_bytes` gets the number of bytes sent, and the negative number when bytes must be sent again. One thread at
-        a time calls it; it may sleep, which slows down every stream.
+        Args:
+            name: name of the blob.
+            data: bytes of the blob, which must not change before this method returns or raises.
+            crc64nvme: the CRC64-NVME of `data` as 16 hex digits, as in the snapshot's manifest; bytes that do not match
+                this checksum never become visible.
+            cancelled: called about once per MiB.
+            on_bytes: called by one thread at a time with the number of bytes sent, and with a negative number if bytes
+                must be sent again; this function may sleep, which slows down all parallel streams of the call.
         """
 
     def copy(
         self, source: str, name: str, nbytes: int, crc64nvme: str, *, cancelled: Callable[[], bool] = never
     ) -> bool:
-        """Write or replace a blob with the bytes of another one, which are not sent; it stays if `source` is deleted.
+        """Write or replace a blob with the bytes of the blob `source`, without sending them.
 
-        Returns False if `source` does not have these bytes (a directory compares the length only), or the store cannot
-        copy it; then `put` must write the blob.
+        The new blob stays if `source` is deleted later.
+
+        Args:
+            source: name of the blob to copy.
+            name: name of the new blob.
+            nbytes: expected size of `source`.
+            crc64nvme: expected CRC64-NVME of `source` as 16 hex digits; a store in a directory compares only the size.
+            cancelled: called repeatedly; if it returns True, the call raises `Cancelled`.
+
+        Returns:
+            False if `source` is missing or differs from what is expected, or if the store cannot copy. The caller must
+            then write the blob with `put`.
         """
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
-        """Write a small blob; return False if the name exists. Exactly one of several racing writers succeeds."""
+        """Write a small blob, or return False if there is a blob of this name.
+
+        If several writers call this method at the same time, exactly one of them succeeds.
+        """
 
     def get(self, name: str, limit: int = 64 * MIB, *, cancelled: Callable[[], bool] = never) -> bytes:
-        """Return a small blob.
+        """Return the bytes of a small blob.
 
         Raises:
-            NotFoundError: no blob of this name.
+            NotFoundError: there is no blob of this name.
             CorruptSnapshotError: the blob has more than `limit` bytes.
         """
 
     def read_into(
         self, name: str, destination: memoryview, offset: int = 0, *, on_bytes: Callable[[int], None] = ignore
     ) -> None:
-        """Fill `destination` from byte `offset` on; a blob that ends before is an error.
+        """Fill `destination` with the bytes of a blob, from byte `offset` on.
 
-        A range is not verified here: the reader checks the manifest's checksum, which is of the whole blob. After an
-        error the content of `destination` is undefined.
+        The bytes are not verified here: the caller must check the manifest's checksum, which covers the whole blob.
+        After an error, the content of `destination` is undefined.
 
         Raises:
-            NotFoundError: no blob of this name.
+            NotFoundError: there is no blob of this name.
+            CorruptSnapshotError: the blob ends before `destination` is full.
         """
 
     def list(self, prefix: str = "", *, cancelled: Callable[[], bool] = never) -> list[Entry]:
-        """Return every blob with a name that starts with `prefix`, sorted by name."""
+        """Return all blobs whose names start with `prefix`, sorted by name."""
 
     def folders(self, prefix: str = "") -> Sequence[str]:
-        """Return the names of the folders directly under folder `prefix`, sorted, without prefix and slashes."""
+        """Return the names of the folders directly in the folder `prefix`, sorted, without prefix and slashes."""
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
-        """Remove blobs; missing blobs are no error."""
+        """Delete blobs. A missing blob is no error."""
 
     def close(self) -> None:
-        """Remove the resumable parts of failed puts. The store can still be used."""
+        """Delete the parts of failed puts that were kept for the next attempt. The store can still be used later."""
 
     def check(self) -> None:
-        """Write, read, list and delete a probe, to find a store's faults before training starts.
+        """Write, read, list and delete a test blob, to find faults of the store before training starts.
 
         Raises:
-            UnreachableError: the store lacks the named capability; see `probe`.
+            UnreachableError: the store lacks a capability, which the message names; see `probe`.
         """
 
 
 class Until:
-    """A store with one more `cancelled`, which is checked in every call."""
+    """A store whose calls are also cancelled when the function `cancelled` of this object returns True."""
 
     def __init__(self, store: ObjectStore, cancelled: Callable[[], bool]) -> None:
         self._store, self._cancelled = store, cancelled
@@ -180,18 +198,19 @@ class Until:
 
 
 def probe(store: ObjectStore) -> None:
-    """Test each capability that checkpoints rely on, with a temporary blob.
+    """Test each capability of a store that checkpoints rely on, with a temporary blob.
 
     Raises:
-        UnreachableError: a call failed, or had no effect; the message names the capability.
+        UnreachableError: a call failed, or had no effect. The message names the missing capability.
     """
-    # in the folder that is needed first: a link or a file may be in its place
+    # the test blob is in the folder `generations`, which checkpoints need first: this finds a link or file in its place
     name, blobs, made = f"generations/.check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
 
     def need(works: bool, lacks: str) -> None:
         if not works:
             raise UnreachableError(
-                f"{store.url} {lacks}; checkpoints rely on that", hint="Choose a place that does, or upgrade the store."
+                f"{store.url} {lacks}, so checkpoints cannot be stored there",
+                hint="Upgrade the store, or choose another one.",
             )
 
     try:
@@ -219,9 +238,10 @@ def no_place(url: str) -> ConfigError:
 
 
 def is_name(name: str) -> bool:
-    """Return whether every store can keep a blob of this name, and a terminal can show it.
+    """Return whether a blob of this name can exist in every store, and a terminal can show the name.
 
-    Valid names are relative paths of at most `DEEPEST` parts, without "..", control characters and suffix `PARTIAL`.
+    A valid name is a relative path with at most `DEEPEST` parts, without "..", control characters or the suffix
+    `PARTIAL`.
     """
     parts = name.split("/")
     inside = not any(part in ("", ".", "..") for part in parts) and len(parts) <= DEEPEST
@@ -229,10 +249,10 @@ def is_name(name: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """Return `name`.
+    """Return `name` after checking it.
 
     Raises:
-        ConfigError: not `is_name`.
+        ConfigError: `name` is no valid name of a blob (see `is_name`).
     """
     if not is_name(name):
         raise ConfigError([Problem(f"{name!r} cannot name a blob", hint="Use a relative path without '..'.")])
@@ -240,7 +260,11 @@ def checked_name(name: str) -> str:
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return `prefix`, which must stay inside the store; its last path part may be incomplete."""
+    """Return `prefix` after checking it. The last part of the path may be incomplete.
+
+    Raises:
+        ConfigError: `prefix` leads outside of the store.
+    """
     if prefix.startswith("/") or ".." in prefix.split("/") or "\0" in prefix:
-        raise ConfigError([Problem(f"{prefix!r} leaves the store", hint="Use a relative path without '..'.")])
+        raise ConfigError([Problem(f"{prefix!r} is outside of the store", hint="Use a relative path without '..'.")])
     return prefix

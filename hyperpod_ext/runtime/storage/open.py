@@ -1,4 +1,4 @@
-"""Open the store of a URL. Each kind is imported when first used: S3 imports botocore."""
+"""Open the object store of a URL. A store's module is imported only when needed, because the S3 store needs boto3."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore, no_place
 
 
 def open_tier(tier: DurableTier, job: str, *, deadline_s: float = 600.0) -> ObjectStore:
-    """Return the store with one job's files of a durable tier. In a directory, the job's folder must not be a link."""
+    """Return the store with the files of one job in a durable tier.
+
+    Args:
+        tier: the tier; in a tier that is a directory, the job's folder must not be a symbolic link.
+        job: name of the job.
+        deadline_s: seconds without progress after which a call stops retrying.
+    """
     return _open(type(tier), tier.place, job, deadline_s=deadline_s, **tier.options)
 
 
 def open_store(url: str, **options: Any) -> ObjectStore:
     """Return the store at s3://bucket/prefix, file:///path or a path.
 
-    Options: `deadline_s`, how long a call retries without progress; for S3 also `part_bytes` and `streams`.
+    Options are `deadline_s`, the seconds without progress after which a call stops retrying, and for S3 also
+    `part_bytes`, the size of a part of a large blob, and `streams`, the number of parts sent or received at a time.
     """
     if (kind := tier_of(url)) is not None:
         return _open(kind, url, **options)

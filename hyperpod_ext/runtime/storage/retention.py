@@ -1,4 +1,4 @@
-"""Decide which checkpoints of a store count and which are kept; delete the others."""
+"""Decide which checkpoints of a store are valid and which of them are kept; delete the files of a checkpoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 
 def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> list[Found]:
-    """Return the checkpoints newest first, without abandoned ones: a later generation began before their step.
+    """Return the checkpoints that are not abandoned, newest first.
+
+    A checkpoint is abandoned if a later generation began before its step.
 
     Args:
-        starts: the first step of each generation.
+        starts: the step after which each generation began.
     """
     alive = [
         one
@@ -23,7 +25,14 @@ def without_abandoned(found: Collection[Found], starts: Mapping[int, int]) -> li
 
 
 def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: Collection[int]) -> list[Found]:
-    """Return the checkpoints to keep: the newest `keep`, every multiple of `every_steps`, and milestones."""
+    """Return the checkpoints to keep.
+
+    Args:
+        found: all checkpoints that count.
+        keep: number of newest checkpoints to keep, at least 1.
+        every_steps: keep each checkpoint whose step is a multiple of this number; None: keep no such checkpoint.
+        steps: further steps to keep.
+    """
     newest = sorted(found, reverse=True)[: max(keep, 1)]
     return [
         one
@@ -33,17 +42,20 @@ def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: C
 
 
 def is_passed(unfinished: Found, complete: Collection[Found]) -> bool:
-    """Return whether an unfinished checkpoint is given up: its generation or a later one has saved a later step.
+    """Return whether an unfinished checkpoint will never be completed.
 
-    A checkpoint of a newer generation may still be uploading, even if an older generation had reached later steps.
+    An unfinished checkpoint is never completed once its own generation, or a later one, has saved a later step. Later
+    steps of older generations do not matter: after a fault the job repeats steps, and the newer generation may still be
+    uploading an earlier step.
     """
     return any(one.step > unfinished.step and one.generation >= unfinished.generation for one in complete)
 
 
 def remove(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete a checkpoint's blobs, manifest first: a half deleted folder must not look like a checkpoint.
+    """Delete the files of a checkpoint. Delete the manifest first: a partly deleted folder must be no checkpoint.
 
-    Files with other names than a checkpoint's stay.
+    Args:
+        names: names of blobs; blobs whose names are not those of a checkpoint's files stay.
     """
     ours = [name for name in names if parse_file(name) is not None]
     store.delete([name for name in ours if name.endswith(f"/{MANIFEST}")])

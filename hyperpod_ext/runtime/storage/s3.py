@@ -1,8 +1,9 @@
-"""An S3 prefix as an object store, over boto3 without its slow parts.
+"""An S3 prefix as an object store, with boto3, but without its slow parts.
 
-Payloads are sent from the caller's memory, and received into it, one MiB at a time: nothing is buffered here, so
-memory does not grow with parts. boto3 neither hashes nor sums the payload: it is sent with the snapshot's own
-CRC64-NVME, and S3 refuses a mismatch. Retries are made here, not by boto3.
+Payloads are sent from the caller's memory and received into it, one MiB at a time. No payload is buffered here, so
+memory use does not grow with the number of parts. boto3 computes neither a hash nor a checksum of the payload: each
+payload is sent with the CRC64-NVME that the snapshot already has, and S3 refuses a mismatch. Retries are made by
+`s3_requests`, not by boto3.
 """
 
 from __future__ import annotations
@@ -39,15 +40,18 @@ from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, change
 from hyperpod_ext.runtime.storage.transfer import PIECE, Call
 
 PART_BYTES = 64 * MIB
-BULK = 1000  # names a DeleteObjects request may have
+BULK = 1000
+"""Maximum number of names in a DeleteObjects request."""
 CHECK_S = 10.0
+"""Deadline of each call in `check`, in seconds."""
 
 
 def default_streams() -> int:
-    """Return the default number of parallel streams: two per core, 4 to 16.
+    """Return the default number of parallel streams: two per CPU core, but at least 4 and at most 16.
 
-    One stream gets about 90 MB/s from S3, so a network card needs many; this process can feed two per core. Over
-    loopback with 2 cores, 4 streams are as fast as one PUT of the whole, and 8 streams reach 0.6 of it.
+    One stream gets about 90 MB/s from S3, so a network card needs many streams. This process can feed two streams per
+    core. Measured over loopback with 2 cores: 4 streams are as fast as a single PUT of the whole blob, and 8 streams
+    have 0.6 of its speed.
     """
     return min(16, max(4, 2 * (os.cpu_count() or 1)))
 
@@ -129,7 +133,7 @@ class S3Store:
         try:
             self._requests.persist("write", attempt, call, also=lambda: True)
         except NameInUseError:
-            # ours, if an earlier try succeeded and only its answer was lost
+            # the blob is this call's own if an earlier try succeeded and only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data
         return True
 
@@ -141,7 +145,7 @@ class S3Store:
             response = self._client.get_object(Bucket=self.bucket, Key=key, ChecksumMode="ENABLED")
             with response["Body"] as body:
                 if response["ContentLength"] > limit:
-                    raise CorruptSnapshotError(f"{call.what} has more than the {limit} bytes it may have")
+                    raise CorruptSnapshotError(f"{call.what} has more than {limit} bytes, the limit for this file")
                 data = bytes(body.read())
             if response.get("ChecksumCRC64NVME") not in (None, base64_of(checksum(data))):
                 raise SpoiltError()
@@ -202,8 +206,8 @@ class S3Store:
             with response["Body"] as body:
                 if "ContentRange" not in response:
                     raise UnreachableError(
-                        f"{self.url} ignores the header Range; checkpoints rely on it",
-                        hint="Choose a place that does not, or upgrade the store.",
+                        f"{self.url} ignores the header Range, which checkpoints need",
+                        hint="Choose a store that supports the header, or upgrade this store.",
                     )
                 total = int(response["ContentRange"].rpartition("/")[2])
                 if total < offset + len(part):
@@ -218,7 +222,7 @@ class S3Store:
                     call.count(received)
 
         try:
-            self._requests.persist("read", attempt, call)  # resumes where the last try was cut
+            self._requests.persist("read", attempt, call)  # a retry continues where the last try broke off
         except ShortError:
             raise CorruptSnapshotError(f"{call.what} ends before byte {offset + len(part)}") from None
 

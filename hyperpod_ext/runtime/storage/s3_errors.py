@@ -1,4 +1,4 @@
-"""Translate an S3 client's exceptions: retry or not, and the error for the user. Pure; imports no client."""
+"""Translate the exceptions of an S3 client: whether to retry, and the error for the user. Imports no S3 client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hyperpod_ext.errors import HyperpodExtError, NotFoundError, UnreachableErro
 
 
 class NameInUseError(Exception):
-    """The name of a create-only put exists."""
+    """A put that must create a new object found an object of that name."""
 
 
 class UploadGoneError(Exception):
-    """The multipart upload no longer exists: completed, aborted, or removed by a lifecycle rule."""
+    """The multipart upload no longer exists: it was completed, aborted, or deleted by a lifecycle rule."""
 
 
 class WrongChecksumError(Exception):
@@ -21,17 +21,17 @@ class WrongChecksumError(Exception):
 
 
 class TruncatedError(Exception):
-    """A body ended before its length."""
+    """The body of an answer ended before its declared length."""
 
     def __str__(self) -> str:
         return "the answer was cut off"
 
 
 class SpoiltError(Exception):
-    """A received body does not match its checksum."""
+    """The body of an answer does not match its checksum."""
 
     def __str__(self) -> str:
-        return "the bytes were damaged on their way"
+        return "the bytes were damaged in transit"
 
 
 class ShortError(Exception):
@@ -40,10 +40,11 @@ class ShortError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ErrorMeaning:
-    """The error to raise, and whether another try may succeed."""
+    """The error to raise for a failed request, and whether another try may succeed."""
 
     error: Exception
     passes: bool = False
+    """Whether the fault may be transient, so that another try may succeed."""
 
 
 MEANINGS: dict[str, type[Exception]] = {
@@ -59,7 +60,7 @@ MEANINGS: dict[str, type[Exception]] = {
 PASSING_CODES = {
     "InternalError",
     "OperationAborted",
-    "ConditionalRequestConflict",  # of racing create-only puts: the next try shows the winner
+    "ConditionalRequestConflict",  # two puts tried to create the same object: the next try shows which one succeeded
     "RequestTimeout",
     "RequestTimeTooSlow",
     "RequestLimitExceeded",
@@ -70,7 +71,7 @@ PASSING_CODES = {
     "TooManyRequestsException",
 }
 PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
-PASSING_TYPES = {  # names of classes, to import no client
+PASSING_TYPES = {  # names of classes instead of classes, so that no S3 client is imported
     "ConnectionError",
     "HTTPClientError",
     "ResponseStreamingError",
@@ -78,7 +79,7 @@ PASSING_TYPES = {  # names of classes, to import no client
     "FlexibleChecksumError",
     "CredentialRetrievalError",
     "MetadataRetrievalError",
-    "HTTPError",  # urllib3's root
+    "HTTPError",  # base class of urllib3's errors
     "TruncatedError",
     "SpoiltError",
     "OSError",
@@ -95,13 +96,20 @@ CREDENTIAL_CODES = {
 
 
 def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
-    """Classify one failed request. `doing` and `what` name it: "write", "s3://bucket/key"."""
+    """Classify the error of one failed request.
+
+    Args:
+        error: the exception of the S3 client.
+        doing: verb for the message, such as "write".
+        what: object of the request for the message, such as "s3://bucket/key".
+        bucket: name of the bucket.
+    """
     response = getattr(error, "response", None)
     if isinstance(response, dict) and "Error" in response:
         return _judge_answer(response, doing, what, bucket)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if not kinds & (PASSING_TYPES | {"BotoCoreError"}):
-        return ErrorMeaning(error)  # a bug in this program: keep its traceback
+        return ErrorMeaning(error)  # an exception that no S3 client raises is a bug here, so keep its traceback
     text = " ".join(str(error).split())
     if kinds & CREDENTIALS:
         return ErrorMeaning(
@@ -118,7 +126,7 @@ def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
 
 
 def item_error(item: dict[str, Any]) -> Exception:
-    """Return one error of a DeleteObjects answer as the exception of a single request."""
+    """Return one error in the answer to DeleteObjects as an exception, in the form of a failed single request."""
     error = _ItemError(item.get("Message", ""))
     error.response = {"Error": item, "ResponseMetadata": {}}
     return error
@@ -135,9 +143,8 @@ def _judge_answer(response: dict[str, Any], doing: str, what: str, bucket: str) 
     if meaning := MEANINGS.get(code):
         return ErrorMeaning(meaning(message))
     if status == 400 and "checksum" in message and "invalid" in message.lower():
-        return ErrorMeaning(
-            WrongChecksumError(message)
-        )  # InvalidRequest: Value for x-amz-checksum-... header is invalid
+        # S3's message is "InvalidRequest, Value for x-amz-checksum-... header is invalid"
+        return ErrorMeaning(WrongChecksumError(message))
     if code in ("NoSuchKey", "404", "NotFound"):
         return ErrorMeaning(NotFoundError(f"There is no {what}"))
     request = f", request {metadata['RequestId']}" if metadata.get("RequestId") else ""
@@ -163,8 +170,10 @@ def _error(code: str, status: int, text: str, bucket: str) -> HyperpodExtError:
     if code == "NotImplemented" or status == 501:
         return UnreachableError(
             text,
-            hint="The store does not implement that request, which checkpoints rely on. Upgrade it, or choose another.",
+            hint="The store does not implement a request that checkpoints need. Upgrade it, or choose another store.",
         )
     if code in PASSING_CODES or status in PASSING_STATUS:
-        return UnreachableError(text, hint="S3 refused for long; spread saves over prefixes or save less often.")
-    return UnreachableError(text, hint="The code is S3's; its error list says what it stands for.")
+        return UnreachableError(
+            text, hint="S3 has refused all retries. Distribute saves over several prefixes, or save less often."
+        )
+    return UnreachableError(text, hint="S3's list of error codes explains the code.")

@@ -1,4 +1,4 @@
-"""Upload or copy blobs to S3 in parts, several at a time; the next put resumes one that gave up."""
+"""Upload or copy blobs to S3 in parts, several at a time. An upload that failed at its deadline can be resumed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from hyperpod_ext.runtime.storage.s3_requests import Requests, base64_of, change
 from hyperpod_ext.runtime.storage.transfer import Call
 
 MAX_PARTS = 10_000
-RESUMABLE_S = 1800.0  # failed puts that are not retried for so long are aborted
+RESUMABLE_S = 1800.0
+"""Seconds after which the upload of a failed put is aborted, if no further put resumes the upload."""
 _ABORT_S = 5.0
 
 
@@ -29,20 +30,23 @@ class Multipart:
         self._abort_s = min(_ABORT_S, deadline_s)
         self._lock = threading.Lock()
         self._left: dict[tuple[str, str, int], MultipartUpload] = {}
-        """Uploads of puts that gave up, for the next put of the same name, checksum and size."""
+        """Uploads of puts that failed at their deadline, by object name, checksum and size. A later put resumes one."""
 
     def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
-        """Upload `data`, which has checksum `crc`."""
+        """Upload `data`, whose CRC64-NVME is `crc`, to the object `key`."""
         try:
             self._make(key, len(data), crc, call, lambda upload, number: self._put_part(upload, number, data, call))
         except WrongChecksumError:
             raise changed(call.what) from None
 
     def copy(self, source: str, key: str, nbytes: int, crc: str, call: Call) -> bool:
-        """Let S3 copy an object of `nbytes` with checksum `crc`; return False if it does not, and `put` must.
+        """Let S3 copy the object `source`, which should have size `nbytes` and checksum `crc`, to the object `key`.
 
-        S3 checks the checksum of all parts before the copy is visible. The copy is read back by its headers, because
-        some stores accept a checksum without checking it.
+        S3 verifies the checksum over all parts before the copy becomes visible. Some other stores accept a checksum
+        without verifying it, so this method reads the size and the checksum of the copy afterwards.
+
+        Returns:
+            False if S3 has not copied the object. The caller must then upload the bytes with `put`.
         """
         try:
             self._make(key, nbytes, crc, call, lambda upload, number: self._copy_part(upload, number, source, call))
@@ -51,7 +55,7 @@ class Multipart:
         except UnreachableError:
             if call.gave_up:
                 raise
-            return False  # the store refuses copies; a put says so if it refuses everything
+            return False  # the store refuses copies; if it also refuses writes, the following put raises the error
         return self._is_there(key, nbytes, crc, call)
 
     def _make(
@@ -64,7 +68,7 @@ class Multipart:
                 call.in_streams(functools.partial(make_part, upload), missing, self._streams)
                 self._complete(upload, call)
                 return
-            except UploadGoneError:  # a lifecycle rule or somebody removed it with its parts
+            except UploadGoneError:  # start again, because a lifecycle rule or a user has deleted the upload's parts
                 call.count(-upload.done_bytes())
             except BaseException:
                 if call.gave_up:
@@ -75,7 +79,7 @@ class Multipart:
                 raise
 
     def _begin(self, key: str, nbytes: int, crc: str, call: Call) -> MultipartUpload:
-        """Return the upload of an earlier put of the same bytes that gave up, or a new one."""
+        """Return the upload of an earlier put of the same bytes that failed at its deadline, or else a new upload."""
         with self._lock:
             left = self._left.pop((key, crc, nbytes), None)
         if left:
@@ -113,7 +117,7 @@ class Multipart:
 
     def _copy_part(self, upload: MultipartUpload, number: int, source: str, call: Call) -> None:
         part: dict[str, Any] = {"PartNumber": number, "CopySource": {"Bucket": self._bucket, "Key": source}}
-        if len(upload.numbers()) > 1:  # S3 refuses ranges of objects of 5 MB or less
+        if len(upload.numbers()) > 1:  # S3 refuses to copy a range of an object of up to 5 MB
             first = (number - 1) * upload.part_bytes
             part["CopySourceRange"] = f"bytes={first}-{min(first + upload.part_bytes, upload.nbytes) - 1}"
 
@@ -140,7 +144,7 @@ class Multipart:
                 call,
             )
         except UploadGoneError:
-            # it may be completed, and only the answer was lost
+            # perhaps the upload is complete, and only the answer of an earlier try was lost
             if not self._is_there(upload.key, upload.nbytes, upload.crc, call):
                 raise
 
@@ -156,7 +160,7 @@ class Multipart:
         return bool(head["ContentLength"] == nbytes and head.get("ChecksumCRC64NVME") == base64_of(crc))
 
     def _abort(self, upload: MultipartUpload) -> None:
-        """Abort an upload, best effort: a lifecycle rule of the bucket removes the rest."""
+        """Try to abort an upload, and ignore errors, because a lifecycle rule of the bucket deletes remaining parts."""
         call = Call(self._abort_s, f"s3://{self._bucket}/{upload.key}")
         try:
             self._requests.persist(
@@ -168,7 +172,7 @@ class Multipart:
             return
 
     def take_back(self, unwanted: Callable[[MultipartUpload], bool]) -> None:
-        """Abort the unwanted uploads among those of puts that gave up."""
+        """Abort those kept uploads of failed puts for which `unwanted` returns True."""
         with self._lock:
             gone = [self._left.pop(identity) for identity, upload in [*self._left.items()] if unwanted(upload)]
         for upload in gone:
@@ -185,8 +189,9 @@ class MultipartUpload:
     id: str
     part_bytes: int
     done: dict[int, str] = field(default_factory=dict)
-    """Part number → ETag."""
+    """ETag of each uploaded part, by part number."""
     touched: float = field(default_factory=time.monotonic)
+    """Time of the last uploaded part, by `time.monotonic`."""
 
     def identity(self) -> tuple[str, str, int]:
         return self.key, self.crc, self.nbytes

@@ -1,4 +1,4 @@
-"""Requests to S3: the client without boto3's slow parts, and the retries, which boto3 does not make."""
+"""Requests to S3: a client without boto3's slow parts, and retries, which are turned off in boto3."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from hyperpod_ext.runtime.storage.transfer import Body, Call
 
 T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
-"""First and longest wait between two tries; each wait is up to twice the one before."""
+"""First and longest wait between two tries, in seconds. Each wait is up to twice as long as the previous wait."""
 
 
 class Requests:
-    """Requests to one bucket, over connections for `streams` streams."""
+    """Requests to one bucket, with enough connections for `streams` parallel streams."""
 
     def __init__(self, bucket: str, streams: int) -> None:
         self.bucket, self.client = bucket, _make_client(streams)
 
     def persist(self, doing: str, attempt: Callable[[], T], call: Call, also: Callable[[], bool] = lambda: False) -> T:
-        """Return `attempt()`, retried with rising, random waits while the fault may be transient.
+        """Return the result of `attempt()`. While its error may be transient, retry with growing, random waits.
 
-        `also`: returns whether to retry bytes that arrived damaged, because they were right when sent.
+        Args:
+            doing: verb for error messages, such as "write".
+            attempt: makes the request.
+            call: deadline and cancellation of the call.
+            also: called if the bytes arrived damaged; returns whether the bytes in memory are still right, so that a
+                retry makes sense.
         """
         wait_s = _FIRST_WAIT_S
         while True:
@@ -40,7 +45,7 @@ class Requests:
             except (Cancelled, HyperpodExtError, ShortError):
                 raise
             except Exception as error:
-                call.look()  # a cancelled body looks like a failed request
+                call.look()  # raises Cancelled, because the request of a cancelled body fails with another error
                 meaning = judge(error, doing, call.what, self.bucket)
             spoilt = isinstance(meaning.error, WrongChecksumError) and also()
             if not (meaning.passes or spoilt):
@@ -56,7 +61,7 @@ class Requests:
         try:
             return request(Bucket=self.bucket, Body=body, **options)
         except BaseException:
-            body.seek(0)  # subtracts the counted bytes
+            body.seek(0)  # subtracts the bytes that were already counted as sent
             raise
 
 
@@ -69,7 +74,7 @@ def _make_client(streams: int) -> Any:
         raise ConfigError([problem]) from None
     style: dict[str, Any] = {"payload_signing_enabled": False}
     if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        style["addressing_style"] = "path"  # such endpoints rarely have a DNS name per bucket
+        style["addressing_style"] = "path"  # custom endpoints rarely have a DNS name for each bucket
     config = Config(
         s3=style,
         request_checksum_calculation="when_required",
@@ -80,14 +85,17 @@ def _make_client(streams: int) -> Any:
         max_pool_connections=max(64, streams),
         tcp_keepalive=True,
     )
-    session = botocore.session.get_session()  # its own session: sessions are not thread-safe
+    session = botocore.session.get_session()  # a new session for each client, because sessions are not thread-safe
     session.register_component("data_loader", _models())
     return session.create_client("s3", config=config)
 
 
 @functools.cache
 def _models() -> Any:
-    """Return botocore's loader of S3's API model, once a process: reading it is four fifths of a client's cost."""
+    """Return botocore's loader of S3's API model, the same object in the whole process.
+
+    Reading this model takes four fifths of the time in which a client is made.
+    """
     import botocore.session
 
     return botocore.session.get_session().get_component("data_loader")
@@ -105,14 +113,14 @@ def base64_of(crc: str) -> str:
 
 def changed(what: str) -> CorruptSnapshotError:
     return CorruptSnapshotError(
-        f"{what} was not written: its bytes do not match the CRC64-NVME they were sealed with",
-        hint="The memory changed after it was sealed; earlier checkpoints are untouched.",
+        f"{what} was not written: its bytes do not match the CRC64-NVME in the snapshot's manifest",
+        hint="The memory changed after its checksum was computed. Earlier checkpoints are untouched.",
     )
 
 
 def _gave_up(error: Exception, call: Call) -> HyperpodExtError:
     if not isinstance(error, HyperpodExtError):
         return UnreachableError(
-            f"Cannot write {call.what}: its bytes arrive damaged each time", hint="Check the network."
+            f"Cannot write {call.what}: in each try, its bytes arrived damaged", hint="Check the network."
         )
     return UnreachableError(f"{error.message}; tried for {call.deadline_s:g} s", hint=error.hint)

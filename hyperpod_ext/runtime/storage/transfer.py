@@ -1,4 +1,4 @@
-"""State of one running transfer: deadline, cancel and progress callbacks, request body."""
+"""State of one running transfer to or from S3: deadline, cancellation, progress, and the body of a request."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from concurrent.futures import wait as wait_for
 
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, ignore, never
 
-PIECE = MIB  # one send and one check of `cancelled`; http.client's own 16 KiB cost four times the CPU
+PIECE = MIB
+"""Number of bytes per send and per call of `cancelled`. The default of http.client, 16 KiB, takes four times the CPU
+time."""
 
 
 class Call:
-    """Deadline, cancellation and progress of one call. Shared by its streams."""
+    """Deadline, cancellation and progress of one call of a store, shared by all parallel streams of the call.
+
+    Args:
+        deadline_s: seconds without progress after which the call stops retrying.
+        what: the call's object, for messages.
+        cancelled: returns whether the caller has cancelled the call.
+        on_bytes: called with the number of bytes sent, or a negative number for bytes that must be sent again.
+    """
 
     def __init__(
         self,
@@ -26,7 +35,7 @@ class Call:
         self.deadline_s = deadline_s
         self.what = what
         self.gave_up = False
-        """The call ended at its deadline, so a later try may succeed."""
+        """Whether the call failed at its deadline, so that a later call may succeed."""
         self._cancelled = cancelled
         self._on_bytes = on_bytes
         self._lock = threading.Lock()
@@ -35,7 +44,7 @@ class Call:
         self._last_progress = time.monotonic()
 
     def look(self) -> None:
-        """Raise `Cancelled` if the caller cancelled, or another stream has failed."""
+        """Raise `Cancelled` if the caller has cancelled the call, or another stream of the call has failed."""
         if self._stopped.is_set() or self._cancelled():
             raise Cancelled(self.what)
 
@@ -56,14 +65,17 @@ class Call:
             self._stopped.wait(min(left, 0.1))
 
     def in_streams(self, work: Callable[[int], None], items: Sequence[int], streams: int) -> None:
-        """Do all of `items`; raise the first failure after every stream has stopped using the caller's memory."""
+        """Call `work` for all `items`, in up to `streams` threads.
+
+        If a call fails, the first error is raised after every thread has stopped using the caller's memory.
+        """
         if len(items) == 1:
             work(items[0])
         elif items:
             with ThreadPoolExecutor(min(streams, len(items)), "s3") as pool:
                 try:
                     wait_for([pool.submit(self._guarded, work, item) for item in items])
-                except BaseException as error:  # Ctrl-C
+                except BaseException as error:  # such as KeyboardInterrupt
                     self._stop(error)
         failure, self._failure = self._failure, None
         self._stopped.clear()
@@ -84,7 +96,7 @@ class Call:
 
 
 class Body:
-    """A request body of views of the caller's memory, so that the socket sends without copies."""
+    """The body of a request, which returns views of the caller's memory, so that the socket sends without a copy."""
 
     def __init__(self, data: memoryview, call: Call) -> None:
         self._data = data
@@ -95,7 +107,7 @@ class Body:
         return len(self._data)
 
     def read(self, size: int = -1) -> memoryview:
-        """Return the next piece of `PIECE` bytes. `size` is ignored: http.client sends pieces of any length."""
+        """Return the next `PIECE` bytes. `size` is ignored, because http.client sends pieces of any length."""
         self._call.look()
         piece = self._data[self._position : self._position + PIECE]
         self._position += len(piece)
@@ -109,6 +121,6 @@ class Body:
     def seek(self, offset: int, whence: int = 0) -> int:
         position = (0, self._position, len(self._data))[whence] + offset
         if position < self._position:
-            self._call.count(position - self._position)  # will be sent again
+            self._call.count(position - self._position)  # negative, because these bytes will be sent again
         self._position = position
         return position

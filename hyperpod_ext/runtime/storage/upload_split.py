@@ -1,4 +1,8 @@
-"""Split a checkpoint: its images among the nodes, and each image into its frozen parameters and the rest."""
+"""Split the upload of a checkpoint: images (the bytes of ranks' snapshots) among nodes, and images into files.
+
+An image with large frozen parameters has a separate file for them, which can be copied from an earlier checkpoint
+instead of uploaded again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, checksum_after, con
 from hyperpod_ext.runtime.storage.names import frozen_file_of, image_of
 
 FROZEN_BYTES = 1 << 20
-"""Fewer bytes of frozen parameters get no file of their own: uploading them again costs less than copying a file."""
+"""Minimum size of a file for frozen parameters. Uploading fewer bytes again costs less than copying a file."""
 
 
 class ImageFile(NamedTuple):
@@ -23,7 +27,9 @@ class ImageFile(NamedTuple):
 
 
 def frozen_part(snapshot: Manifest) -> ImageFile | None:
-    """Return the file for the frozen parameters at the start of a rank's image; None if they get no file of their own.
+    """Return the file for the frozen parameters, which are at the start of a rank's image.
+
+    None: the image has no frozen parameters, or they are too small for a file of their own.
 
     Args:
         snapshot: manifest of the rank that uploads the image.
@@ -38,10 +44,12 @@ def split_image(name: str, snapshot: Manifest, frozen: ImageFile | None) -> tupl
     """Return the files of one rank's image, in the order of their bytes.
 
     Args:
-        name: name of the image, which is the file of all bytes that are not in `frozen`.
+        name: name of the image, which is also the name of the file with all bytes that are not in `frozen`.
+        snapshot: manifest of the image's snapshot.
+        frozen: the file for the frozen parameters; None: the image has only one file.
 
     Raises:
-        ValueError: the sizes or checksums are impossible.
+        ValueError: the sizes or checksums contradict each other.
     """
     nbytes, checksum = int(snapshot["nbytes"]), str(snapshot["crc64nvme"])
     if frozen is None:
@@ -57,7 +65,7 @@ def files_of(checkpoint: Manifest, rank: str) -> tuple[ImageFile, ...]:
     """Return the files of one rank's image, according to the checkpoint's manifest, in the order of their bytes.
 
     Raises:
-        ValueError: see `split_image`.
+        ValueError: the sizes or checksums in the manifest contradict each other.
     """
     name = str(checkpoint["files"][rank])
     known = checkpoint.get("frozen", {}).get(name)
@@ -66,9 +74,13 @@ def files_of(checkpoint: Manifest, rank: str) -> tuple[ImageFile, ...]:
 
 
 def partition_uploads(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
-    """Return the file of each rank, and the ranks that each node uploads. Every node computes the same result.
+    """Return the name of each rank's file, and the ranks whose files each node uploads.
 
-    Ranks with equal bytes (data parallelism) share one file: the node with the smallest load uploads it, once.
+    Ranks with equal bytes, as in data parallelism, share one file. Of the nodes with these ranks, the node that has the
+    fewest bytes to upload so far uploads the file. Every node computes the same result.
+
+    Args:
+        records: the manifests that each node has announced.
     """
     holders: dict[str, list[tuple[int, int]]] = {}
     sizes: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Read every byte of a checkpoint and compare it with the manifest, in constant memory."""
+"""Read every byte of a checkpoint and compare the checksums with those in the manifest, with constant memory use."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILES_AT_ONCE = 4
 
 
 def expected(manifest: Manifest) -> list[Expected]:
-    """Return all files of a checkpoint that have checksums in its manifest."""
+    """Return the files of a checkpoint that have a checksum in the checkpoint's manifest."""
     return [Expected.of(manifest, file) for file in (*images(manifest).values(), *derived(manifest).values())]
 
 
@@ -41,7 +41,16 @@ def what_is_wrong(
     on_bytes: Callable[[int], None] = ignore,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> str | None:
-    """Return the mismatch of a file's bytes, read piece by piece; None: no mismatch, or cancelled."""
+    """Read a file piece by piece and return a description of its first mismatch; None: no mismatch, or cancelled.
+
+    Args:
+        store: the store that has the file.
+        folder: folder of the checkpoint.
+        file: expected size, CRC and MAC of the file.
+        secret: the job's secret, to check the MAC; None: only the CRC is checked.
+        on_bytes: called with the number of bytes of each piece read.
+        cancelled: returns whether to stop reading.
+    """
     buffer = memoryview(bytearray(min(CHUNK, file.nbytes)))
     reading, done = Reading(file, secret), 0
     while done < file.nbytes:
@@ -57,29 +66,33 @@ def what_is_wrong(
 def verify(
     store: ObjectStore, seen: InventoryEntry, secret: bytes | None, on_bytes: Callable[[int], None] = ignore
 ) -> list[Defect]:
-    """Return every defect of a checkpoint. `on_bytes` gets the number of bytes read, from several threads.
+    """Read all files of a checkpoint, and return every defect.
 
-    Without the job's `secret`, damage is found but not forgery.
+    Args:
+        store: the store that has the checkpoint.
+        seen: the checkpoint, as listed in the inventory.
+        secret: the job's secret; None: damage is found, but not forgery.
+        on_bytes: called with the number of bytes of each piece read, from several threads.
 
     Raises:
-        UnreachableError: the store stopped answering before the end.
-        NotFoundError: the checkpoint was deleted meanwhile, for example by retention.
+        UnreachableError: the store stopped answering before all files were read.
+        NotFoundError: the checkpoint was deleted during the verification, for example by the retention.
     """
     made_up = secret is not None and any(defect.file == MANIFEST for defect in seen.defects)
-    if not seen.digest or seen.state == "foreign" or made_up:  # its checksums prove nothing
+    if not seen.digest or seen.state == "foreign" or made_up:  # checksums in such a manifest prove nothing
         return [*seen.defects]
     manifest = seen.read_manifest(store, secret)
     try:
         files = [file for file in expected(manifest) if seen.files.get(file.name) == file.nbytes]
         digests = plans(manifest)
     except NOT_A_MANIFEST:
-        return [*seen.defects]  # they report the wrong form
+        return [*seen.defects]  # these defects already report the wrong fields
     stop = threading.Event()
 
     def check(file: Expected) -> Defect | None:
         try:
             wrong = what_is_wrong(store, seen.found.folder, file, secret, on_bytes, stop.is_set)
-        except (CorruptSnapshotError, NotFoundError) as error:  # changed since it was listed
+        except (CorruptSnapshotError, NotFoundError) as error:  # the file has changed since the listing
             return Defect(file.name, error.message)
         return Defect(file.name, wrong) if wrong is not None else None
 
@@ -97,18 +110,18 @@ def verify(
 
 
 def read_plans(store: ObjectStore, seen: InventoryEntry, secret: bytes | None, manifest: Manifest) -> dict[str, Plan]:
-    """Return the plans of a checkpoint by digest.
+    """Return the layout plans of a checkpoint by digest.
 
     Raises:
-        NotFoundError: a plan is missing.
-        CorruptSnapshotError: a plan does not have the digest in its name.
+        NotFoundError: a plan's file is missing.
+        CorruptSnapshotError: the SHA-256 of a plan is not the digest in its file name.
     """
     checkpoints = _reader(store, secret)
     return {digest: checkpoints.read_plan(seen.found.folder, digest) for digest in plans(manifest).values()}
 
 
 def _reader(store: ObjectStore, secret: bytes | None) -> Checkpoints:
-    """Return a reader of plans, which belong to no job."""
+    """Return an object that reads plans, without a job's name, because a plan does not name its job."""
     return Checkpoints(store, job="", secret=secret or b"", trusting=secret is None)
 
 
@@ -118,7 +131,7 @@ def _check_plans(
     found: dict[str, Plan] = {}
     for name, digest in digests.items():
         if name not in seen.files:
-            continue  # reported already
+            continue  # the inventory has already reported the missing file
         try:
             found[digest] = checkpoints.read_plan(seen.found.folder, digest)
         except (CorruptSnapshotError, NotFoundError) as error:
@@ -128,10 +141,10 @@ def _check_plans(
         if (plan := found.get(str(snapshot["plan"]))) is None:
             continue
         if plan.nbytes != snapshot["nbytes"]:
-            yield Defect(str(manifest["files"][rank]), f"the plan of rank {rank} is for {plan.nbytes} bytes")
+            yield Defect(str(manifest["files"][rank]), f"rank {rank}: its plan is for {plan.nbytes} bytes")
         values = snapshot.get("values")
         if not isinstance(values, list) or len(values) != len(leaf_paths(plan.shape)[1]):
-            yield Defect(MANIFEST, f"rank {rank}: its plain values are not those of its plan")
+            yield Defect(MANIFEST, f"rank {rank}: the number of its plain values differs from its plan")
             continue
         parts.append(RankFile(int(rank), plan, values, str(manifest["files"][rank])))
     complete = not is_of_node(manifest)
@@ -140,8 +153,11 @@ def _check_plans(
 
 
 def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Defect]:
-    """Compare derived files with the ones this version would write, if the manifest lacks their checksums."""
+    """Compare the files that only plain dcp.load needs with the files that this version would write.
+
+    Only checkpoints of earlier versions need this check, because their manifests have no checksums of such files.
+    """
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):
         if store.get(f"{seen.found.folder}/{name}") != data:
-            yield Defect(name, "it is not what the manifest stands for; training restores without it, dcp.load cannot")
+            yield Defect(name, "it differs from the manifest; training does not need this file, but dcp.load does")

@@ -1,5 +1,6 @@
-"""Versions of torch and of trainers with which faults were tested. docs/compatibility.md and docs/integrations.md list
-these versions."""
+"""Versions of torch and of trainers with which recovery from faults was tested.
+
+docs/compatibility.md and docs/integrations.md list these versions."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ TRIED = {
 
 @functools.cache
 def warn_if_untried(package: str, version: str) -> None:
-    """Warn once, in rank 0's log, if `version` is older or newer than all versions in `TRIED`."""
+    """Warn once, in rank 0's log, if `version` is older or newer than the tested versions in `TRIED`."""
     oldest, newest = TRIED[package]
     if os.environ.get("RANK", "0") != "0" or _numbers(oldest) <= _numbers(version) <= _numbers(newest):
         return
@@ -32,5 +33,5 @@ def warn_if_untried(package: str, version: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version. For `2.16.0a0+git` these are 2 and 16."""
+    """Return the first two numbers of a version: 2 and 16 for `2.16.0a0+git`."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])

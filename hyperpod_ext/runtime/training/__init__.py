@@ -1,1 +1,1 @@
-"""The `@resilient` loop: join, restore, train; on a fault leave, agree, and go on. One file a part."""
+"""The `@resilient` loop: each rank joins a generation, restores its state and trains; after a fault it starts over."""

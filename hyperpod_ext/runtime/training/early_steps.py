@@ -1,6 +1,7 @@
-"""Detect optimizer steps that nothing saves: before the first step of `run.steps`, or without a `@resilient` function.
+"""Detect optimizer steps that no snapshot contains.
 
-The first are refused, because a trainer there does not use the run. The second are the script's choice, and a warning.
+An optimizer step before the first step of `run.steps` is an error, because its trainer apparently does not use the run.
+An optimizer step in a job without a `@resilient` function is the script's choice, and causes only a warning.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
 
 class EarlySteps:
-    """A context that calls `see` before each optimizer step, except inside `allowed`, until `end`."""
+    """A context manager that calls `see` before each optimizer step, until `end` is called, except inside `allowed`."""
 
     def __init__(self, see: Callable[[str], None]) -> None:
         self._call = see
@@ -36,30 +37,31 @@ class EarlySteps:
         self.end()
 
     def begin(self) -> None:
-        """Check steps from now on."""
+        """Call `see` before each optimizer step from now on."""
         if self._hook is None:
             self._hook = register_optimizer_step_pre_hook(self._see)
 
     def end(self) -> None:
-        """Stop checking: the steps of the run begin."""
+        """Stop checking optimizer steps, because the run's own steps begin."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
 
     def end_after_step(self) -> None:
-        """Stop checking once the present step has ended. Until then, torch calls its hooks, and none may be removed."""
+        """Stop checking after the current optimizer step. During a step torch iterates over its hooks, so that none of
+        them may be removed."""
 
         def end(*_: object) -> None:
             self.end()
             self._allowed = False
-            hook.remove()  # the newest, so the last one that torch calls
+            hook.remove()  # allowed here, because torch calls this hook last
 
         self._allowed = True
         hook = register_optimizer_step_post_hook(end)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Allow optimizer steps inside, as part of building or restoring."""
+        """Allow optimizer steps inside the context: building or restoring an object may need some."""
         self._allowed, before = True, self._allowed
         try:
             yield
@@ -78,16 +80,18 @@ def refuse(step: str) -> None:
         JobFailedError: always.
     """
     raise JobFailedError(
-        f"{step} was called before the first step of run.steps: the run would know nothing of this training, and keep "
-        "none of it",
+        f"{step} was called before the first step of run.steps, so snapshots would not contain this optimizer step",
         hint="Call run.restore(...), then make steps inside `for step in run.steps(...)`. A library's trainer "
-        "needs an adapter: see docs/integrations.md. Steps that only build something belong into run.keep.",
+        "needs an adapter: see docs/integrations.md. Optimizer steps that only build an object belong into run.keep.",
     )
 
 
 def warn_of_unprotected_steps() -> None:
-    """Warn before the first optimizer step of this process, or of one forked from it, if it is a rank of a job and its
-    `@resilient` function has not begun. `unprotected_steps.end()` ends this."""
+    """Warn before the first optimizer step of this process, if the process is a rank of a job and its `@resilient`
+    function has not begun.
+
+    The check also applies to processes forked from this one. `unprotected_steps.end()` ends the check.
+    """
     unprotected_steps.begin()
 
 
@@ -103,18 +107,21 @@ def _warn(step: str) -> None:
 
 
 def _is_in_mode_ours() -> bool:
-    """Return whether the job is to be protected by its script: without a config, as under torchrun, it is."""
+    """Return whether the job's config has mode `ours`, in which the script's `@resilient` function protects the steps.
+
+    Without a config, as under torchrun, the mode is `ours`.
+    """
     text = os.environ.get(ENV_RUNTIME)
     return text is None or RuntimeConfig.from_json(text).mode == "ours"
 
 
 def _report(page: str, rank: int) -> None:
-    """Report the step to the agent, which logs it."""
+    """Report the unprotected optimizer step to the agent, which writes it to the event log."""
     try:
         HeartbeatPage.of(page).report_unprotected(rank)
-    except OSError as error:  # training goes on all the same
+    except OSError as error:  # a lost warning must not stop training
         sys.stderr.write(f"hyperpod_ext: {page} cannot be written, so the log lacks this warning: {error.strerror}\n")
 
 
 unprotected_steps = EarlySteps(_warn)
-"""The check for steps before this process's `@resilient` function begins."""
+"""The check for optimizer steps before this process's `@resilient` function begins."""

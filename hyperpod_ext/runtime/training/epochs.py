@@ -1,4 +1,4 @@
-"""Epochs of `run.epochs`: a torch DataLoader's batches, one a step, that continue exactly after a fault."""
+"""Epochs of `run.epochs`: a torch DataLoader's batches, one batch per step, that continue exactly after a fault."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from hyperpod_ext.runtime.state.unsaved.fingerprints import is_number
 from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, own_values, reachable, script_frames
 
 _ALONE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers that know nothing of ranks: each rank draws an order of its own."""
+"""Classes of samplers that do not divide the samples among ranks, so that each rank gets its own random order."""
 
 
 class EpochData(EpochReader):
-    """The loader of `run.epochs`, one batch a step. Its state has only values that must be equal after a restore.
+    """The DataLoader of `run.epochs`, with one batch per step.
 
-    It reads a copy of the loader's samplers: those that outlive a call of the training function would go on from
-    another epoch than those of a new process.
+    `state_dict` has only values that must be equal after a restore, and no position.
+
+    This class reads a copy of the loader's samplers. Without the copy, after a fault a surviving process would continue
+    with samplers that have counted earlier epochs, and a new process with samplers that have not.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, warn: Callable[[str], object]) -> None:
@@ -42,7 +44,7 @@ class EpochData(EpochReader):
         return self.must_be_same()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises JobFailedError if the data is not the saved run's."""
+        """Raise JobFailedError if this loader's dataset or settings differ from those of the saved run."""
         self.check_same(state)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -55,21 +57,21 @@ class EpochData(EpochReader):
             if (before := self._settings.get(name)) != now:
                 raise JobFailedError(
                     f"{name} of the training data's sampler was {before!r} when run.epochs was called, and is {now!r} "
-                    f"before epoch {epoch}; samplers are read as they were",
-                    hint="Let the sampler choose by its epoch: set_epoch(epoch) is called before each one.",
+                    f"before epoch {epoch}; this change has no effect",
+                    hint="Let the sampler's choice depend on its epoch: set_epoch(epoch) is called before each epoch.",
                 )
         for each in (self.dataset, *chain_of(self._sampler)):
             if callable(getattr(each, "set_epoch", None)):
                 each.set_epoch(epoch)
 
     def read(self, epoch: int, made: int) -> Generator[Read]:
-        if self._is_pure:  # earlier epochs do not matter
+        if self._is_pure:  # then the orders of earlier epochs need not be drawn first
             self.begun = epoch
         return super().read(epoch, made)
 
     @property
     def _is_pure(self) -> bool:
-        """Whether an epoch's order follows from its number and from global generators."""
+        """Whether the order of samples in an epoch depends only on the epoch's number and global random generators."""
         return all(
             type(each).__module__.startswith("torch.utils.data") and getattr(each, "generator", None) is None
             for each in chain_of(self._sampler)
@@ -82,25 +84,25 @@ class EpochData(EpochReader):
 
     @property
     def most_steps(self) -> int:
-        return self.steps_per_epoch + 1  # one that the loader's length does not have is an error
+        return self.steps_per_epoch + 1  # an extra read shows a wrong length
 
 
 class PrepareStep(Protocol):
-    """Called before a batch is handed out."""
+    """Function that is called before the script gets a batch."""
 
     def __call__(self, step: int, *, is_last: bool) -> None: ...
 
 
 class Batches:
-    """The batches of one epoch that are still to be trained on; each is one step. Iterate once.
+    """The remaining batches of one epoch, one batch per step, which can be iterated only once.
 
-    `first`: number of batches before them, for `enumerate(batches, batches.first)`.
+    `first`: number of the epoch's batches that earlier steps have used, for `enumerate(batches, batches.first)`.
     """
 
     def __init__(self, epoch: int, step: int, data: EpochData, steps: Iterator[int], prepare: PrepareStep) -> None:
         self.epoch, self.first = epoch, step - 1 - epoch * data.steps_per_epoch
         self.handed = self.first
-        """Number of this epoch's batches that the script has got."""
+        """Number of this epoch's batches that the script has received, including those of earlier steps."""
         self._iterator: Callable[[], Generator[Any] | None] = lambda: None
         self._step, self._data, self._steps, self._prepare = step, data, steps, prepare
 
@@ -111,7 +113,7 @@ class Batches:
         """Yield the batches.
 
         Raises:
-            JobFailedError: they were iterated before, or are not as many as the loader's length says.
+            JobFailedError: the batches were iterated before, or their number differs from the loader's length.
         """
         batches = self._iterate()
         self._iterator = weakref.ref(batches)
@@ -120,7 +122,7 @@ class Batches:
     def _iterate(self) -> Generator[Any]:
         if self.handed > self.first:
             raise JobFailedError(
-                f"the batches of epoch {self.epoch} were iterated twice: each is one step",
+                f"the batches of epoch {self.epoch} were iterated twice, but each batch is one step",
                 hint="Iterate the loader itself for another pass over the data.",
             )
         batches, length = self._data.read(self.epoch, self.first), self._data.steps_per_epoch
@@ -141,7 +143,7 @@ class Batches:
             batches.close()
 
     def _see_numbers(self, frame: FrameType | None) -> None:
-        """Warn of `enumerate(batches)`: after a fault in the middle of an epoch it would begin at 0."""
+        """Warn about `enumerate(batches)`, which counts from 0 again after a fault in the middle of an epoch."""
         numbered = any(type(each) is enumerate for each in gc.get_referrers(self._iterator()))
         if numbered and not any("first" in each.f_code.co_names for each in script_frames(frame)):
             self._data.warn(
@@ -153,7 +155,7 @@ class Batches:
         return JobFailedError(
             f"epoch {self.epoch} of the training data has {how} batches than the loader's length, "
             f"{self._data.steps_per_epoch}",
-            hint="Give the batch sampler a __len__ that is exact: steps are counted with it.",
+            hint="Give the batch sampler an exact __len__, because steps are counted with it.",
         )
 
 
@@ -164,13 +166,17 @@ def epochs_of(
     steps: Callable[[int], Iterator[int]],
     prepare: PrepareStep,
 ) -> Iterator[tuple[int, Batches]]:
-    """Yield the unfinished epochs, each with its remaining batches.
+    """Yield the number and the remaining batches of each unfinished epoch.
 
-    The last step of an epoch ends when the next epoch begins: no rank commits it before all have done the work between.
+    The last step of an epoch is committed only after all ranks have done the script's work between this epoch and the
+    next.
 
     Args:
-        made: steps committed so far.
-        steps: `run.steps`.
+        data: the loader.
+        epochs: number of epochs of the whole job.
+        made: number of steps committed so far.
+        steps: the method `run.steps`.
+        prepare: called before the script gets a batch.
 
     Raises:
         JobFailedError: an epoch was left before its last batch.
@@ -190,7 +196,7 @@ def epochs_of(
 
 
 def _settings(sampler: Any) -> dict[str, Any]:
-    """Return the numbers of the samplers, without epochs."""
+    """Return all numeric attributes of the samplers by name, except those whose name contains `epoch`."""
     return {
         f"{type(each).__name__}.{name}": value
         for each in chain_of(sampler)
@@ -200,10 +206,10 @@ def _settings(sampler: Any) -> dict[str, Any]:
 
 
 def _copied(sampler: Any, dataset: Any) -> Any:
-    """Return a copy of a sampler, with the same datasets.
+    """Return a deep copy of a sampler that shares the datasets with the original.
 
     Raises:
-        JobFailedError: a part of it cannot be copied.
+        JobFailedError: a part of the sampler cannot be copied.
     """
     sources = [dataset, *(getattr(each, "data_source", None) for each in chain_of(sampler))]
     memo = {id(each): each for each in sources}
@@ -214,7 +220,7 @@ def _copied(sampler: Any, dataset: Any) -> Any:
     for _, each in list(reachable([("sampler", sampler)], parts)):
         if isinstance(each, Dataset):
             memo[id(each)] = each
-        elif isinstance(each, torch.Generator):  # older torch cannot copy one
+        elif isinstance(each, torch.Generator):  # deepcopy of a torch.Generator fails in older torch
             memo[id(each)] = torch.Generator(each.device)
             memo[id(each)].set_state(each.get_state())
     try:

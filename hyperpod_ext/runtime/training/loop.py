@@ -39,29 +39,32 @@ from hyperpod_ext.runtime.training.run import Run
 Result = TypeVar("Result")
 
 _ANSWER_LEASES = 2.0
-"""Number of leases that a rank with a broken collective waits for the abort before it reports its own failure: the loss
-of any node, also the coordinator's, is reported within one."""
+"""Number of leases (`restart.lease_s`) that a rank with a broken collective waits for an abort before it reports the
+broken collective as its own failure. The loss of a node, even of the coordinator's node, is reported within one lease.
+"""
 
 _NEWS_S = 0.25
-"""Wait for the report of a death; after that, a rank with a broken collective logs an event."""
+"""Seconds that a rank with a broken collective waits for an abort, which a reported death causes, before it logs the
+event `collective_broke`."""
 
 _finished: list[str] = []
-"""Names of this process's ended training functions."""
+"""Names of the training functions that have ended in this process."""
 
 
 def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
     """Make `train(run)` survive faults of any rank. The decorated function takes no argument.
 
-    A fault ends the current call of `train` on every rank; dead processes are replaced, the others stay, and `train` is
-    called again with the same `Run`. Which faults are handled depends on the launcher: see `launchers`. In plain
-    `python` it runs once, as a job of one rank with batches of one sample: enough to debug a script.
+    A fault ends the current call of `train` on every rank. Dead processes are replaced, the other processes continue,
+    and `train` is called again; in a process that continues, `train` gets the same `Run` as before. The launcher
+    determines which faults are handled: see docs/launchers.md. If the script is started with plain `python`, `train`
+    runs once, as a job of one rank with batches of one sample, which is enough to debug the script.
 
     Raises:
         JobFailedError: `train` is a generator or a coroutine, so a call would do nothing.
     """
     if inspect.isgeneratorfunction(train) or inspect.iscoroutinefunction(train):
         raise JobFailedError(
-            f"{_name(train)}() is a generator or a coroutine: a call of it runs nothing",
+            f"{_name(train)}() is a generator or a coroutine, so calling it runs nothing",
             hint="Write a plain function, without `yield` and `async`.",
         )
 
@@ -80,7 +83,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
         try:
             result = _Loop(open_control_plane(launcher, groups), groups).until_finished(train)
         except HyperpodExtError as error:
-            if launcher is Launcher.AGENT:  # which quotes it
+            if launcher is Launcher.AGENT:  # `worker_main` prints the error for our agent
                 raise
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             raise SystemExit(error.exit_code) from None
@@ -92,7 +95,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A process as one rank of the job, with its clients and run."""
+    """This process in its role as one rank of the job, with its clients and its `Run`."""
 
     environment: WorkerEnvironment
     client: MemoryClient
@@ -119,7 +122,7 @@ class _Member:
         return cls(environment, client, checkpointer, link, run)
 
     def moved(self, environment: WorkerEnvironment) -> _Member:
-        """Return the same process with another rank number or world size."""
+        """Change the rank or the world size of the process, and return its new `_Member`."""
         self.checkpointer.move(environment.rank, environment.world_size)
         self.link.rank = environment.rank
         self.run.move(environment.rank, environment.world_size)
@@ -127,15 +130,15 @@ class _Member:
 
 
 class _Loop:
-    """The loop of one worker: join, open groups, train, and again after a fault."""
+    """The loop of one worker: join a generation, open process groups and train; after a fault, start over."""
 
     def __init__(self, session: ControlPlane, groups: ProcessGroups) -> None:
         self._session, self._groups = session, groups
         self._member: _Member | None = None
         self._live: ConsistentStep | None = None
-        """State of this process when it left the last generation."""
+        """The complete state of this process when it left the last generation; None: it had no complete state."""
         self._outside = OutsideValues(sys.stderr.write)
-        if session.environment is not None:  # already known: do the slow work before others wait for this rank
+        if session.environment is not None:  # do the slow work now if the rank is known, before other ranks wait for it
             self._become(session.environment)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
@@ -161,7 +164,7 @@ class _Loop:
                 return result
 
     def _become(self, environment: WorkerEnvironment) -> _Member:
-        """Return the member for this process's rank. With another rank the process starts again, without its state."""
+        """Return the member for this process's rank. If the rank has changed, make a new member without a state."""
         if self._member is None or self._member.environment != environment:
             if self._member is not None:
                 self._member.client.close()
@@ -171,7 +174,7 @@ class _Loop:
         return self._member
 
     def _move(self, environment: WorkerEnvironment) -> _Member:
-        """Continue with another rank or world size, and keep the state."""
+        """Give the process another rank or world size, but keep its state."""
         assert self._member is not None
         self._member = self._member.moved(environment)
         return self._member
@@ -183,7 +186,7 @@ class _Loop:
         member.run.groups_asleep = self._groups.asleep
         wanted = member.environment.config.process_group_backend
         self._groups.open(store, rank, member.environment.world_size, choose(wanted))
-        if self._session.aborted:  # the abort came before the groups were open
+        if self._session.aborted:  # an abort has no effect on groups that are opened after it
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
         fresh = generation.decision.source(rank).kind == "fresh"
@@ -193,20 +196,25 @@ class _Loop:
         self._session.event("groups_open", rank=rank)
 
     def _leave(self, error: Exception | SystemExit, member: _Member) -> bool:
-        """Report the failure if it was this rank's, and leave the generation; return False if the process must end."""
+        """Leave the generation after `error`, and report `error` if this rank caused it.
+
+        Returns False if the process must end.
+        """
         unusable = unusable_context(error) is not None
         if unusable or not self._is_someone_elses(error, member):
             traceback.print_exception(error)
             if not self._report(error, member):
                 return False
             self._session.wait_aborted(timeout_s=None)
-        self._groups.abort()  # ends work and copies queued behind a collective
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # a save that came too late does not count
-            member.checkpointer.flush()  # so that this rank offers its last save
+        # work and copies that are queued behind a collective can end only after this abort
+        self._groups.abort()
+        # complete the last save, so that this rank can offer it for the restore, unless the save came too late
+        with contextlib.suppress(StaleGenerationError, NotFoundError):
+            member.checkpointer.flush()
         member.run.drop_aborted()
         self._session.event("aborted", rank=member.environment.rank, step=member.run.step)
         self._live = self._look_at_state(member)
-        # frames of the failed call hold the DDP module with the group's sockets and gradient hooks
+        # frames of the failed call keep the DDP module alive, with its gradient hooks and the process group's sockets
         _forget_frames(error)
         member.run.leave()
         try:
@@ -218,22 +226,22 @@ class _Loop:
     def _look_at_state(self, member: _Member) -> ConsistentStep | None:
         """Return the live state, if it is complete.
 
-        Called before the groups are closed, because the script's state may use them. If it communicates, it raises, and
-        this rank offers no state.
+        Call this method before the process groups are closed, because the script's `state_dict` methods may use the
+        groups. A `state_dict` that communicates raises an error here, and then this rank offers no state.
         """
         try:
             return member.run.consistent_step()
         except Exception as error:
             sys.stderr.write(
-                f"the live state of rank {member.environment.rank} cannot be looked at after a fault, so it comes from "
-                f"elsewhere: {one_line(error)}\n"
+                f"the live state of rank {member.environment.rank} cannot be read after a fault, so the rank is "
+                f"restored from another copy: {one_line(error)}\n"
             )
             return None
 
     def _report(self, error: BaseException, member: _Member) -> bool:
         """Report this rank's failure; return whether the process continues.
 
-        Never returns if the process is unusable: it is killed from outside.
+        If the process is unusable, this method does not return: the launcher kills the process.
         """
         failure = _failure(error, member.run.step + 1)
         stays = self._session.failed(failure)
@@ -254,11 +262,11 @@ class _Loop:
 
 
 def _failure(error: BaseException, step: int) -> c.Failed:
-    """Return the report of an exception in `step`."""
+    """Return the failure report for an exception that was raised in `step`."""
     ours = error if isinstance(error, HyperpodExtError) else None
     hint = ours.hint if ours is not None else ""
     if (cuda_error := unusable_context(error)) is not None:
-        hint = f"{cuda_error.name}: a process that met it cannot use its GPU any more, so another one takes its place."
+        hint = f"{cuda_error.name}: after this error a process cannot use its GPU any more, so a new one replaces it."
     return c.Failed(
         cause=one_line(error),
         step=step,
@@ -271,7 +279,7 @@ def _failure(error: BaseException, step: int) -> c.Failed:
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Clear the local variables of every frame in the tracebacks of `error` and its causes."""
+    """Clear the local variables of every frame in the tracebacks of `error` and of the exceptions that caused it."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -282,7 +290,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _name(train: Callable[..., object]) -> str:
-    return getattr(train, "__name__", "the training function")  # callable objects have none
+    return getattr(train, "__name__", "the training function")  # a callable object may have no `__name__`
 
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:
@@ -300,4 +308,4 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
         dist.destroy_process_group()
 
 
-warn_of_unprotected_steps()  # in each process that loads this module, so also in workers, which a fork server forks
+warn_of_unprotected_steps()  # at import, so that workers that are forked from a fork server inherit the check

@@ -1,7 +1,8 @@
-"""Numbers outside of the training function that a call computes from themselves, as `args.batch_size //= world_size`.
+"""Numbers outside of the training function that each call updates in place, as in `args.batch_size //= world_size`.
 
-The next call, after a fault, would divide again, while a new process divides once. So each call begins with the numbers
-from before the first one.
+After a fault the training function is called again. Without this module, a surviving process would divide the number a
+second time, while a new process divides it once. Therefore each call begins with the numbers from before the first
+call.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from hyperpod_ext.runtime.state.unsaved.reachable import of_script, reachable
 
 
 class OutsideValue(NamedTuple):
-    """A number before the first call."""
+    """A number outside of the training function, with its value before the first call of that function."""
 
     name: str
     owner: dict[str, Any]
+    """The namespace, or the globals, that contain the number under `key`."""
     key: str
     value: int | float
+    """The number before the first call of the training function."""
 
     @property
     def now(self) -> Any:
@@ -35,16 +38,20 @@ class OutsideValue(NamedTuple):
 
 
 class OutsideValues:
-    """Numbers in arguments and globals that a training function, or a function that it reaches, updates."""
+    """Numbers in globals and argparse namespaces that the training function, or a function it can reach, updates."""
 
     def __init__(self, warn: Callable[[str], object]) -> None:
         self._warn = warn
         self._numbers: list[OutsideValue] | None = None
-        """Numbers before the first call; once its steps have begun, those that it had changed by then."""
+        """The numbers before the first call of the training function; None: they are not collected yet.
+
+        Once the first call has begun its steps, only those numbers are left that the call had changed by then.
+        """
         self._begun = False
+        """Whether a call of the training function has begun its steps."""
 
     def enter(self, train: Callable[..., object]) -> None:
-        """Begin a call of `train`: set changed numbers back."""
+        """Begin a call of `train`: reset the changed numbers to their values from before the first call."""
         if self._numbers is None:
             self._numbers = _numbers(train)
         for each in self._numbers:
@@ -56,7 +63,7 @@ class OutsideValues:
                 each.owner[each.key] = each.value
 
     def begin_steps(self) -> None:
-        """Begin the steps of a call: later changes are the training's."""
+        """Begin the steps of a call. Numbers that change only during steps are part of training, and are not reset."""
         if not self._begun:
             self._numbers = [each for each in self._numbers or () if each.is_changed]
         self._begun = True
@@ -84,7 +91,7 @@ def _numbers(train: Callable[..., object]) -> list[OutsideValue]:
 
 @functools.cache
 def _updated(code: CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes that a line of code both reads and sets."""
+    """Return the names of globals and attributes that `code` reads and sets in the same source line."""
     read: dict[int | None, set[str]] = defaultdict(set)
     found: set[str] = set()
     for each in dis.get_instructions(code):

@@ -1,4 +1,4 @@
-"""Registration of the objects that a script passes all at once, as `**locals()`."""
+"""Registration of the objects that a script passes all at once, for example as `**locals()`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from hyperpod_ext.runtime.state.training_state import Stateful
 
 
 def stateful(objects: Mapping[str, Any]) -> dict[str, Stateful]:
-    """Return the objects with a state, each once: wrapped modules without their wrappers, no parts of other modules.
+    """Return the objects that have a state, each object once.
 
-    An object of several names gets the shortest of those that are not a wrapper's.
+    A wrapped module is returned without its wrapper, and a submodule of another module is left out. An object with
+    several names is returned under its shortest name; names of a wrapper are used only if there is no other name.
     """
     names: dict[int, list[tuple[bool, int, str]]] = {}
     values: dict[int, Stateful] = {}
@@ -30,18 +31,19 @@ def stateful(objects: Mapping[str, Any]) -> dict[str, Stateful]:
 
 
 def unwrapped(value: Any) -> Any:
-    """Return the module that data parallelism or `torch.compile` has wrapped; other objects as they are."""
+    """Return the module inside a wrapper of data parallelism or `torch.compile`; return any other object unchanged."""
     while True:
         if isinstance(value, DistributedDataParallel | Reproducible):
             value = value.module
         elif type(value).__name__ == "OptimizedModule":
-            (value,) = value.children()  # torch.compile's
+            (value,) = value.children()  # torch.compile's wrapper has one child, the module
         else:
             return value
 
 
 def check_registered(objects: Mapping[str, Any], registered: Mapping[str, Any]) -> None:
-    """
+    """Check that all `objects` with a state are registered.
+
     Raises:
         JobFailedError: one of `objects` has a state, and is not registered.
     """
@@ -50,18 +52,21 @@ def check_registered(objects: Mapping[str, Any], registered: Mapping[str, Any]) 
     if others := sorted(name for name, value in stateful(objects).items() if id(value) not in known):
         one = objects[others[0]]
         raise JobFailedError(
-            f"steps({others[0]}=...): this {type(one).__name__} has a state that is not registered. Registered by "
-            f"run.restore, or by the first run.steps of this call: {', '.join(sorted(registered))}",
-            hint=f"Make {others[0]} before the first run.steps, or name it in run.restore, too.",
+            f"steps({others[0]}=...): this {type(one).__name__} has a state that is not registered. run.restore, or "
+            f"the first run.steps of this call, has registered these objects: {', '.join(sorted(registered))}",
+            hint=f"Create {others[0]} before the first run.steps, or pass it to run.restore, too.",
         )
 
 
 def _parts(values: Iterable[Any]) -> set[int]:
-    """Return the ids of the modules inside of others."""
+    """Return the `id()` of each module that is a submodule of one of `values`."""
     modules = [value for value in values if isinstance(value, torch.nn.Module)]
     return {id(part) for module in modules for part in module.modules() if part is not module}
 
 
 def _has_state(kind: type) -> bool:
-    """Return whether objects of this class have PyTorch's two methods. A class among the objects has no state."""
+    """Return whether objects of this class have the methods `state_dict` and `load_state_dict`.
+
+    The methods are looked up on an object's type, so that a class passed as an object counts as having no state.
+    """
     return all(callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict"))

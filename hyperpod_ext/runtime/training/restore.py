@@ -1,6 +1,6 @@
-"""A `Run`'s link to the job: restores state from other places, and reports events.
+"""A `Run`'s link to the job: restores the state from memory, other ranks or durable tiers, and reports events.
 
-`SoloLink` is for a script started as plain `python`; `JobLink` for one started by an agent.
+`SoloLink` is for a script that is started with plain `python`. `JobLink` is for a script that a launcher starts.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from hyperpod_ext.runtime.state.training_state import TrainingState
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore."""
+    """Result of a restore on one rank."""
 
     step: int
     extras: dict[str, Any] = field(default_factory=dict)
+    """Additional values of the snapshot, which the run restores itself."""
     bytes_moved: int = 0
-    """Bytes of state from other nodes."""
+    """Number of bytes of state received from other nodes."""
     bytes_local: int = 0
-    """Bytes read on this node."""
+    """Number of bytes of state read from this node's memory."""
     bound: bool = True
-    """False: nothing proves that the job wrote it (see `Snapshot.bound`)."""
+    """False: nothing proves that this job wrote the restored snapshot (see `Snapshot.bound`)."""
 
     @property
     def from_memory(self) -> bool:
-        """Whether the state is from a node's memory, so that this run has begun its steps in other processes."""
+        """Whether the state comes from a node's memory, so that other processes have already trained in this run."""
         return bool(self.bytes_moved or self.bytes_local)
 
 
@@ -51,11 +52,17 @@ class Link(Protocol):
     def event(self, event: str, **fields: Any) -> None: ...
 
     def agree(self, topic: str, text: str, choose: Callable[[Sequence[str]], str]) -> str:
-        """Return `choose` of all ranks' texts, by rank. Collective; rank 0 chooses."""
+        """Return the text that rank 0's `choose` returns for the texts of all ranks, ordered by rank. Collective.
+
+        Args:
+            topic: name of this exchange, the same on every rank.
+            text: this rank's text.
+            choose: called on rank 0 only.
+        """
 
     @property
     def over(self) -> bool:
-        """Whether the generation has ended, though the training function may not have noticed."""
+        """Whether the generation has ended, even if the training function has not noticed its end yet."""
 
     @property
     def safe_to_commit(self) -> bool:
@@ -63,7 +70,7 @@ class Link(Protocol):
 
 
 class SoloLink:
-    """One process without an agent: starts fresh, reports nothing."""
+    """The link of a process without a launcher: restores nothing, and reports nothing."""
 
     def __init__(self) -> None:
         self.stop_at_step = StopAtStep()
@@ -87,7 +94,7 @@ class SoloLink:
 
 
 class JobLink:
-    """Restores the coordinator's decision in each generation."""
+    """The link of a job's rank: in each generation it restores the state as the coordinator has decided."""
 
     def __init__(self, session: ControlPlane, rank: int, checkpointer: Checkpointer) -> None:
         self._session, self.rank, self._checkpointer = session, rank, checkpointer
@@ -99,7 +106,13 @@ class JobLink:
     def enter(
         self, decision: Decision, store: PartitionedStore, peers: Mapping[int, tuple[str, int]] | None = None
     ) -> None:
-        """Begin a generation. `peers`: addresses of memory servers; more may be added later."""
+        """Begin a generation.
+
+        Args:
+            decision: the sources from which each rank restores.
+            store: the key-value store of this generation.
+            peers: host and port of memory servers by node, in a mapping to which the caller may add servers later.
+        """
         self._decision, self._store, self._peers = decision, store, {} if peers is None else peers
 
     def event(self, event: str, **fields: Any) -> None:
@@ -129,7 +142,7 @@ class JobLink:
     def restore(self, state: TrainingState, extras: Callable[[], dict[str, Any]]) -> Restored:
         assert self._decision is not None, "restore() outside of a generation"
         decision, attempt = self._decision, 1
-        if decision.source(self.rank).kind == "fresh":  # then every rank is fresh
+        if decision.source(self.rank).kind == "fresh":  # if one rank starts without a state, all ranks do
             assert self._store is not None
             check_same_data(self._store, self.rank, _world_size(decision), state.data_positions())
         while True:
@@ -154,7 +167,10 @@ class JobLink:
     def _try(
         self, state: TrainingState, extras: Callable[[], dict[str, Any]], decision: Decision, attempt: int
     ) -> tuple[Restored | None, str]:
-        """Restore this rank's part of `decision`; return an error as text, for the vote."""
+        """Restore this rank's part of `decision`, and return the result or the text of the error.
+
+        The caller reports the error to the coordinator, which then decides on another attempt.
+        """
         try:
             return self._carry_out(state, extras, decision, attempt), ""
         except HyperpodExtError as error:
@@ -163,7 +179,7 @@ class JobLink:
             return None, str(error)
 
     def _of_another_form(self, error: JobFailedError, decision: Decision) -> JobFailedError:
-        """Return the error for a valid state that this script cannot load; older steps are not tried."""
+        """Return the error for a valid state that this script's objects cannot load; older steps are then not tried."""
         source = decision.source(self.rank)
         in_memory = f"rank {source.rank}" if source.kind == "live" else f"the memory of node {source.node}"
         place = f"{source.url}/{source.folder}" if source.url else in_memory
@@ -191,9 +207,9 @@ class JobLink:
         return Restored(decision.step, extras() if mine.kind == "self" else {})
 
     def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
-        """Return the snapshots of the sources, with verified manifests; bytes are verified when they are read."""
+        """Return the snapshots in `sources`, with verified manifests. Their data is verified only when it is read."""
         found = []
-        if sources[0].kind == "parity":  # all sources together give one snapshot
+        if sources[0].kind == "parity":  # the XOR of all sources together gives one snapshot
             peers = {source.rank: self._peers[source.node] for source in sources}
             return [self._checkpointer.rebuild(peers, self.rank, sources[0].save_id)]
         for source in sources:
@@ -208,9 +224,9 @@ class JobLink:
         return found
 
     def _with_others(self, found: list[Snapshot], source: Source) -> list[Snapshot]:
-        """Return `found`, with access to the other ranks' snapshots if it is only this rank's.
+        """Return `found`; if it has only this rank's snapshot, add a function that reads the other ranks' snapshots.
 
-        A state that is sharded differently needs parts of them.
+        If the state is sharded differently than the snapshot, it needs parts of the other ranks' snapshots.
         """
         (own, *rest), world_size = found, int((found[0].manifest or {}).get("world_size", 1))
         if rest or source.kind == "parity" or world_size == 1:
@@ -229,7 +245,7 @@ class JobLink:
         why = ""
         if not _holds(state, mine):
             try:
-                state.adopt()  # new objects: the replaced ones are still in this process
+                state.adopt()  # the script made new objects: copy the state from the old ones in this process
             except JobFailedError as error:
                 why = f" ({error})"
         if _holds(state, mine):
@@ -239,14 +255,15 @@ class JobLink:
             refuse_state(self._store, key, orders, message)
         raise JobFailedError(
             message,
-            hint="Build them in run.keep, so that they are the same after a fault, and change nothing before the "
-            "restore: DistributedDataParallel sends the values of rank 0, run.data_parallel does not.",
+            hint="Build the objects in run.keep, so that they are the same after a fault, and do not change them "
+            "before the restore. DistributedDataParallel overwrites them with rank 0's values; run.data_parallel does "
+            "not.",
         )
 
     @staticmethod
     def _load(state: TrainingState, snapshots: Sequence[Snapshot], sources: Sequence[Source]) -> Restored:
         state.load(snapshots, lean=True)
-        if sources[0].kind == "parity":  # equally many bytes from each source
+        if sources[0].kind == "parity":  # each source has sent as many bytes as the snapshot has
             (one,) = snapshots
             return Restored(one.step, dict(one.extras), one.plan.nbytes * len(sources))
         pairs = list(zip(snapshots, sources, strict=True))
@@ -266,7 +283,7 @@ def _holds(state: TrainingState, mine: Source) -> bool:
 
 
 def orders_for(rank: int, decision: Decision) -> list[TransferOrder]:
-    """Return the parts of its live state that `rank` must send."""
+    """Return the orders to send parts of the live state of `rank` to other ranks."""
     return [
         TransferOrder(receiver, part, len(sources))
         for receiver, sources in decision.sources.items()

@@ -1,4 +1,4 @@
-"""`Run`: the argument of a training function. It stays the same object for the life of its process."""
+"""The class `Run`, whose object is the argument of a training function."""
 
 from __future__ import annotations
 
@@ -45,15 +45,17 @@ Kept = TypeVar("Kept")
 
 @dataclass
 class _Kept:
-    """Result of a call of `run.keep`, with the process groups that it made."""
+    """Result of a call of `run.keep`, with the process groups that its `build` made."""
 
     value: Any
     made: meshes.Made
+    """Process groups and device meshes made by `build`."""
     group: tuple[int, int]
-    """Rank and world size at its creation."""
+    """This process's rank and world size when `value` was built or last reused."""
 
     @property
     def is_of_one_world(self) -> bool:
+        """Whether `value` can be used only with the world size for which it was built."""
         return bool(self.made.calls or self.made.meshes) or meshes.is_sharded(self.value)
 
 
@@ -61,14 +63,15 @@ _RESERVED = {
     *("t", "type", "event", "rank", "node", "generation", "self"),
     *("step", "of", "began", "data_s", "checkpoint_s", "snapshot"),
 }
+"""Field names of the event log, which metrics must not use."""
 
 
 class Run:
     """One rank's view of the job.
 
-    A training function calls, in this order: `keep` to build objects that survive faults, `restore` to load the newest
-    step that is available to every rank, `data_parallel` to wrap the model, and `steps` to loop. After a fault it is
-    called again, with the same `Run`.
+    A training function first calls `keep` to build objects that survive faults, then `restore` to load the newest step
+    that every rank can restore, then `data_parallel` to wrap the model, and then iterates over `steps`. After a fault,
+    the training function is called again, with the same `Run` in each process that stays in the job.
     """
 
     def __init__(
@@ -82,15 +85,17 @@ class Run:
     ) -> None:
         self.config = config
         self.rank = rank
-        """Rank. In an elastic job, rank and `world_size` may differ in the next call of the training function."""
+        """This process's rank. In an elastic job, `rank` and `world_size` may change between calls of the training
+        function."""
         self.local_rank = local_rank
         self.world_size = world_size or config.world_size
         self.full_size = self.world_size
-        """Number of ranks if none is missing: with `restart.policy: continue` there may be fewer for a while."""
+        """Number of ranks when none is missing. With `restart.policy: continue`, the job may run with fewer for a
+        while."""
         self.generation = 0
-        """Number of the generation: 1 at first, incremented at each fault."""
+        """Number of the generation. The first generation is 1, and each fault or resize increments it."""
         self.step = 0
-        """Newest step committed on this rank."""
+        """Newest committed step of this rank; 0 before the first."""
         self._link = link
         self._policy = config.checkpoint
         self._checkpointer = checkpointer
@@ -99,48 +104,54 @@ class Run:
         self._cursor = 0
         self.early_steps = EarlySteps(refuse)
         self._held: dict[tuple[int, int], list[meshes.GroupHolder]] = {}
-        """Holders of removed groups, by rank and world size of the groups."""
+        """Objects from which process groups were removed, by the rank and the world size of those groups."""
         self._state: TrainingState | None = None
         self._restored = False
         self.groups_asleep: Callable[[], frozenset[str] | None] = lambda: None
-        """Returns the names of unused groups from earlier generations; None: groups do not outlive a generation."""
+        """Function that returns the names of process groups kept from earlier generations and unused in this one; or
+        None if process groups do not outlive a generation."""
         self.steps_begin: Callable[[], None] = lambda: None
-        """Called when the steps of a call of the training function begin."""
+        """Function that is called each time `steps` begins its loop."""
         self.device_steps = DeviceSteps()
-        """Progress of the device behind the loop."""
+        """Steps that the asynchronous device, such as a GPU, has finished; the Python loop may run ahead of it."""
         self._unreported: deque[tuple[int, dict[str, Any]]] = deque()
-        """Steps that the device may not have finished, with the fields of their later events."""
+        """Steps whose `step` event is not sent yet, because the device may not have finished the step; each with the
+        fields of the event."""
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
+        """State of the last commit; None before the first."""
         self._saved = -1
-        """Step of the last snapshot."""
+        """Step of this rank's last snapshot in this generation; -1: none."""
         self._warn = sys.stderr.write if local_rank == 0 else lambda _: None
         self._unsaved = UnsavedState(self._warn, self._record_unsaved)
         self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
-        """The newest loop over steps of this generation."""
+        """Weak reference to the generator of the newest call of `steps`."""
         self._in_training = False
         """Whether the training function is running, so that a step can still end."""
         self._left_step = 0
-        """Step in which the newest loop was left; 0: none."""
+        """Step whose body was left by `break` in the newest loop over steps; 0: none."""
         self._not_raised: Exception | None = None
-        """Error of the last step of a closed loop, to be raised later."""
+        """Error in the commit of a closed loop's last step, which is raised later, because `close` drops errors."""
         self._reported_kept: dict[str, Any] = {}
-        """Last reported contents of snapshots."""
+        """Fields of the last `kept` event, which lists the contents of snapshots."""
         self._objects: dict[str, Stateful] = {}
-        """Objects passed to `restore`."""
+        """Registered objects by name."""
         self._parallel = DataParallel()
         self._order_matters: list[bool] = []
-        """For each wrapper of this generation, whether its gradient sums depend on their order."""
+        """For each data-parallel wrapper of this generation, whether the order of additions changes its gradients."""
         self._gradients: gradients.Ranges = []
-        """Parameters with gradients at the last commit."""
+        """Ranges of the parameters that had a gradient at the last commit."""
         self._changes: Changes = {}
-        """Changes of the objects, besides values, at the last commit."""
+        """Changes of the registered objects other than values, such as `requires_grad` flags, at the last commit."""
         self._metrics: dict[str, float | None] = {}
+        """Metrics that the script has logged in the current step."""
         self._in_step = False
+        """Whether the body of a step is running."""
         self._last_total = 0
-        """`total` of the newest loop in this call of the training function; 0: none."""
+        """Argument `total` of the newest `steps` in this call of the training function; 0: not called yet."""
         self._began = 0
+        """Newest committed step when the newest loop over steps began."""
         self._blocked = 0.0
-        """Seconds of this step in which the training thread waited for a snapshot."""
+        """Seconds in the current step during which the training thread waited for a snapshot."""
 
     @property
     def batch_size(self) -> int:
@@ -152,28 +163,31 @@ class Run:
             return self.config.global_batch_size // self.full_size
         if restart.policy == "continue" and (ranks := _uneven(self.config.global_batch_size, self.full_size)):
             raise JobFailedError(
-                f"batch_size: {self.config.global_batch_size} samples do not divide among {ranks} ranks, and with "
-                "restart.policy: continue so many may be left",
-                hint="Take samples and weights from ElasticDataLoader, which shares them; or write samples: fewer.",
+                f"batch_size: {self.config.global_batch_size} samples cannot be divided among {ranks} ranks, and with "
+                "restart.policy: continue only so many ranks may be left",
+                hint="Use ElasticDataLoader, which divides the samples and returns their weights; or write samples: "
+                "fewer.",
             )
         return self.config.global_batch_size // self.world_size
 
     def keep(self, build: Callable[[], Kept]) -> Kept:
-        """Return the result of `build`, built once in this process and kept through faults.
+        """Return the result of `build`, which is called only once per process, so that its result survives faults.
 
-        Random numbers of torch, Python and numpy drawn in `build`, and until the first step, depend only on the job's
-        seed: they are equal on every rank, and again after a fault. Process groups and device meshes made by `build`
-        are made again after a fault, inside the objects that hold them. A `build` that communicates is called again on
-        every rank, and its result gets the old result's state. So is one that made shards, meshes or groups, if the job
-        continues with another number of ranks.
+        Random numbers that torch, Python and numpy draw in `build`, and until the first step, depend only on the job's
+        seed, so that they are equal on every rank and after a fault. Process groups and device meshes made by `build`
+        are made again after a fault, and replace the old ones inside the kept objects.
+
+        After a fault, `build` is called again on every rank if it communicates. If the job continues with another
+        number of ranks, `build` is also called again if it made shards, meshes or groups. `restore` copies the state of
+        the old result into the new result.
         """
         world = self._world
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.group != world and known.is_of_one_world:
-            known.value, known = None, None  # memory may not suffice for two
+            known.value, known = None, None  # free the old value first, as memory may not suffice for two values
             self._held = {world: self._held.get(world, [])}
             if self._state is not None and self._state.is_sharded:
-                self._state.forget()  # to be restored from snapshots
+                self._state.forget()  # shards of another world size are restored from snapshots
         if known is None or known.made.talked or not meshes.can_be_kept():
             seed_step(self.config.seed, 0, -1)
             with meshes.recording() as made, self.early_steps.allowed():
@@ -184,16 +198,22 @@ class Run:
             known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
-        # later random numbers are the same whether it was built or kept
+        # seed again, so that later random numbers do not depend on whether the value was built now or kept
         seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
     def restore(self, *, cast: bool = False, **objects: Stateful) -> int:
         """Register the objects that make up the state, and load the restored step into them.
 
-        Collective: every rank takes part, with the same names. Returns the step; 0 at the very start. A module's tensor
-        with another type than in the checkpoint is refused; with `cast` it keeps its type, and the checkpoint's values
-        are converted.
+        Collective: every rank takes part, with the same names.
+
+        Args:
+            cast: whether to convert the checkpoint's values to the dtype of a module's tensor; if False, a tensor whose
+                dtype differs from the checkpoint's is an error.
+            objects: models, optimizers and other objects with `state_dict` and `load_state_dict`, by name.
+
+        Returns:
+            The restored step, 0 at the start of the job.
 
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
@@ -212,7 +232,7 @@ class Run:
             objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged, cast=cast
         )
         self._objects = objects
-        self._state = state  # from here on, the old state may be overwritten in part
+        self._state = state  # replaces the old state before the restore, which may overwrite part of the old state
         with self.early_steps.allowed():
             restored = self._link.restore(state, self._extras)
         state.set_flags(restored.extras.get("changes", {}))
@@ -238,13 +258,17 @@ class Run:
     def data_parallel(self, module: torch.nn.Module, **options: Any) -> DistributedDataParallel: ...
 
     def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
-        """Return `DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault.
+        """Return a `DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault.
 
-        Before `restore` it returns a wrapper that `restore`, or `steps`, completes. The first broadcast is left out
-        except at the very start: ranks already have equal values.
+        If called before `restore`, the wrapper can be used only after `restore` or `steps`. DDP's initial broadcast of
+        parameters is skipped after a restore, because ranks then have equal values.
 
-        reproducible: instead, sum gradients independently of their order, so that weights are the same bits for any
-        number of ranks; for FSDP2 modules, too. Call `reduce()` of the result before the optimizer's step.
+        Args:
+            module: the module to wrap; with `reproducible`, it may be an FSDP2 module.
+            reproducible: whether to return a `Reproducible` instead, which sums gradients independently of the order of
+                additions, so that weights are bit for bit the same with any number of ranks; the script must call
+                `reduce()` of this object before the optimizer's step.
+            options: further arguments of the wrapper.
         """
         if reproducible and not self._restored:
             raise JobFailedError(
@@ -267,37 +291,45 @@ class Run:
         return wrapped
 
     def _complete_parallel(self) -> None:
-        """Complete the DDP wrappers. Ranks of a restored state have equal values; at the very start they may not."""
+        """Complete the DDP wrappers. DDP broadcasts rank 0's values only at the job's start, because after a restore
+        all ranks have equal values."""
         self._parallel.complete(self._objects.values(), init_sync=self.step == 0)
 
     def steps(self, total: int, /, **objects: Any) -> Iterator[int]:
-        """Yield the remaining steps, counted from 1 to `total`, the number of steps of the whole job.
+        """Yield the numbers of the remaining steps, up to `total`. The first step of the job has number 1.
 
-        objects: `**locals()`, for example. If `restore` was not called, it is called with those that have a state, each
-        once: a wrapped module without its wrapper. Later, all of them must be among the registered ones.
+        Call `steps` once. In a loop over epochs, call `run.steps((epoch + 1) * steps_per_epoch)` in each epoch, so that
+        `total` grows.
 
-        Call it once; in a loop over epochs, let `total` grow: `run.steps((epoch + 1) * steps_per_epoch)`. A step is
-        committed when its loop body has ended, also if another iterator of a `zip` ends then; a step left by `break` is
-        not. Before each step, the global random generators are seeded from (seed, step, rank).
+        A step is committed when its loop body has ended, even if another iterator of a `zip` ends then. A step whose
+        body was left by `break` is not committed. Before each step, the global random generators are seeded from (seed,
+        step, rank).
+
+        Args:
+            total: number of steps of the whole job.
+            objects: the script's objects, for example `**locals()`; those that have a state are passed to `restore` if
+                the script has not called `restore`, and must otherwise be registered already.
         """
         self._register(objects)
         loop = self._steps(total)
         self._loop = weakref.ref(loop)
-        # a `zip` with an empty iterator would never start it
+        # if no steps remain, run the generator here, because `zip` with an empty iterator would never start it
         return iter(list(loop)) if self._restored and total <= self.step else loop
 
     def epochs(self, loader: Any, epochs: int, /, **objects: Any) -> Iterator[tuple[int, Batches]]:
-        """Yield each unfinished epoch, counted from 0, with its remaining batches; each batch is one step.
+        """Yield the number, counted from 0, and the remaining batches of each unfinished epoch; each batch is one step.
 
-        Registers `objects` as `steps` does, with the loader's data. The last step of an epoch is committed with the
-        work that follows its batches: after a fault in that work, the last batch and the work are repeated.
+        `objects` are registered as in `steps`, together with the loader. The last step of an epoch is committed only
+        after the script's work that follows the epoch's batches. After a fault in that work, the last batch and the
+        work are repeated.
 
         Args:
-            loader: a torch DataLoader with this rank's batches: the same number on every rank.
+            loader: a torch DataLoader with this rank's batches, whose number must be the same on every rank.
             epochs: number of epochs of the whole job.
+            objects: the script's objects, for example `**locals()`.
 
         Raises:
-            JobFailedError: the loader's batches have no numbers, as of an IterableDataset; or `restore` was called.
+            JobFailedError: the loader's batches have no index, as with an IterableDataset; or `restore` was called.
         """
         if self._restored:
             raise JobFailedError(
@@ -310,9 +342,10 @@ class Run:
         return epochs_of(data, epochs, self.step, self.steps, self._prepare_step)
 
     def _prepare_step(self, step: int, *, is_last: bool) -> None:
-        """Seed the generators again, after work before the first batch; before an epoch's last step, save the state.
+        """Seed the random generators for `step` again, because the script may have drawn numbers since the step began.
 
-        In the work after the last batch no rank has the state of the step before any more.
+        Before the last step of an epoch, also save the state of the previous step: in the script's work after the last
+        batch, no rank has that state any more.
         """
         if is_last and self._policy.tiers:
             self._save_committed()
@@ -333,17 +366,17 @@ class Run:
             )
         if total <= min(self._last_total, self.step):
             raise JobFailedError(
-                f"run.steps({total}) was called again after step {self.step}: it counts the steps of the whole job, "
-                f"and all {total} are made",
-                hint="Call it once, with the steps of all epochs; or let it grow with the epoch, counted from 0: "
-                "run.steps((epoch + 1) * steps_per_epoch).",
+                f"run.steps({total}) was called again after step {self.step}, but its argument is the number of steps "
+                f"of the whole job, and all {total} are made",
+                hint="Call run.steps once, with the steps of all epochs. Or increase the argument with the epoch, "
+                "counted from 0: run.steps((epoch + 1) * steps_per_epoch).",
             )
         self._last_total, self._left_step = total, 0
         self.early_steps.end()
         self.steps_begin()
         self._watchdog.begin_steps()
         self._began = self.step
-        # search for the loop's other iterators only at a job's start: after a fault the milliseconds count
+        # search for iterators next to this loop only at a job's start, because after a fault the milliseconds count
         self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
         self._see_unsaved(_caller(sys._getframe()))
@@ -365,8 +398,9 @@ class Run:
                 self._in_step = False
                 if self._is_complete(places):
                     self._end_closed(step, total, began)
-                else:  # by `break`
-                    self._wait_staged()  # later changes of the state are not reported
+                else:
+                    # after `break` the script may change the state unnoticed, so wait until the running copy has ended
+                    self._wait_staged()
                     self._left_step = step
                 raise
             finally:
@@ -375,12 +409,19 @@ class Run:
         self._end_steps(total)
 
     def _end_step(self, step: int, total: int, began: float, frame: FrameType | None) -> None:
-        """Commit a step after its body. `frame`: the frame of the loop."""
+        """Commit `step` after its loop body.
+
+        Args:
+            step: number of the step.
+            total: number of steps of the whole job.
+            began: time of the step's start, by `time.monotonic`.
+            frame: stack frame of the script's loop; None if the loop is closed.
+        """
         self._watchdog.end_step()
         try:
             self._commit(step)
         except Exception:
-            if self.step == step:  # a failed save does not undo the step: others may restore it
+            if self.step == step:  # despite a failed save, the step is committed, and other ranks may restore from it
                 self._report_step(step, total, began)
             raise
         self._report_step(step, total, began)
@@ -393,18 +434,23 @@ class Run:
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
-        seed_step(self.config.seed, total + 1, self.rank)  # code after the loop repeats exactly, too
+        seed_step(self.config.seed, total + 1, self.rank)  # code after the loop draws the same numbers after a fault
 
     def _is_complete(self, places: Sequence[tuple[FrameType, int]]) -> bool:
-        """Return whether the step's body ended before the loop was closed, as in `zip(range(9), run.steps(9))`.
+        """Return whether the body of the step ended before the loop was closed, as in `zip(range(9), run.steps(9))`.
 
-        Then the calling frames are at the same instruction as at the start of the step, and the state has changed.
+        The body has ended if the calling frames are at the same instruction as at the start of the step, and the state
+        has changed.
+
+        Args:
+            places: the calling frames and their instructions at the start of the step.
         """
         stands = bool(places) and all(frame.f_lasti == place for frame, place in places)
         return stands and self._in_training and self._state is not None and self._state.consistent_step() is None
 
     def _end_closed(self, step: int, total: int, began: float) -> None:
-        """Commit the last step of a closed loop. Python drops exceptions there, so keep them to raise later."""
+        """Commit the last step of a closed loop. Python drops an exception raised while it closes a generator, so store
+        the exception and raise it later."""
         try:
             self._end_step(step, total, began, None)
             self._end_steps(total)
@@ -417,22 +463,23 @@ class Run:
             raise error
 
     def leave_out(self, *objects: Any) -> None:
-        """Declare that objects need no snapshot although they change from step to step.
+        """Declare, before `steps` is called, that `objects` need no snapshot although they change from step to step.
 
-        The script must restore them to `run.step` itself, or training must not depend on them. A text is a name from
-        the log. Call it before `steps`.
+        Training must not depend on these objects, or else the script must restore them to `run.step` itself. A string
+        among `objects` stands for the object that has this name in the log's warning.
         """
         self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:
-        """Let the NaN guard check `loss`, too, before its backward pass, so that it can name the rank."""
+        """Check `loss` for NaN before its backward pass, so that the error can name this rank. After the backward pass,
+        the gradients of all ranks have NaN."""
         self._watchdog.see(loss)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
-        """Record metrics of the current step, or, after the loop, of the whole run. NaN becomes null."""
+        """Log metrics of the current step, or, outside of a step, of the whole run. NaN and infinity become null."""
         if captured := sorted(_RESERVED & set(metrics)):
             raise JobFailedError(
-                f"log({captured[0]}=...): that name is the event log's own", hint="Choose another name."
+                f"log({captured[0]}=...): the event log itself uses this name", hint="Choose another name."
             )
         values = {name: _number(value) for name, value in metrics.items()}
         if self._in_step:
@@ -447,7 +494,7 @@ class Run:
         return self._link
 
     def expect_step(self, step: int) -> None:
-        """Watch for hangs in `step`, which a script makes in its own loop."""
+        """Begin `step` for hang detection, in a script that has its own loop over steps."""
         self._watchdog.begin_step(step)
 
     # --- called by the loop ---------------------------------------------------------------------
@@ -458,9 +505,12 @@ class Run:
         """Begin a generation.
 
         Args:
-            fresh: no rank has a state, so kept objects may be half-changed; build them again.
-            memory_every: steps between two snapshots in memory, the same on every rank; None: the spec's value.
-            full_size: number of ranks if none is missing; None: none is missing.
+            generation: number of the generation.
+            fresh: whether no rank has a complete state, so that results of `keep` may be changed in part, and must be
+                built again.
+            memory_every: number of steps between two snapshots in memory, the same on every rank; None: the spec's
+                value.
+            full_size: number of ranks of the job when none is missing; None: no rank is missing now.
         """
         self.generation, self.full_size, self._order_matters = generation, full_size or self.world_size, []
         fewer = self.config.restart.policy == "continue" and self.config.restart.samples == "fewer"
@@ -470,7 +520,7 @@ class Run:
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step, self._last_total = 0, False, False, 0
         self._in_training, self._left_step, self._not_raised = True, 0, None
-        self._saved = -1  # a repeated step needs a new snapshot
+        self._saved = -1  # a step that is repeated in this generation needs a new snapshot
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
         seed_step(self.config.seed, 0, 0)
@@ -484,7 +534,8 @@ class Run:
         meshes.forget_rank()
 
     def drop_aborted(self) -> None:
-        """Wait for queued work after the abort of collectives, and set `step` to the newest valid step."""
+        """Wait for the device's queued work after an abort, and set `step` to the newest step finished before the
+        abort."""
         self._in_training = False
         self.device_steps.wait()
         self._report_done()
@@ -496,7 +547,7 @@ class Run:
         """Check the run after the training function `name` has returned.
 
         Raises:
-            JobFailedError: the function has not called `restore`, so that other ranks wait for its state.
+            JobFailedError: the training function has not called `restore`, for which other ranks wait.
             Exception: the commit of the last step failed.
         """
         self._in_training = False
@@ -510,20 +561,20 @@ class Run:
             )
         if self._left_step > self.step and self._state is not None and self._state.may_differ:
             self._warn(
-                f"hyperpod_ext: {name}() returned within step {self._left_step}, which is not committed: checkpoints "
-                f"have step {self.step} at most. A step is committed when run.steps is asked for the next one. In "
-                "zip(...), put run.steps first.\n"
+                f"hyperpod_ext: {name}() returned within step {self._left_step}, which is not committed: the newest "
+                f"checkpoint has step {self.step} at most. A step is committed when the script requests the "
+                "next step from run.steps. In zip(...), put run.steps first.\n"
             )
 
     def leave(self) -> None:
-        """Leave a generation: remove its process groups from all objects that hold them."""
+        """Leave a generation: remove its process groups from all objects that reference them."""
         self._watchdog.leave()
         self._unsaved.leave()
         self._parallel.leave()
         self._let_go(groups_last=self.groups_asleep() is not None)
 
     def let_go(self) -> None:
-        """Also remove groups that have outlived a generation: this rank no longer belongs to them."""
+        """Remove process groups that outlive a generation, because this process no longer belongs to them."""
         if self.groups_asleep() is not None:
             self._let_go(groups_last=False)
 
@@ -535,23 +586,23 @@ class Run:
         return self.rank, self.world_size
 
     def _give_back(self) -> None:
-        """Set the new groups in the objects made for this rank and world size.
+        """Insert the new process groups into the objects that were made for this rank and this world size.
 
-        Holders of another world size are kept in case it comes back: the one between may have ended before the training
-        function was called.
+        Objects made for another world size stay recorded, in case the job returns to that world size: the generation
+        with this world size may end before the training function is called.
         """
         held = self._held.get(self._world, [])
         self._held[self._world] = meshes.give_back(held, self.groups_asleep() or ())
 
     def consistent_step(self) -> ConsistentStep | None:
-        """Return the live state, if it is complete and can be offered to other ranks."""
+        """Return the live state if it is complete, so that other ranks can restore from it; None otherwise."""
         consistent = self._state.consistent_step() if self._state is not None else None
         if consistent and self._checkpointer is not None and self._checkpointer.differing(consistent.save_id):
             return None
         return consistent if consistent is not None and consistent.step <= self.device_steps.finished() else None
 
     def digest(self) -> str:
-        """Return the SHA-256 of the registered state; empty without a state."""
+        """Return the SHA-256 of the registered state, or an empty string if no state is registered."""
         self._watchdog.done()
         return self._state.digest() if self._state is not None else ""
 
@@ -561,7 +612,7 @@ class Run:
             self._unsaved.see(frame, kept, self._objects, self._captured[0].parts.tensors)
 
     def _report_kept(self) -> None:
-        """Report the contents of snapshots, from rank 0 and only after changes."""
+        """Report the names and types of the objects in snapshots, on rank 0 and only if they have changed."""
         kept = {
             "objects": {name: type(each).__name__ for name, each in self._objects.items()},
             "left_out": self._unsaved.left_out,
@@ -576,7 +627,7 @@ class Run:
             self._link.event("unsaved", rank=self.rank, **lists)
 
     def _report_step(self, step: int, total: int, began: float) -> None:
-        """Report a step, with its times for data and snapshots."""
+        """Queue the `step` event, with the seconds spent on data and snapshots, and send the events that are ready."""
         waited: dict[str, float] = {
             "data_s": round(self._watchdog.data_s, 6),
             "checkpoint_s": round(self._blocked, 6),
@@ -587,7 +638,7 @@ class Run:
         self._report_done()
 
     def _report_done(self) -> None:
-        """Report the finished steps: queued steps may still be aborted."""
+        """Send the `step` events of the steps that the device has finished. Unfinished steps may still be aborted."""
         steps = self.device_steps
         while self._unreported and (steps.device is None or self._unreported[0][0] <= steps.finished()):
             step, fields = self._unreported.popleft()
@@ -597,14 +648,14 @@ class Run:
         """Wait until the device has done all queued work.
 
         Raises:
-            AbortedError: some work was aborted.
+            AbortedError: an abort came before the end of that work.
         """
         if not self.device_steps.wait():
             raise AbortedError(f"generation {self.generation} is over")
         self._report_done()
 
     def _leave_if_over(self) -> None:
-        """Stop between micro-batches: without a later reduction, the rest of the step is useless.
+        """Stop between micro-batches if the generation is over, because the step's gradients can no longer be reduced.
 
         Raises:
             AbortedError: the generation is over.
@@ -613,9 +664,10 @@ class Run:
             raise AbortedError(f"generation {self.generation} is over")
 
     def _refuse_shards(self, sharing: str) -> None:
-        """
+        """Refuse a sharded state if the policy is that the job continues without lost ranks.
+
         Raises:
-            JobFailedError: ranks hold shards, so the others cannot continue without a lost rank.
+            JobFailedError: ranks hold shards, so the remaining ranks cannot continue without a lost rank.
         """
         if self.config.restart.policy == "continue" and ("shard" in sharing or ":" in sharing):
             raise JobFailedError(
@@ -625,16 +677,16 @@ class Run:
             )
 
     def _may_change(self) -> None:
-        """Allow an optimizer to change the state.
+        """Check that an optimizer may change the state.
 
         Raises:
-            AbortedError: collectives were aborted, so its gradients are invalid.
+            AbortedError: collectives were aborted, so the optimizer's gradients are invalid.
         """
         if not self.device_steps.may_change():
             raise AbortedError(f"generation {self.generation} is over")
 
     def _follow_device(self, device: Device | None) -> None:
-        """Set the device that changes the state from now on."""
+        """Set the asynchronous device that changes the state from now on; None: changes are synchronous."""
         self.device_steps.follow(device, self.step)
         self._watchdog.runs_ahead = device is not None
         if self._checkpointer is not None:
@@ -647,10 +699,11 @@ class Run:
         if step > 0:
             self._parallel.record(step)
         overlaps = self._state.tells_of_changes and (self._state.is_reported or step == self._began)
-        at_once = step == 0 or not overlaps  # a copy of changing tensors is dropped, and step 0 must have one
+        # copy step 0 at once, because it must have a snapshot, and an overlapped copy is dropped if tensors change
+        at_once = step == 0 or not overlaps
         captured = self._state.take(step_ended=True)
         self.device_steps.queue(step)
-        if captured.own or self._watchdog.compares(step):  # reads the tensors
+        if captured.own or self._watchdog.compares(step):  # the next lines read the tensors
             self._wait_done()
         self._watchdog.compare(step, captured)
         sharing = captured.sharing()
@@ -686,7 +739,7 @@ class Run:
         return saved
 
     def _stop_after(self, step: int) -> None:
-        """Stop after the step at which all ranks have agreed to stop for a resize.
+        """Stop this rank if `step` is the step after which all ranks have agreed to stop for a resize.
 
         Raises:
             AbortedError: the job continues with other nodes; the training function is called again.
@@ -701,7 +754,7 @@ class Run:
             and self._captured is not None
             and (stop_at_step.ends or self._captured[1].world_size)
         ):
-            if self._saved != step:  # other ranks need parts of it
+            if self._saved != step:  # other ranks need parts of this rank's snapshot
                 self._save(
                     *self._captured, at_once=True, when_busy=self._never_skipped if stop_at_step.ends else "wait"
                 )
@@ -711,14 +764,14 @@ class Run:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _save_last(self) -> None:
-        """Save the last step, if not yet saved, for its upload to the durable tiers before the job ends."""
+        """Save the last step, unless it is already saved, for its upload to the durable tiers at the job's end."""
         if self._checkpointer is not None and self._policy.durable():
             self._save_committed()
             self._checkpointer.flush()
         self._see_saved()
 
     def _save_committed(self) -> None:
-        """Save the last committed step, if not yet saved."""
+        """Save the last committed step, unless it is already saved."""
         if (
             self._state is not None
             and self._captured is not None
@@ -729,18 +782,18 @@ class Run:
 
     @property
     def _never_skipped(self) -> WhenBusy | None:
-        """`when_busy` of a save that must not be skipped; None: the default."""
+        """Value of `when_busy` for a save that must not be skipped; None: the spec's value."""
         return "wait" if self._policy.when_busy == "skip" else None
 
     def _see_saved(self) -> None:
-        """Wait until the last save is sealed; repeat the save if its memory server ends."""
+        """Wait until the memory server has the last snapshot completely, and save again if the memory server ends."""
         if self._checkpointer is None or self._captured is None or self._saved != self.step:
             return
         while not self._checkpointer.flush():
             self._save(*self._captured, at_once=True, when_busy="wait")
 
     def _wait_staged(self) -> None:
-        """Wait for the running copy of the state before the state changes."""
+        """Wait, before the state changes, until the running copy of the state has ended."""
         if self._checkpointer is not None:
             began = time.monotonic()
             if not self._checkpointer.wait_staged():
@@ -752,18 +805,22 @@ class Run:
 
 
 def _uneven(batch: int, ranks: int) -> int:
-    """Return the largest number of ranks, up to `ranks`, that does not divide `batch`; 0 if all do."""
+    """Return the largest number of ranks, up to `ranks`, by which `batch` is not divisible; 0 if there is none."""
     return next((count for count in range(ranks, 0, -1) if batch % count), 0)
 
 
 def _number(value: float | torch.Tensor) -> float | None:
-    """Return a number for JSON: NaN and infinities become None."""
+    """Return `value` as a number for JSON, or None for NaN and infinity."""
     number = float(value)
     return number if math.isfinite(number) else None
 
 
 def _caller(frame: FrameType) -> FrameType | None:
-    """Return the frame of the loop over the steps of a generator's `frame`, or over batches that are made of them."""
+    """Return the stack frame of the script's loop over steps, or over the `Batches` of an epoch.
+
+    Args:
+        frame: stack frame of the generator that yields the steps.
+    """
     caller = frame.f_back
     while caller is not None and caller.f_globals.get("__name__") == Batches.__module__:
         caller = caller.f_back
@@ -771,7 +828,10 @@ def _caller(frame: FrameType) -> FrameType | None:
 
 
 def _places(frame: FrameType | None) -> list[tuple[FrameType, int]]:
-    """Return the calling frames with their instructions, without generators, which may end with the loop."""
+    """Return `frame` and the script's frames above it, each with its current instruction.
+
+    Frames of generators are left out, because a generator may be closed together with the loop.
+    """
     found = []
     while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if not frame.f_code.co_flags & inspect.CO_GENERATOR:

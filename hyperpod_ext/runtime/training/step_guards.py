@@ -1,6 +1,6 @@
-"""Guards of a run's steps: heartbeat, NaN guard, comparison of replicas, rehearsed faults.
+"""Guards of a run's steps: the heartbeat, the NaN guard, the comparison of replicas, and fault injection.
 
-`Watchdog` combines them, so that `Run` calls one object at each event.
+`Watchdog` combines these guards, so that `Run` calls only one object at each event of a step.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.state.training_state import CapturedState
 
 
 class GuardReports(Protocol):
-    """Sends events, and shows the state of the generation."""
+    """Interface with which guards send events and read whether the generation has ended."""
 
     @property
     def over(self) -> bool:
@@ -41,7 +41,7 @@ class GuardReports(Protocol):
 
 @functools.cache
 def progress_of_this_process() -> Progress:
-    """Return the one Progress of this process, with its page and thread."""
+    """Return this process's only `Progress`, which owns its heartbeat page and its thread."""
     return Progress()
 
 
@@ -58,9 +58,9 @@ class Watchdog:
         self._generation = 0
         self._reported_in = 0
         self.runs_ahead = False
-        """Whether an asynchronous device runs behind the loop, so that collectives may be running at any time."""
+        """Whether the loop runs ahead of an asynchronous device, so that collectives may be running at any time."""
         self._injector: Injector | None = None
-        if checkpointer is not None:  # in a job: alone, there is nothing to recover
+        if checkpointer is not None:  # inject faults only in a job, because a process without a job cannot recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
 
     @property
@@ -69,7 +69,7 @@ class Watchdog:
         return self._progress.data_s
 
     def close(self) -> None:
-        """Release the objects, before another Watchdog replaces this one."""
+        """Release the hooks and the listener, before another Watchdog replaces this one."""
         self._nan.close()
         self._progress.listener = None
 
@@ -80,18 +80,21 @@ class Watchdog:
         self._progress.enter(generation)
 
     def attach(self, objects: Mapping[str, object]) -> None:
-        """Set the objects that make up the state."""
+        """Set the objects that make up the state, by name."""
         self._objects = objects
         self._progress.follow(objects.values())
         self._nan.attach(objects)
 
     def see(self, loss: torch.Tensor) -> None:
-        """Check a loss before its backward pass."""
+        """Check a loss for NaN before its backward pass."""
         self._nan.see(loss)
 
     def begin_steps(self) -> None:
-        """Begin the loop. Raises like `end_step`: a former loop may have swallowed an error in half a step, whose state
-        must not be committed."""
+        """Begin the loop over steps.
+
+        Raises the same errors as `end_step`, because the script may have swallowed an error in an unfinished step of an
+        earlier loop, and the state of that step must not be committed.
+        """
         self._check_over()
         self._check_swallowed()
 
@@ -100,7 +103,7 @@ class Watchdog:
 
         Raises:
             AbortedError: the generation is over, and the training function has not noticed.
-            SystemExit: the function has ignored an AbortedError.
+            SystemExit: the training function has ignored an AbortedError of this generation.
         """
         self._check_over(between_steps=True)
         self._arm()
@@ -108,23 +111,27 @@ class Watchdog:
         self._nan.begin_step(step)
 
     def end_step(self) -> None:
-        """End a step, before its commit. Raises like `begin_step`, and ConnectionError if the script swallowed the
-        error of a collective."""
-        if self.runs_ahead or not self._reports.safe_to_commit:  # otherwise other ranks may need this rank's step
+        """End a step, before its commit.
+
+        Raises the same errors as `begin_step`, and ConnectionError if the script has swallowed the error of a
+        collective.
+        """
+        # do not stop a step that is still safe to commit, because other ranks may need this rank's state of the step
+        if self.runs_ahead or not self._reports.safe_to_commit:
             self._check_over()
         self._check_swallowed()
         self._nan.end_step()
         self._progress.mark(Phase.CHECKPOINT)
 
     def compares(self, step: int) -> bool:
-        """Return whether ranks compare their states after this step."""
+        """Return whether the ranks compare their states after `step`."""
         return is_due(step, self._config.restart.compare_replicas_every)
 
     def compare(self, step: int, captured: CapturedState) -> None:
-        """Compare the ranks' states, if due. Collective.
+        """Compare the states of the ranks, if a comparison is due after `step`. Collective.
 
         Raises:
-            ReplicasDifferError: the states differ.
+            ReplicasDifferError: the ranks' states differ.
         """
         if not self.compares(step):
             return
@@ -133,19 +140,22 @@ class Watchdog:
             check_replicas(step, captured, sharing.ranks)
 
     def end_steps(self) -> None:
-        """End the steps, after the last one."""
+        """Set the heartbeat's phase to AFTER, once the last step has ended."""
         self._progress.mark(Phase.AFTER)
 
     def done(self) -> None:
-        """Mark the end of the training function."""
+        """Set the heartbeat's phase to DONE, once the training function has ended."""
         self._progress.mark(Phase.DONE)
 
     def leave(self) -> None:
-        """Leave a generation."""
+        """Set the heartbeat's phase to AWAY, when this rank leaves a generation."""
         self._progress.mark(Phase.AWAY)
 
     def _arm(self) -> None:
-        """Start the injector once there are faults in the spec or orders; without any, steps cost nothing more."""
+        """Start the fault injector once the job's spec or an order contains a fault.
+
+        Without faults, the injector is not started, so that it costs no time in steps.
+        """
         if self._injector is None or self._progress.listener is not None:
             return
         if self._injector or self._progress.has_orders:
@@ -156,31 +166,33 @@ class Watchdog:
         """Refuse to commit a step in which the training function has swallowed the error of a collective.
 
         Raises:
-            AbortedError: the error's fault is known.
-            ConnectionError: the fault is not known yet; the loop waits for it.
+            AbortedError: the fault behind the error has already ended the generation.
+            ConnectionError: the generation has not ended yet; the `@resilient` loop waits for its end.
         """
         if why := broken_waits.first():
             self._check_over()
             raise ConnectionError(f"{why} (raised within step {self._progress.step}, and swallowed there)")
 
     def _check_over(self, *, between_steps: bool = False) -> None:
-        """Stop a training function that has not noticed the end of its generation: its work is useless.
+        """Stop a training function that has not noticed the end of its generation, because its work would be discarded.
 
-        It may have called no collective since, or have caught our exception. Between two steps, stop it without an
-        event.
+        The training function may not have called a collective since that end, or may have caught our exception.
+
+        Args:
+            between_steps: whether no step is running, so that no event is logged.
         """
         if not self._reports.over:
             return
         self._progress.listener = None
         why = f"generation {self._generation} is over"
         if self._reported_in == self._generation:
-            raise SystemExit(why)  # passes through `except Exception`; the loop handles it like an abort
+            raise SystemExit(why)  # passes `except Exception` in the script; `@resilient` treats it as an abort
         self._reported_in = self._generation
         if not between_steps:
             self._reports.event("given_up", rank=self._rank, step=self._progress.step)
             sys.stderr.write(
-                f"hyperpod_ext: step {self._progress.step} of rank {self._rank} is given up, for a fault elsewhere. "
-                "If the training function catches exceptions, let AbortedError and errors of collectives pass.\n"
+                f"hyperpod_ext: step {self._progress.step} of rank {self._rank} is given up, for a fault of another "
+                "rank. If the training function catches exceptions, let AbortedError and errors of collectives pass.\n"
             )
         raise AbortedError(why)
 

@@ -16,7 +16,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.jobs.contract.yaml_text import read_all
 from hyperpod_ext.jobs.plan import find_warnings, make_plan
 
-pytestmark = [pytest.mark.sdks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sdks, pytest.mark.timeout(1800)]
 
 MODEL = "sagemaker/hyperpod/training/config/hyperpod_pytorch_job_unified_config.py"
 EXAMPLES = sorted((Path(__file__).resolve().parents[3] / "examples" / "04-hyperpod-eks").glob("rendered/*/job.yaml"))

@@ -120,7 +120,7 @@ def test_places_do_without_any_cluster(tier: KeptLog, tmp_path: Path) -> None:
     assert listed["ended_at"] is not None
     plan = call_hp_ext("plan", "--params", "1B", "--nodes", "2", "--history", place, "-o", "json")
     assert plan.code == 0, plan.stderr
-    assert any("process: 1 in" in note for note in plan.json["notes"])
+    assert any("process failures: 1 in" in note for note in plan.json["notes"])
     nothing = call_hp_ext("list", "--kept", str(tmp_path / "tier" / "a"))
     assert nothing.code == 6
     assert call_hp_ext("top", f"file://{tmp_path}/nowhere").code == 6

@@ -24,7 +24,7 @@ from hyperpod_ext.jobs.plan import make_plan
 from hyperpod_ext.ports import free_port
 from hyperpod_ext.processes import descendants, is_alive
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 
 class Pods:

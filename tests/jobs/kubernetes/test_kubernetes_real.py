@@ -231,7 +231,7 @@ def test_the_life_of_a_job(server: ApiServer, here: Path, kind: str) -> None:
     assert call_hp_ext("status", url, "-o", "json").json["state"] == "starting"
     assert [one["handle"] for one in call_hp_ext("list", *target, "-o", "json").json] == [url]
     again = call_hp_ext(*create, cwd=here)
-    assert (again.code, f"{kind} named a already" in again.stderr) == (5, True), again.stderr
+    assert (again.code, f"{kind} named a exists already" in again.stderr) == (5, True), again.stderr
     assert call_hp_ext("diff", "-f", "job.yaml", *target, "--exit-code", cwd=here).code == 0
     assert call_hp_ext("diff", "-f", "job.yaml", *target, "--set", "nodes=3", "--exit-code", cwd=here).code == 10
 

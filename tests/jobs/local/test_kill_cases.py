@@ -30,7 +30,7 @@ from kill_cases import (
 )
 from local_place import LocalPlace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 TABLE = endings()
 IN_TEST = 3

@@ -32,7 +32,7 @@ def job(**fields: Any) -> JobConfig:
         ({}, 3, "exactly 2 nodes"),
         ({"elastic": {"min_nodes": 2, "max_nodes": 4}}, 1, "below elastic.min_nodes (2)"),
         ({"elastic": {"min_nodes": 2, "max_nodes": 4}}, 5, "above elastic.max_nodes (4)"),
-        ({"elastic": {"min_nodes": 2, "max_nodes": 8, "sizes": [2, 4, 8]}}, 3, "not one of its sizes"),
+        ({"elastic": {"min_nodes": 2, "max_nodes": 8, "sizes": [2, 4, 8]}}, 3, "not an allowed number of nodes"),
         (
             {"elastic": {"min_nodes": 2, "max_nodes": 4}, "global_batch_size": 16},
             3,

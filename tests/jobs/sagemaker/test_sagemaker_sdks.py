@@ -19,7 +19,7 @@ from hyperpod_ext.jobs.sagemaker.container import arguments_of
 from hyperpod_ext.jobs.sagemaker.request import CODE_CHANNEL, Request, training_job_request
 from hyperpod_ext.jobs.sagemaker.strict import check_request
 
-pytestmark = [pytest.mark.sdks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sdks, pytest.mark.timeout(1800)]
 
 ALL = CASES | V2_ALONE | V3_ALONE
 TRAINER_SCRIPT = "/opt/ml/input/data/sm_drivers/sm_train.sh"

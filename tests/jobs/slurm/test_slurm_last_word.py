@@ -35,7 +35,7 @@ def test_all_commands_have_the_same_last_word(
     start.mkdir(parents=True)
     (start / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     if reported:
-        hint = "The whole story is in rank1.log."
+        hint = "The full output of the rank is in rank1.log."
         error = {"code": "JobFailedError", "message": CAUSE, "hint": hint} if state == "FAILED" else None
         report = make_report(Events(), state=state.lower(), error=error, world_size=2)
         (start / "report.json").write_text(json.dumps(report))

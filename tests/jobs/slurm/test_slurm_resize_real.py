@@ -18,7 +18,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster
 from slurm_place import URL, Place, agents_in, done, durable_step, made_step, report
 from waiting import until
 
-pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.thorough, pytest.mark.timeout(900)]
 
 STEPS = 150
 PREEMPTION = """\

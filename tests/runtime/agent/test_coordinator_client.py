@@ -398,7 +398,7 @@ def test_who_lost_the_one_it_voted_for_without_a_word_does_not_go_back(tmp_path:
 def test_a_coordinator_that_takes_a_node_no_more_does_not_end_its_search(tmp_path: Path) -> None:
     async def run() -> list[int]:
         others = Others(tmp_path)
-        await others.listen(8, c.StopNode(why="the coordinator has stood down", hint=""))
+        await others.listen(8, c.StopNode(why="the coordinator has stepped down", hint=""))
         await others.listen(7, ABORT)
         client = await others.client(me=9)
         await others.listen(2, others.news(8), others.news(7, 2))

@@ -123,4 +123,4 @@ def test_a_worker_refuses_those_of_its_agent(tmp_path: Path) -> None:
                 wire.send(sock, encode(c.AbortGeneration(generation=7, rank=0)))
                 output, refusals = worker.communicate(timeout=60)
     assert output == "True\n"
-    assert_all_refused(refusals, "a message of the agent was refused: ")
+    assert_all_refused(refusals, "a message from the agent was refused: ")

@@ -62,19 +62,19 @@ def test_what_is_left_out_is_named_with_step_tier_ranks_bytes_and_why() -> None:
     (line,) = left_out(Events([HOME, refused, waited]))
     assert "(not done within 60 s); node 0 was lost. Started" in line
     (line,) = left_out(Events([HOME]))
-    assert line == "step 13 may be in no durable tier: nodes 0, 1, 2 did not say what became of it"
+    assert line == "step 13 may be in no durable tier: nodes 0, 1, 2 did not report an upload"
 
 
 def test_a_step_that_not_all_ranks_hold_is_told_and_so_are_nodes_that_never_heard_of_it() -> None:
     (line,) = left_out(Events([HOME.model_copy(update={"step": 10}), uploaded(0, part(arrived=True))]))
-    assert line == "step 13 was made last, but the newest snapshot of all ranks is of step 10"
+    assert line == "step 13 was made last, but the newest step with snapshots of all ranks is 10"
     (line,) = left_out(Events([HOME.model_copy(update={"step": None}), uploaded(0)]))
-    assert "no snapshot that all ranks hold" in line
+    assert "no step has snapshots of all ranks" in line
     assert left_out(Events([HOME.model_copy(update={"step": None, "made": 0})])) == [], (
         "a job that made no step lacks none"
     )
     (line,) = left_out(Events([uploaded(0, in_time=False), uploaded(1, in_time=False)]))
-    assert line == "which step all ranks hold was not known within 60 s, so only what was due is durable"
+    assert line == "the newest step that all ranks hold was not known within 60 s, so only due checkpoints are durable"
 
 
 # --- a node's part ----------------------------------------------------------------------------------

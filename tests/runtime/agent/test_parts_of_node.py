@@ -53,8 +53,8 @@ def settings_in(folder: Path, **more: Any) -> NodeSettings:
 @pytest.mark.parametrize(
     ("steps", "why"),
     [
-        ([3, 4, 5], "; 3 times in a row, the job goes on after 2 (restart.max_on_node)"),
-        ([3, 4, 14, 15, 25], "; 5 times, the job goes on after 4 (restart.max_restarts)"),
+        ([3, 4, 5], "; 3 times in a row, and the limit is 2 (restart.max_on_node)"),
+        ([3, 4, 14, 15, 25], "; 5 times, and the limit is 4 (restart.max_restarts)"),
         ([3, 4, 14, 15], ""),
     ],
 )

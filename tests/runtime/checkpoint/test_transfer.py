@@ -154,7 +154,7 @@ def another_model(rank: int, folder: Path) -> None:
     if rank:
         state = TrainingState({"model": nn.Linear(rank, 2)})
         return send_state(store, "state-1", [TransferOrder(0, rank - 1, 2)], 7, state.take().parts, {})
-    with pytest.raises(CorruptSnapshotError, match="ranks 1 and 2 do not hold the same"):
+    with pytest.raises(CorruptSnapshotError, match="ranks 1 and 2 do not hold the same state"):
         receive_state(store, "state-1", [1, 2])
     return None
 
@@ -165,5 +165,5 @@ def test_senders_that_hold_different_things_are_named(tmp_path):
 
 def test_senders_at_different_steps_are_named_though_their_tensors_are_alike():
     headers = {2: {"step": 5, "digest": "d"}, 3: {"step": 6, "digest": "d"}}
-    with pytest.raises(CorruptSnapshotError, match="ranks 2 and 3 do not hold the same"):
+    with pytest.raises(CorruptSnapshotError, match="ranks 2 and 3 do not hold the same state"):
         transfer._agreed(headers)

@@ -91,7 +91,7 @@ def test_a_script_restores_the_step_that_it_wants_and_starts_over_if_only_some_r
     newest = restoring()
     assert newest.begin(both).step == 10
     assert restoring(10).begin([{"held": [*both[0]["held"], shard(1, 20)]}, {}]).step == 10
-    with pytest.raises(NoCheckpointError, match="The last try: CRC64-NVME is wrong"):
+    with pytest.raises(NoCheckpointError, match="Error of the last attempt: CRC64-NVME is wrong"):
         newest.refuse_offers({("memory", 1, 0, save_id_of(1, 10), "")}, "CRC64-NVME is wrong")
     for step in (20, 30):
         with pytest.raises(NoCheckpointError, match=rf"No snapshot of step {step} .* memory step 10 \(rank 0\)"):
@@ -142,7 +142,7 @@ def test_names_and_ports_that_nobody_gave():
 def test_parity_is_refused_where_no_agent_of_ours_places_it():
     policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(parity=4)))
     config = RuntimeConfig(name="a", nodes=4, workers_per_node=1, checkpoint=policy)
-    with pytest.raises(ConfigError, match="only agents of this project place parity"):
+    with pytest.raises(ConfigError, match="parity needs the agents of this project"):
         sized(config, 4, 1)
 
 
@@ -232,7 +232,7 @@ def test_durable_checkpoints_that_are_all_refused_are_not_given_up_for_a_fresh_s
     restoring = RestoreCoordinator({0: 0}, ask)
     assert restoring.begin([says()]).step == 8
     assert restoring.generation == 4
-    with pytest.raises(NoCheckpointError, match="The last try: rank 0: CRC64-NVME"):
+    with pytest.raises(NoCheckpointError, match="Error of the last attempt: rank 0: CRC64-NVME"):
         restoring.refuse({0: "CRC64-NVME"})
     assert asked == [[], [("/d", save_id_of(1, 8))]], "the second time for what else is there"
 

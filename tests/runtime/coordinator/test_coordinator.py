@@ -219,7 +219,7 @@ def test_a_silent_node_is_lost_after_half_of_the_lease_and_told_to_stop_when_it_
             stop = await one.hears(c.StopNode)
             assert "was silent for" in stop.why
             again = await Agent.come(listener, 1, job_state=one.job_state)
-            assert "was given up" in (await again.hears(c.StopNode)).why
+            assert "because the node was lost" in (await again.hears(c.StopNode)).why
 
     asyncio.run(run())
     lost = events(tmp_path, "node_lost")[0]  # the others are hung up on when the test ends

@@ -39,7 +39,7 @@ def test_a_resize_that_comes_to_no_step_is_refused_to_who_asked_for_it() -> None
     clock = ResizeClock()
     clock.reassigned(WORLD, MOVED)
     refused = clock.reassigned(WORLD | {"order": "", "nodes": 1, "generation": 3}, {0: 0})
-    assert refused == {"order": "a", "nodes": 2, "why": "nodes were lost meanwhile; the job goes on with 1"}
+    assert refused == {"order": "a", "nodes": 2, "why": "nodes were lost in the meantime; the job has 1"}
     assert clock.reassigned(WORLD, MOVED) is None, "nobody had asked for the one before"
 
 

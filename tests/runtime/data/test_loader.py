@@ -234,7 +234,7 @@ def test_a_change_between_a_step_and_its_ack_is_refused() -> None:
     loader = loader_of(range(100))
     step = next(loader.steps())
     loader.set_batch(20, 5)
-    with pytest.raises(JobFailedError, match="step 1 was taken before the sampler was changed"):
+    with pytest.raises(JobFailedError, match="step 1 was planned before the sampler was changed"):
         loader.ack(step)
 
 

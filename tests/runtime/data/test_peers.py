@@ -137,7 +137,7 @@ print(json.dumps({"ids": ids, "streamed": streamed, "same": fingerprint_of(datas
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_hugging_face_datasets_are_sources(tmp_path: Path) -> None:
     tokens, home = tmp_path / "tokens", str(tmp_path)
     found = output_of(python_of("datasets"), HUGGING_FACE, tokens, HF_HOME=home, HF_HUB_OFFLINE="1")
@@ -169,7 +169,7 @@ print(json.dumps({"rows": rows, "shards": len(dataset.shards), "fingerprint": fi
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_mosaicml_shards_are_sources(tmp_path: Path) -> None:
     """Written and read by MosaicML's own classes, from compressed shards that it fetches to a cache."""
     packages = installed("mosaicml", *MOSAICML)

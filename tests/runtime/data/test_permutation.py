@@ -115,5 +115,5 @@ def test_an_unknown_shuffle_is_refused(shuffle: object) -> None:
 
 @pytest.mark.parametrize(("block", "window"), [(0, 1), (1, 0), (65536, 2)])
 def test_blocks_that_cannot_be_are_refused(block: int, window: int) -> None:
-    with pytest.raises(JobFailedError, match="product at most 65536"):
+    with pytest.raises(JobFailedError, match="product is at most 65536"):
         BlockShuffle(block, window)

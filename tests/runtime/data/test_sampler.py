@@ -114,7 +114,7 @@ def test_a_step_is_the_same_until_it_is_acknowledged() -> None:
 
 @pytest.mark.parametrize("number", [0, 2, 17])
 def test_another_step_than_the_next_is_not_acknowledged(number: int) -> None:
-    with pytest.raises(JobFailedError, match=f"step {number} was acknowledged; the next one to be is 1"):
+    with pytest.raises(JobFailedError, match=f"step {number} was acknowledged, but the next step is 1"):
         sampler_of(range(100)).ack(number)
 
 
@@ -168,7 +168,7 @@ def test_a_plain_dataloader_goes_on_where_the_optimizer_was(workers: int) -> Non
 def test_epochs_that_nobody_acknowledges_are_an_error() -> None:
     sampler = sampler_of(range(20))
     assert [*sampler] == [*sampler]
-    with pytest.raises(JobFailedError, match=r"no step of them was acknowledged"):
+    with pytest.raises(JobFailedError, match=r"no step was acknowledged"):
         iter(sampler)
 
 
@@ -177,7 +177,7 @@ def test_a_change_ends_a_pass() -> None:
     batches = iter(sampler)
     next(batches)
     sampler.set_world(0, 2)
-    with pytest.raises(JobFailedError, match="changed while a loader went through it"):
+    with pytest.raises(JobFailedError, match="changed while a loader iterated over it"):
         next(batches)
 
 
@@ -274,12 +274,12 @@ class WrongLength:
             "global_batch_size 10 is not a multiple of micro_batch_size 4\nWrite 8",
         ),
         (range(100), {"batch": 0, "micro": 1}, "global_batch_size 0 is not a multiple"),
-        (range(5), {"drop_last": True}, "an epoch of 5 samples has no step of 12"),
+        (range(5), {"drop_last": True}, "an epoch of 5 samples is smaller than a step of 12"),
         (range(0), {}, "source: 0 samples"),
-        (iter([1]), {}, "gives no sample by its number"),
-        (NoLength(), {}, "the length of NoLength is unknown|NoLength gives no sample by its number"),
+        (iter([1]), {}, "has no access to a sample by its number"),
+        (NoLength(), {}, "the length of NoLength is unknown|NoLength has no access to a sample by its number"),
         (WrongLength(), {}, "the length of WrongLength is unknown: not known yet"),
-        (Stream(iter, fingerprint="s"), {}, "a Stream comes in its own order"),  # type: ignore[arg-type]
+        (Stream(iter, fingerprint="s"), {}, "a Stream has its own order"),  # type: ignore[arg-type]
         (range(100), {"uneven": "even"}, "uneven='even'"),
         (range(100), {"rank": 2, "world_size": 2}, "rank 2 of world size 2"),
         (range(100), {"rank": 0, "world_size": None}, "rank 0 of world size None"),

@@ -36,7 +36,7 @@ def test_a_flipped_bit_in_memory_sends_all_ranks_to_the_older_step(job: Job) -> 
     for loaded in job.run("load", 2, kind="fsdp"):
         assert loaded == {"latest": 20, "step": 10, "digest": digests["10"]}
     (text, _) = job.run("load_error", 2, kind="fsdp", step=20)
-    assert "The last try: step 20 of rank 1 in memory: snapshot of rank 1 at step 20: CRC64-NVME is" in text
+    assert "of the last attempt: step 20 of rank 1 in memory: snapshot of rank 1 at step 20: CRC64-NVME is" in text
 
 
 def test_a_flipped_bit_in_memory_sends_all_ranks_to_the_next_tier(job: Job) -> None:
@@ -69,7 +69,7 @@ def test_what_cannot_be_read_is_not_taken_for_nothing(job: Job) -> None:
     for scene, arguments in (("load", {}), ("save", {"steps": [1]})):
         (raised,) = job.start(scene, 1, kind="plain", policy=policy, **arguments).answers()
         assert "Not readable: " in raised["text"]
-        assert "is not signed with this job's secret. Either it was tampered with" in raised["text"]
+        assert "is not signed with this job's secret. Either the manifest was changed" in raised["text"]
     assert {path: path.stat().st_mtime_ns for path in (job.directory / "f").rglob("*.*")} == before
 
 

@@ -33,7 +33,7 @@ def test_two_trainings_of_one_name_are_told_apart(job: Job) -> None:
     until((job.directory / "0").exists)
     (text,) = job.run("quick_error", 1)
     running.kill()
-    assert "saves as job j, too" in text
+    assert "also saves snapshots as job j" in text
 
 
 def test_another_policy_than_the_server_has_is_refused(job: Job) -> None:

@@ -27,9 +27,14 @@ from hyperpod_ext.runtime.detection.failure_causes import (
     ("status", "more", "kind", "cause"),
     [
         (signal.SIGKILL, {}, "signal", "killed by SIGKILL (9)"),
-        (signal.SIGKILL, {"oom": True}, "out-of-memory", "killed by SIGKILL (9): by the kernel, which had no memory"),
+        (
+            signal.SIGKILL,
+            {"oom": True},
+            "out-of-memory",
+            "killed by SIGKILL (9): by the kernel, because no memory was left",
+        ),
         (signal.SIGTERM, {"oom": True}, "signal", "killed by SIGTERM (15)"),
-        (signal.SIGBUS, {}, "signal", "killed by SIGBUS (7): a mapped file or /dev/shm ran full"),
+        (signal.SIGBUS, {}, "signal", "killed by SIGBUS (7): no space left for a mapped file or /dev/shm"),
         (3 << 8, {}, "exit", "exit code 3"),
         (1 << 8, {"last_log_line": "ValueError: x (a.py:3)"}, "exit", "ValueError: x (a.py:3) (exit code 1)"),
         (1 << 8, {"last_log_line": "torch.OutOfMemoryError: CUDA out of memory"}, "out-of-memory", "torch.OutOfMemory"),

@@ -114,12 +114,11 @@ def test_a_network_interface_that_is_down_is_named(tmp_path: Path, monkeypatch: 
         ("eth0", "no network interface is up: eth0 is down"),
         ("^lo,eth1,docker", "no network interface is up: eth0 is down"),
         ("^eth1,docker", "no network interface is up: eth0 is down"),  # no other node comes by way of loopback
-        ("=eth", "no network interface is as NCCL_SOCKET_IFNAME says, =eth; there are: docker0, eth0, eth1, lo"),
-        ("ib", "no network interface is as NCCL_SOCKET_IFNAME says, ib; there are: docker0, eth0, eth1, lo"),
+        ("=eth", "no network interface matches NCCL_SOCKET_IFNAME (=eth); there are: docker0, eth0, eth1, lo"),
+        ("ib", "no network interface matches NCCL_SOCKET_IFNAME (ib); there are: docker0, eth0, eth1, lo"),
         (
             "^docker,lo,veth,eth",
-            "no network interface is as NCCL_SOCKET_IFNAME says, ^docker,lo,veth,eth; "
-            "there are: docker0, eth0, eth1, lo",
+            "no network interface matches NCCL_SOCKET_IFNAME (^docker,lo,veth,eth); there are: docker0, eth0, eth1, lo",
         ),
     ],
 )
@@ -232,8 +231,8 @@ def driver(**gpu: Any) -> types.ModuleType:
     [
         ({}, None),
         ({"ecc": 2}, "GPU 0: 2 uncorrected memory errors (ECC)"),
-        ({"rows": (1, 0, 1, 0)}, "GPU 0: memory rows wait to be remapped; it must be reset"),
-        ({"rows": (1, 0, 0, 1)}, "GPU 0: memory rows could not be remapped; it must be replaced"),
+        ({"rows": (1, 0, 1, 0)}, "GPU 0: memory rows wait to be remapped; the GPU must be reset"),
+        ({"rows": (1, 0, 0, 1)}, "GPU 0: memory rows could not be remapped; the GPU must be replaced"),
         ({"xids": [79]}, "GPU 0: Xid 79: it has fallen off the bus; the node must be rebooted"),
         ({"xids": [13, 43]}, None),  # a program's own fault
         ({"xids": [94]}, None),
@@ -242,7 +241,10 @@ def driver(**gpu: Any) -> types.ModuleType:
         ({"xids": [149]}, "GPU 0: Xid 149, which is not known here"),
         ({"action": (0, 0)}, None),
         ({"action": (0, 0), "xids": [63, 94], "ecc": 1, "rows": (0, 1, 1, 0)}, None),  # contained, says the driver
-        ({"action": (0, 0), "rows": (0, 1, 0, 1)}, "GPU 0: memory rows could not be remapped; it must be replaced"),
+        (
+            {"action": (0, 0), "rows": (0, 1, 0, 1)},
+            "GPU 0: memory rows could not be remapped; the GPU must be replaced",
+        ),
         ({"action": (0, 1), "xids": [13]}, "GPU 0: its driver says: the GPU must be reset"),
         ({"action": (0, 2)}, "GPU 0: its driver says: the node must be rebooted"),
         ({"action": (0, 5)}, "GPU 0: its driver says: recovery action 5, which is not known here"),

@@ -183,7 +183,7 @@ def test_a_job_that_never_started_has_a_report_too():
 def test_two_lost_of_a_parity_group_are_a_warning_of_the_report():
     told = [*story(), entry(13.9, "parity_short", step=3, ranks=[0, 1], restored_step=2)]
     (warning,) = make_report(events_of(told), state="succeeded", error=None, world_size=2)["warnings"]
-    assert warning.endswith("missing are the snapshots of ranks 0, 1. All went on from step 2.")
+    assert warning.endswith("the snapshots of ranks 0, 1 are missing. All ranks continued from step 2.")
 
 
 def test_what_no_snapshot_holds_is_a_warning_once_there_was_a_fault():
@@ -201,7 +201,7 @@ def test_a_process_that_began_with_another_script_is_a_warning():
     assert report_of(began)["warnings"] == []
     later = entry(13.0, "worker_started", rank=1, pid=2, node=0, script="bb")
     (warning,) = report_of([*began, later])["warnings"]
-    assert "that of rank 1 began with another one than that of rank 0" in warning
+    assert "rank 1 started with another version than rank 0" in warning
 
 
 def test_numbers_that_ranks_log_differently_are_named():

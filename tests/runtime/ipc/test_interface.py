@@ -42,5 +42,5 @@ def test_the_own_address_is_of_the_family_that_the_other_machine_has(master: str
 
 
 def test_a_name_without_an_address_is_named() -> None:
-    with pytest.raises(UnreachableError, match=r"no way to nowhere\.invalid"):
+    with pytest.raises(UnreachableError, match=r"cannot reach nowhere\.invalid"):
         address_towards("nowhere.invalid")

@@ -156,7 +156,7 @@ def test_those_who_have_shown_the_secret_keep_their_place(port: Port) -> None:
 
 @pytest.mark.parametrize(
     ("shake_hands", "told"),
-    [(wire.accept_peer_blocking, "within 0.2 s that it is of this job"), (wire.join_peer_blocking, "within 0.2 s")],
+    [(wire.accept_peer_blocking, "within 0.2 s that it has the job"), (wire.join_peer_blocking, "within 0.2 s")],
 )
 def test_a_handshake_has_one_deadline_whatever_comes_before_it(shake_hands: Callable[..., None], told: str) -> None:
     """A byte at a time does not begin it anew."""
@@ -207,12 +207,15 @@ def test_all_agents_of_a_large_job_may_come_at_once(nodes: int, monkeypatch: pyt
 
 @ports
 def test_a_peer_of_another_job_is_told_so(port: Port) -> None:
-    with port() as address, pytest.raises(wire.WireError, match=r"hung up on our proof: .* another job's secret"):
+    with port() as address, pytest.raises(wire.WireError, match=r"refused our proof: .* another job's secret"):
         come_in(port, address, b"another job's secret")
 
 
 def test_a_server_that_hangs_up_at_once_is_not_said_to_lack_the_secret() -> None:
-    with hanging_up(times=100) as address, pytest.raises(wire.BusyError, match=r"hung up .* many peers came at once"):
+    with (
+        hanging_up(times=100) as address,
+        pytest.raises(wire.BusyError, match=r"closed the .* has too many connections"),
+    ):
         ps.connect(*address, SECRET)
 
 

@@ -115,7 +115,7 @@ def test_who_is_in_between_cannot_hand_on_proofs() -> None:
     with (
         serving(echo) as server,
         serving(relay) as between,
-        pytest.raises(wire.WireError, match=r"hung up on our proof"),
+        pytest.raises(wire.WireError, match=r"refused our proof"),
     ):
         ask(between)
     assert handed_on == [{"refused": True}]

@@ -69,5 +69,5 @@ def test_a_rest_makes_groups_larger():
 
 
 def test_a_group_of_two_is_refused():
-    with pytest.raises(ValueError, match="with two, parity is a copy"):
+    with pytest.raises(ValueError, match="at least 3 nodes are needed"):
         place_groups({0: "a", 1: "a"}, 2)

@@ -135,7 +135,7 @@ def test_the_job_recovers_from_so_many_faults_and_ends_with_the_next() -> None:
     assert give_up(raised(0, 9), [raised(1, 5)], budgets) is None
     failure = give_up(raised(0, 9), [raised(1, 5), raised(2, 7)], budgets)
     assert isinstance(failure, Fail)
-    assert "this was fault 3, the job recovers from 2" in failure.message
+    assert "this was fault 3, and the limit is 2" in failure.message
 
 
 def test_faults_that_come_too_often_end_the_job_and_old_age_does_not() -> None:
@@ -146,7 +146,7 @@ def test_faults_that_come_too_often_end_the_job_and_old_age_does_not() -> None:
     assert give_up(quick[1], quick[:1], budgets) is None
     failure = give_up(quick[2], quick[:2], budgets)
     assert failure is not None
-    assert "this was fault 3 within 3600 s, the job recovers from 2" in failure.message
+    assert "this was fault 3 within 3600 s, and the limit is 2" in failure.message
     assert "restart.max_restarts_in_window" in failure.hint
 
 
@@ -179,7 +179,7 @@ def test_too_many_lost_nodes_end_the_job_and_the_error_says_what_was_tried() -> 
     ]
     failure = give_up(lost(4, 9), earlier, BUDGETS)
     assert isinstance(failure, Fail)
-    assert "node 4 is lost at step 9: gone; this was node loss 4, the job goes on after 3." in failure.message
+    assert "node 4 is lost at step 9: gone; this was node loss 4, and the limit is 3." in failure.message
     assert "Tried before: 1 x in process, 3 x node." in failure.message
     assert "durable" in failure.hint
     assert give_up(lost(4, 9), earlier[:-1], BUDGETS) is None
@@ -192,7 +192,7 @@ def hung(rank: int, step: int, phase: str = "forward", seconds: float = 2.1) -> 
 
 
 def stuck(rank: int, step: int) -> Fault:
-    cause = f"did not leave generation {step} within 1 s of a fault elsewhere (train.py:7)"
+    cause = f"did not leave generation {step} within 1 s of a fault on another rank (train.py:7)"
     return Fault(rank, cause, step, died=True, node=rank // 2, kind="stuck")
 
 
@@ -218,7 +218,7 @@ def test_ranks_that_do_not_leave_are_no_faults_of_their_own() -> None:
     failure = give_up(stalled[2], earlier, BUDGETS)
     assert isinstance(failure, Fail)
     assert "at step 7: hung in forward of step 7, no progress for 2.1 s; 3 times in a row." in failure.message
-    assert failure.message.endswith("Rank 3 did not leave generation 6 within 1 s of a fault elsewhere (train.py:7).")
+    assert failure.message.endswith("3 did not leave generation 6 within 1 s of a fault on another rank (train.py:7).")
 
 
 def test_an_exception_is_known_by_its_line_not_by_its_words() -> None:

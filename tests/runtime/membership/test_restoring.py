@@ -57,7 +57,7 @@ def test_durable_tiers_are_asked_first_and_again_besides_what_was_refused() -> N
     negotiation.durable_answered([], (), ())
     failed = negotiation.decide(NODES, {}, 0)
     assert isinstance(failed, Fail)
-    assert "The last try: rank 0: CRC64-NVME" in failed.message, "a durable checkpoint is there: no fresh start"
+    assert "last attempt: rank 0: CRC64-NVME" in failed.message, "a durable checkpoint is there: no fresh start"
 
 
 def test_ranks_whose_processes_are_gone_offer_nothing() -> None:
@@ -193,4 +193,4 @@ def test_two_lost_of_a_group_and_no_other_tier_is_the_last_word() -> None:
     negotiation.hold(0, held(0, 4))
     decided = negotiation.decide(TRIO, {}, 4)
     assert isinstance(decided, Fail)
-    assert "Parity of step 4 makes up for one node of a group; missing are the snapshots of ranks 1, 2." in str(decided)
+    assert "can rebuild one node of a group, but the snapshots of ranks 1, 2 are missing." in str(decided)

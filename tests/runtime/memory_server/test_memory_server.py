@@ -213,12 +213,12 @@ def test_a_snapshot_that_comes_in_place_of_another_is_refused(server, asked):
     client = server.client()
     call = client._call
     client._call = lambda request: call(request.model_copy(update=asked))
-    with pytest.raises(CorruptSnapshotError, match="another snapshot came than g1-s2 of rank 0"):
+    with pytest.raises(CorruptSnapshotError, match="the server sent another snapshot than g1-s2 of rank 0"):
         read(client, 2)
 
 
 def test_what_is_not_held_is_an_error(server):
-    with pytest.raises(NotFoundError, match="no whole snapshot 'g1-s9' of rank 0"):
+    with pytest.raises(NotFoundError, match="this node has no complete snapshot 'g1-s9' of rank 0"):
         read(server.client(), 9)
     assert server.held_steps() == []
 
@@ -310,7 +310,7 @@ def test_a_worker_that_truncates_its_memory_cannot_hurt_the_server(server):
 
 
 def test_a_plan_that_is_not_what_its_digest_says_is_refused(server):
-    with pytest.raises(CorruptSnapshotError, match="not the one its manifest names"):
+    with pytest.raises(CorruptSnapshotError, match="does not have the digest in its manifest"):
         server.ask("add_plan", digest="0" * 64, document=plan_of(10).to_json())
 
 
@@ -396,7 +396,7 @@ def test_the_newest_snapshot_is_never_given_up(server):
     writer.save(1)
     writer.client._next_slot = 0  # a client that has lost count
     writer.begin(2)
-    with pytest.raises(NotFoundError, match="slot 0 of rank 0 is not free"):
+    with pytest.raises(NotFoundError, match="slot 0 of rank 0 must not be overwritten"):
         writer.client.flush()
     assert read(writer.client, 1) == bytes([1]) * 1000
 

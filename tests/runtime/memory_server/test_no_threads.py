@@ -89,7 +89,7 @@ def test_a_peer_that_there_is_no_thread_for_is_turned_away(no_threads):
 def test_memory_whose_pages_no_thread_can_make_is_refused_and_given_back(no_threads):
     budget = Budget(1 << 20, lambda: 1 << 30)
     for _ in range(3):
-        with no_threads(), pytest.raises(MemoryTierFullError, match="the system gives no shared memory"):
+        with no_threads(), pytest.raises(MemoryTierFullError, match="the system cannot allocate shared memory"):
             budget.make("hpx-no-threads", 1 << 19, 2, "rank 0")
     assert not any("hpx-no-threads" in str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink())
     budget.make("hpx-no-threads", 1 << 19, 2, "rank 0").close()

@@ -50,5 +50,5 @@ def test_a_disk_that_cannot_be_written_is_named_and_read_all_the_same() -> None:
     disk, other = Disk("/nvme/j", "Read-only file system"), Disk("/other/j")
     disk.answers.set()
     other.answers.set()
-    problem = "nothing can be saved there: Read-only file system"
+    problem = "checkpoints cannot be saved on this disk: Read-only file system"
     assert disks(disk, other).state() == {"snapshots": [], "generation": 7, "problems": [problem]}

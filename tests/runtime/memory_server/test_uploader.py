@@ -222,7 +222,7 @@ def test_what_lacks_ranks_that_have_left_is_not_committed(alone, checkpoints):
     """The job was of two nodes when it was saved, and the other one has left."""
     Writer(alone, world_size=2).save(7)
     assert alone.ask("upload_now", save_id="g1-s7", timeout_s=20)["idle"]
-    assert copying(alone)["last_error"] == "step 7: only 1 of 2 ranks' parts of step 7 are there"
+    assert copying(alone)["last_error"] == "step 7: only 1 of 2 ranks have announced parts of step 7"
     assert steps(checkpoints) == []
 
 
@@ -347,7 +347,7 @@ def test_a_part_that_does_not_come_is_waited_for_by_nobody(serve_two, other, che
     writer = full(server, other)
     checkpoints.put_failed(folder_of(1, 1), 1)
     assert writer.save(4)
-    assert "step 1: node 1 could not bring its part of step 1" in copying(server)["last_error"]
+    assert "step 1: node 1 could not upload its part of step 1" in copying(server)["last_error"]
     for step in (2, 3, 4):
         other.bring(step)
     assert idle(server)

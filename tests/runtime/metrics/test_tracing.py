@@ -153,4 +153,4 @@ def test_a_collector_that_refuses_is_reported_and_nothing_else_fails(
     for event in EVENTS:
         sender.add(event)
     sender.close()
-    assert capfd.readouterr().err.count("spans of the job were not sent: the collector did not take them") == 2
+    assert capfd.readouterr().err.count("spans of the job were not sent: the collector did not accept the spans") == 2

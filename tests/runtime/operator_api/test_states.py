@@ -65,11 +65,11 @@ def test_start_that_is_asked_twice_starts_once() -> None:
         ({"nnodes": 3}, "nnodes is 3; the job has 2 nodes"),
         ({"rank": 2}, "ranks of nodes that train go from 0 to 1"),
         ({"rank": -1}, "ranks of nodes that train go from 0 to 1"),
-        ({"rank": 2, "spare": True}, "a spare is started once it has a rank below 2"),
+        ({"rank": 2, "spare": True}, "a spare is started when it has a rank below 2"),
         ({"rankIps": TABLE[:1]}, "rankIps: no address of rank 1"),
         ({"rankIps": [*TABLE, TABLE[0]]}, "rankIps names a rank twice"),
         ({"rankIps": [TABLE[0], {"rank": 1, "ip": "; rm"}]}, "'; rm' of rank 1 is no address"),
-        ({"rankIps": [TABLE[0], TABLE[0] | {"rank": 1}]}, "ranks 0, 1 have one address, 10.0.0.1"),
+        ({"rankIps": [TABLE[0], TABLE[0] | {"rank": 1}]}, "ranks 0, 1 have the same address, 10.0.0.1"),
     ],
 )
 def test_start_that_does_not_fit_is_refused_and_changes_nothing(wrong: dict[str, Any], why: str) -> None:
@@ -86,7 +86,7 @@ def test_an_older_fault_count_is_an_older_call() -> None:
         states.update(before, Ranks(**body(faultCount=2))),
     ):
         assert (answer.status, answer.pod) == (409, before)
-        assert "3 was said before" in answer.why
+        assert "3 was sent before" in answer.why
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_who_ordered_first_is_the_operator_as_long_as_it_calls() -> None:
     assert operator == Caller(), "what is in the pod itself is nobody that others are kept out for"
     operator = states.obeyed(operator, "::ffff:10.9.0.1", 100.0)
     assert why("10.9.0.1", 101.0) == ""
-    assert "10.9.0.1 is, which called 5 s ago" in why("10.9.0.7", 105.0)
+    assert "10.9.0.1 is, and called 5 s ago" in why("10.9.0.7", 105.0)
     operator = states.heard(operator, "10.9.0.1", 150.0)  # it polls
     operator = states.heard(operator, "10.9.0.7", 200.0)  # so may anybody
     assert why("10.9.0.7", 209.0) != ""

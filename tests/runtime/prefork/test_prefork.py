@@ -212,9 +212,9 @@ ORDER = {"argv": ["x.py"], "env": {}, "cwd": "/", "umask": 0, "cpus": [0]}
         ((place.MOST + 1).to_bytes(4, "big"), "more than"),
         (b"\0\0\0\2[]", "instead of a message"),
         (b"\0\0\0\1x", "JSONDecodeError"),
-        (b"\0\0\0\2{}", "something missing"),
+        (b"\0\0\0\2{}", "lacks a field"),
         *(
-            (len(body).to_bytes(4, "big") + body, "another kind")
+            (len(body).to_bytes(4, "big") + body, "lacks a field")
             for key, value in {"argv": [], "env": {"A": 1}, "cwd": 1, "umask": "0", "cpus": ["0"]}.items()
             for body in [json.dumps(ORDER | {key: value}).encode()]
         ),

@@ -114,7 +114,7 @@ def test_a_gpu_that_does_not_end_is_named(monkeypatch):
     for_ever = threading.Event()
     nccl = Nccl(lambda: {"default": Communicators()}, for_ever.wait)
     nccl.abort()
-    with pytest.raises(AbortStuckError, match="what was queued on the GPU: not done"):
+    with pytest.raises(AbortStuckError, match="the work queued on the GPU: not done"):
         nccl.ending().__enter__()
     for_ever.set()
 
@@ -261,7 +261,7 @@ def test_a_rank_without_a_gpu_is_named():
         ranks.begin()
         heard = ranks.hear("refused", 1)
     assert {rank: message for rank, (message,) in heard.items()} == {
-        rank: f"rank {rank} opens process groups of nccl, rank 1 of gloo" for rank in (0, 2)
+        rank: f"rank {rank} opens process groups with nccl, but rank 1 with gloo" for rank in (0, 2)
     }
 
 
@@ -305,7 +305,7 @@ def test_a_library_that_only_needs_a_word_is_told(two_gpus, monkeypatch, capfd):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(versions, "installed", lambda environ, built_in: [Component("aws-ofi-nccl", (1, 17, 0))])
     Nccl.prepare()
-    assert "crash the process now and then" in capfd.readouterr().err
+    assert "sometimes crashes the process" in capfd.readouterr().err
 
 
 # --- what is raised ------------------------------------------------------------------------------------

@@ -261,9 +261,9 @@ def test_a_get_waits_for_the_set(job):
 def test_a_get_that_nobody_answers_ends_after_its_timeout(job):
     store = job.store()
     store.set_timeout(timedelta(seconds=0.2))
-    with pytest.raises(GenerationOverError, match="nobody set 'never/1'"):
+    with pytest.raises(GenerationOverError, match="no rank has set 'never/1'"):
         store.get("never/1")
-    with pytest.raises(GenerationOverError, match="nobody set 'never/0'"):
+    with pytest.raises(GenerationOverError, match="no rank has set 'never/0'"):
         store.get("never/0")  # its own
 
 
@@ -408,7 +408,7 @@ def test_a_frame_over_the_limit_of_now_is_not_read():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(wire.encode({"a": "x" * 100}))
-        with pytest.raises(wire.WireError, match="from this peer, now, the limit is 64"):
+        with pytest.raises(wire.WireError, match="for this peer, the limit is now 64"):
             wire.receive(ours, 64)
 
 
@@ -437,7 +437,7 @@ def test_who_has_not_proved_anything_may_not_send_much():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(wire.encode({"nonce": "n", "proof": "x" * 2000}))
-        with pytest.raises(wire.WireError, match="the limit is 1024"):
+        with pytest.raises(wire.WireError, match="the limit is now 1024"):
             wire.accept_peer_blocking(ours, SECRET)
 
 

@@ -100,7 +100,7 @@ def test_gradients_of_the_last_step_are_not_added_to(make):
     parallel = reproducible(model)
     parallel(torch.ones(2, 4)).sum().backward()
     parallel.reduce()
-    with pytest.raises(JobFailedError, match="of the last step are still there") as caught:
+    with pytest.raises(JobFailedError, match="of the last step still exist") as caught:
         parallel(torch.ones(2, 4)).sum().backward()
     assert "zero_grad" in caught.value.hint
     optimizer.zero_grad()
@@ -146,7 +146,7 @@ def test_a_step_of_too_many_micro_batches():
     model, _ = small()
     parallel = reproducible(model)
     parallel.count = 16384
-    with pytest.raises(JobFailedError, match="a step of 16385 micro-batches"):
+    with pytest.raises(JobFailedError, match="the step has 16385 micro-batches"):
         parallel(torch.ones(2, 4)).sum().backward()
 
 

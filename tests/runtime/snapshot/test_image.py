@@ -188,5 +188,5 @@ def test_a_rank_that_holds_nothing_of_a_tensor_has_no_item_for_it():
 
 def test_a_sum_that_is_not_made_yet_is_refused_by_name(mesh):
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
-    with pytest.raises(JobFailedError, match=r"t\.0 is placed as .*: its parts are not summed yet"):
+    with pytest.raises(JobFailedError, match=r"t\.0 has the placements .*: the values of its ranks are not summed yet"):
         Layout(take_apart({"t": [partial]}, torch.Tensor))

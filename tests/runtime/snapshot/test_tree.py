@@ -117,7 +117,7 @@ def test_names_are_those_of_torch_distributed_checkpoint():
         ({"model": {(1, 2): 3}}, r"model\.\(1, 2\) is a dictionary key of type tuple"),
         ({"model": {True: 3}}, r"model\.True is a dictionary key of type bool"),
         ({"model": ({"a": bytearray(b"bytes")},)}, r"model\.0\.a is a value of type bytearray"),
-        ({"box": [Pair(1, 2)]}, r"box\.0 is a value of type Pair, which would not come back as it is"),
+        ({"box": [Pair(1, 2)]}, r"box\.0 is a value of type Pair, which cannot be restored unchanged"),
         ({"box": {"at": Pair(Tensor(), Tensor())}}, r"box\.at is a value of type Pair"),
         ({"box": Phase.MAIN}, r"box is a value of type Phase"),
         ({"box": [Word("a")]}, r"box\.0 is a value of type Word"),

@@ -160,6 +160,6 @@ def test_a_step_that_was_made_starts_the_count_anew():
 
 def test_where_nothing_is_skipped_the_first_is_a_fault_and_changes_nothing():
     training = Training(action="raise")
-    with pytest.raises(NonFiniteError, match=r"step 1: a gradient on rank 0 \(here first that of a parameter\)"):
+    with pytest.raises(NonFiniteError, match=r"step 1: a gradient on rank 0 \(first on this rank: a parameter\)"):
         training.step(NAN)
     assert training.weight.item() == 0.0

@@ -60,10 +60,10 @@ def test_the_same_data_on_every_rank_is_fine():
     [
         (
             [told_by(0), told_by(1), told_by(2, "others"), told_by(3, "others")],
-            "restore(data=...) has another fingerprint of the data from rank to rank: "
+            "restore(data=...): the fingerprint of the data differs between ranks: "
             "'numbers' on ranks 0, 1, 'others' on ranks 2, 3",
         ),
-        ([told_by(0), told_by(1, seed=7)], "another seed of the data from rank to rank: 0 on rank 0, 7 on rank 1"),
+        ([told_by(0), told_by(1, seed=7)], "the seed of the data differs between ranks: 0 on rank 0, 7 on rank 1"),
         ([{}, {"data": told_by(1)["data"]}, {}], "data is registered on rank 1, and not on ranks 0, 2"),
         ([{"model": {}}, {"model": {}, "average": {}}], "average is registered on rank 1, and not on rank 0"),
         ([told_by(0)] + [told_by(1, "others")] * 20, "on ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"),

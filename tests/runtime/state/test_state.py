@@ -214,7 +214,7 @@ def test_a_model_built_differently_is_named():
 
 def test_other_names_are_named():
     model = nn.Linear(2, 2)
-    with pytest.raises(JobFailedError, match=r"holds \['model'\], this rank registered \['net'\]"):
+    with pytest.raises(JobFailedError, match=r"holds the objects \['model'\], but this rank has registered \['net'\]"):
         TrainingState({"net": model}).load([snapshot_of(TrainingState({"model": model}))])
 
 

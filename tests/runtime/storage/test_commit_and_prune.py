@@ -75,7 +75,7 @@ def test_a_checkpoint_that_lacks_a_file_is_not_committed(checkpoints, name):
     """Somebody has deleted it since it was brought."""
     folder = bring(checkpoints, 10)
     checkpoints.store.delete([f"{folder}/{name}"])
-    with pytest.raises(CorruptSnapshotError, match=f"{name} is not there"):
+    with pytest.raises(CorruptSnapshotError, match=f"{name} does not exist"):
         commit(checkpoints, 10)
     assert checkpoints.found() == []
     bring(checkpoints, 10)
@@ -96,7 +96,7 @@ def test_what_is_there_for_torch_is_looked_for_too(checkpoints, monkeypatch, nam
     bring(checkpoints, 10)
     put = checkpoints.store.put
     monkeypatch.setattr(checkpoints.store, "put", lambda to, *more: None if to.endswith(f"/{name}") else put(to, *more))
-    with pytest.raises(CorruptSnapshotError, match=f"{name} is not there"):
+    with pytest.raises(CorruptSnapshotError, match=f"{name} does not exist"):
         commit(checkpoints, 10)
 
 
@@ -178,7 +178,7 @@ def replay(checkpoints: Checkpoints, source: Manifest, step: int, node: int = 1)
 @pytest.mark.parametrize("of", [snapshot(1, 10), snapshot(1, 20, 2), snapshot(1, 20, save_id="g1-s10")])
 def test_a_note_of_another_commit_is_refused(checkpoints, of):
     folder = replay(checkpoints, of, 20)
-    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: .* rank 1 .* not of this checkpoint"):
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: .* rank 1 .* belongs to another checkpoint"):
         checkpoints.record(folder, 1)
 
 
@@ -188,7 +188,7 @@ def test_a_node_notices_that_another_note_lies_in_the_place_of_its_own(checkpoin
     with pytest.raises(CorruptSnapshotError, match=r"node-1\.json"):
         checkpoints.put_record(folder, 1, [mine])
     folder = replay(checkpoints, snapshot(0, 30), 30)  # of this step, and of another node
-    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: it is not what node 1 has to say"):
+    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: it does not list the snapshots of node 1"):
         checkpoints.put_record(folder, 1, [snapshot(1, 30)])
 
 
@@ -229,7 +229,7 @@ def test_a_manifest_of_a_checkpoint_without_its_snapshots_is_an_error_of_ours(ch
     document = json.loads(file.read_bytes())
     document["ranks"]["1"] = none
     file.write_text(json.dumps(sign(document, SECRET)))
-    with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is none"):
+    with pytest.raises(CorruptSnapshotError, match="rank 1: its snapshot is invalid"):
         checkpoints.read(Found(20, 1))
 
 

@@ -260,7 +260,7 @@ def test_a_plan_that_was_changed_is_refused(checkpoints, tmp_path):
     (file,) = (tmp_path / found.folder).glob("plan-*.json")
     digest = checkpoints.read(found)["ranks"]["0"]["plan"]
     file.write_text(file.read_text().replace('"nbytes":', '"nbytes":1'))
-    with pytest.raises(CorruptSnapshotError, match="not the one its manifest names"):
+    with pytest.raises(CorruptSnapshotError, match="does not have the digest in its manifest"):
         checkpoints.read_plan(found.folder, digest)
     file.write_text("")
     with pytest.raises(CorruptSnapshotError, match=r"plan-.*\.json: not JSON"):

@@ -163,11 +163,11 @@ def test_a_torch_that_lacks_names_is_refused_when_a_job_starts_with_all_of_them(
     with pytest.raises(HyperpodExtError) as error:
         ProcessGroups()
     assert error.value.message == (
-        f"torch {torch.__version__} lacks what recovery needs of process groups, DTensors and device meshes: "
+        f"torch {torch.__version__} lacks names that recovery of process groups, DTensors and device meshes needs: "
         "torch.distributed.distributed_c10d._new_group_with_tag, "
         "torch.distributed.tensor._redistribute._gen_transform_infos"
     )
-    assert error.value.hint == "docs/compatibility.md says which versions of torch can do it."
+    assert error.value.hint == "docs/compatibility.md lists the versions of torch that have them."
 
 
 @pytest.mark.usefixtures("looked_up_anew")

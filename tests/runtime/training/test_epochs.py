@@ -216,8 +216,11 @@ def of_loader(loader: Any) -> Callable[[Run], None]:
         (changed_sampler, "Own.difficulty of the training data's sampler was 1 when .* is 2 before epoch 1"),
         (uncopied_sampler, "the training data's BatchSampler cannot be copied: TypeError"),
         (restored_before, r"epochs\(\) was called after restore\(\)"),
-        (of_loader(DataLoader(Stream())), "a DataLoader over Stream: the dataset gives no sample by its number"),
-        (of_loader([1, 2]), "a list over NoneType: it is no torch DataLoader"),
+        (
+            of_loader(DataLoader(Stream())),
+            "a DataLoader over Stream: the dataset has no access to a sample by its number",
+        ),
+        (of_loader([1, 2]), "a list over NoneType: it is not a torch DataLoader"),
         (
             of_loader(DataLoader(Samples(), batch_sampler=Estimated(5))),
             "epoch 0 .* has fewer batches than .* length, 5",

@@ -30,8 +30,8 @@ MUTANTS: list[Mutant] = [
     COORDINATOR.mutant(
         "cluster.restarted_node_is_refused",
         "A node that is restarted before the loss of the old one is detected is accepted.",
-        "await former.confirmed()  # a restarted node may connect",
-        "pass  # a restarted node may connect",
+        "former agent is detected\n                await former.confirmed()",
+        "former agent is detected\n                pass",
     ),
     ADMISSION.mutant(
         "cluster.returned_node_hears_no_abort",

@@ -1,1 +1,1 @@
-"""Sections in Kubernetes' own field names, checked by its published types."""
+"""Models of the spec sections with Kubernetes' own field names, which are checked by Kubernetes' published types."""

@@ -1,5 +1,5 @@
-"""Sections with Kubernetes' own fields. The models of these sections are built on first use, because most specs have no
-such section."""
+"""Annotation for sections of a spec that have Kubernetes' own fields. The models of Kubernetes' fields are built on
+first use, because most specs do not contain Kubernetes' fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PodFields:
-    """Marks a mapping whose fields are checked by a type of `values.all_types`."""
+    """Annotation of a mapping whose fields are checked by the type `kind` of `values.all_types`."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -32,27 +32,27 @@ class PodFields:
         return handler(schema) | outline(self.kind)
 
     def model(self) -> type[PodPart]:
-        """Return the model of its fields."""
+        """Return the pydantic model that checks the fields of the mapping."""
         from hyperpod_ext.config.job.pods.models import model_of
 
         return model_of(self.kind)
 
 
 def checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rendered fields: in the order of their type, without empty fields.
+    """Return the fields in `value` as they are rendered: in the order of the type `kind`, without empty fields.
 
     Raises:
         ValidationError: a field is invalid.
         TypeError: a value cannot be written as JSON.
     """
-    if not value:  # building the models takes a quarter of a second
+    if not value:  # return early, because building the models takes a quarter of a second
         return {}
     found = PodFields(kind).model().model_validate_json(json.dumps(value))
     return found.model_dump(mode="json", exclude_defaults=True)
 
 
 def fits(kind: str, value: Mapping[str, Any]) -> bool:
-    """Return whether these fields are valid."""
+    """Return whether all fields in `value` are valid fields of the type `kind`."""
     try:
         checked(kind, value)
     except (ValidationError, TypeError):
@@ -61,5 +61,5 @@ def fits(kind: str, value: Mapping[str, Any]) -> bool:
 
 
 def pod_fields(info: FieldInfo) -> PodFields | None:
-    """Return the PodFields mark of a field, if it has one."""
+    """Return the PodFields annotation of a field; None if the field has none."""
     return next((one for one in info.metadata if isinstance(one, PodFields)), None)

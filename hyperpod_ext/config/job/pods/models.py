@@ -1,4 +1,4 @@
-"""Models of Kubernetes' published types, for parts of a pod and for strategic merge patches of them."""
+"""Pydantic models of Kubernetes' published types, for parts of a pod and for strategic merge patches of a pod."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.job.pods import values
 
 _LISTED = 12
-"""Maximum number of names in a hint. Kubernetes has 30 kinds of volumes."""
+"""Maximum number of field names in an error message. Without this limit, the message would list all 30 kinds of
+volumes."""
 
 
 class PodPart(Config):
-    """A part of a pod."""
+    """Base class of models for a pod and its parts, such as a container or a volume."""
 
     model_config = ConfigDict(defer_build=True)
 
     choice: ClassVar[tuple[str, ...]] = ()
-    """Fields of which exactly one is required."""
+    """Names of the fields of which exactly one must be set; empty if there are no such fields."""
 
     @model_validator(mode="after")
     def _is_chosen(self) -> PodPart:
@@ -37,10 +38,11 @@ class PodPart(Config):
 
 @cache
 def model_of(kind: str, patch: bool = False) -> type[PodPart]:
-    """Return the model of a type of `values.all_types`.
+    """Return the pydantic model of the type `kind` of `values.all_types`.
 
     Args:
-        patch: for a patch, in which all fields are optional and nullable, and only types are checked.
+        patch: whether the model is for a strategic merge patch. In a patch, all fields are optional and nullable, and
+            only the types of values are checked.
     """
     fields: dict[str, Any] = {name: _field(kind, name, of, patch) for name, of in values.all_types()[kind].items()}
     if patch:
@@ -54,7 +56,7 @@ def model_of(kind: str, patch: bool = False) -> type[PodPart]:
 
 
 def outline(kind: str) -> dict[str, Any]:
-    """Return a JSON schema with the fields of a type, without nested fields."""
+    """Return a JSON schema with the fields of the type `kind`. Fields inside these fields are left out."""
     words = {"string": "string", "integer": "integer", "boolean": "boolean", "[": "array"}
     properties = {
         name: {"description": field_text(values.base_of(kind), name), "type": words.get(of, words.get(of[0], "object"))}
@@ -88,7 +90,14 @@ def _annotation(of: str, place: str, patch: bool) -> Any:
 
 
 def _many(which: str, item: Any, place: str, patch: bool) -> Any:
-    """Return the type of a list or mapping of items."""
+    """Return the annotation of a list or mapping.
+
+    Args:
+        which: `[]` for a list, `{}` for a mapping.
+        item: annotation of each item of the list, or of each value of the mapping.
+        place: the field, as `Type.field`.
+        patch: whether the annotation is for a strategic merge patch.
+    """
     if patch and which == "{}":
         return dict[str, item | None]
     if patch:
@@ -110,7 +119,7 @@ def _has_key(key: str) -> Callable[[PodPart], PodPart]:
 
 
 def _example(annotation: Any) -> Any:
-    """Return a minimal valid value."""
+    """Return a minimal valid value of the type `annotation`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         given = [note.examples[0] for note in annotation.__metadata__ if getattr(note, "examples", None)]

@@ -1,6 +1,7 @@
-"""Types of `kubernetes.container` and `kubernetes.pod` that are narrower than Kubernetes' own, and forms of values.
+"""Types of `kubernetes.container` and `kubernetes.pod`, which allow less than Kubernetes' own types, and value forms.
 
-A form is pydantic's type of a field `Type.field`, or of each item of a list and each value of a mapping.
+A value form is the pydantic annotation for the value of a field `Type.field`. For a list, the form applies to each
+item; for a mapping, the form applies to each value.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def _amount(value: Any) -> str:
-    """Return a quantity of Kubernetes as text, because a TrainJob's resources accept no numbers."""
+    """Return a Kubernetes quantity as text, because the resources of a TrainJob accept no numbers."""
     text = str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
     if _AMOUNT.fullmatch(text):
         return text
@@ -51,7 +52,7 @@ PLAIN: dict[str, Any] = {
         str | int, PlainValidator(_port_or_name, json_schema_input_type=str | int), Field(examples=[8000])
     ],
 }
-"""Forms of plain types."""
+"""Value forms of plain types, by the name of the type."""
 
 _NARROWED: dict[str, tuple[str, str, dict[str, str]]] = {
     "TrainingContainer": (
@@ -72,7 +73,9 @@ _NARROWED: dict[str, tuple[str, str, dict[str, str]]] = {
     "SideContainer": ("Container", "restartPolicy restartPolicyRules", {}),
     "InitContainer": ("Container", "restartPolicyRules", {}),
 }
-"""Kubernetes' type, excluded fields (which the spec has elsewhere, or the job sets), and narrowed fields."""
+"""Types that allow less than a type of Kubernetes, by name. Each entry has the name of Kubernetes' type, the excluded
+fields, and the types of narrowed fields. Excluded fields are fields that the spec has elsewhere, or that the job
+sets."""
 
 _REQUIRED: dict[str, str] = {
     **dict.fromkeys(("TrainingContainer", "TrainingPod"), ""),
@@ -102,7 +105,8 @@ ONE_OF: dict[str, str] = {
     "Volume": "",
     "VolumeProjection": "",
 }
-"""Fields of which exactly one is required; empty: all fields except required ones."""
+"""For each type, the names of the fields of which exactly one must be set. An empty text stands for all fields except
+`name`."""
 
 FILLED = frozenset(
     {
@@ -111,7 +115,7 @@ FILLED = frozenset(
         "VolumeResourceRequirements.requests",
     }
 )
-"""Lists and mappings that must not be empty."""
+"""Fields `Type.field` whose list or mapping must not be empty."""
 MOST_ITEMS = {"PodDNSConfig.nameservers": 3, "PodDNSConfig.searches": 32}
 
 
@@ -188,7 +192,7 @@ _VALUES: tuple[tuple[Any, str], ...] = (
         "PodSecurityContext.supplementalGroups SecurityContext.runAsGroup SecurityContext.runAsUser",
     ),
     (
-        _number(0, 0o777, 0o400),  # modes are decimal numbers in Kubernetes: octal 0440 is 288
+        _number(0, 0o777, 0o400),  # file modes are decimal numbers in Kubernetes: write 288 for octal 0440
         "ConfigMapVolumeSource.defaultMode DownwardAPIVolumeFile.mode DownwardAPIVolumeSource.defaultMode "
         "KeyToPath.mode ProjectedVolumeSource.defaultMode SecretVolumeSource.defaultMode",
     ),
@@ -225,7 +229,7 @@ _KEYS: tuple[tuple[Any, str], ...] = (
 
 @cache
 def all_types() -> dict[str, dict[str, str]]:
-    """Return Kubernetes' types and the narrowed ones, with their fields in rendered order."""
+    """Return Kubernetes' types and the narrowed types of this module, each with its fields in rendered order."""
     types = pod_types()
     narrowed = {
         name: {field: more.get(field, kind) for field, kind in types[base].items() if field not in without.split()}
@@ -235,29 +239,29 @@ def all_types() -> dict[str, dict[str, str]]:
 
 
 def base_of(kind: str) -> str:
-    """Return Kubernetes' own name of a type."""
+    """Return the name of the Kubernetes type that the type `kind` narrows, or `kind` itself."""
     return _NARROWED[kind][0] if kind in _NARROWED else kind
 
 
 def required(kind: str) -> list[str]:
-    """Return the required fields of a type."""
+    """Return the names of the required fields of the type `kind`."""
     found = _REQUIRED.get(kind)
     return required_fields().get(base_of(kind), []) if found is None else found.split()
 
 
 def form_of(kind: str, field: str) -> Any:
-    """Return the form of the field `Type.field`, of the plain type `kind`."""
+    """Return the value form of the field `Type.field`, or the form of its plain type `kind`."""
     return forms().get(field, PLAIN[kind])
 
 
 @cache
 def forms() -> dict[str, Any]:
-    """Return forms of values by `Type.field`: published choices, and those of `_VALUES`."""
+    """Return value forms by `Type.field`: the choices that Kubernetes publishes, and the forms in `_VALUES`."""
     published = {place: Literal[tuple(listed)] for place, listed in choices().items()}
     return published | {place: form for form, places in _VALUES for place in places.split()}
 
 
 @cache
 def key_forms() -> dict[str, Any]:
-    """Return forms of a mapping's keys by `Type.field`."""
+    """Return the pydantic annotations for the keys of mappings, by `Type.field`."""
     return {place: form for form, places in _KEYS for place in places.split()}

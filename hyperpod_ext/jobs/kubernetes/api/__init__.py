@@ -1,2 +1,1 @@
-"""A client of the Kubernetes API on the standard library: kubeconfig, responses, logs of pods, and their exit
-causes."""
+"""A Kubernetes client that uses only the standard library and PyYAML: kubeconfig, requests, pod logs, exit causes."""

@@ -1,4 +1,4 @@
-"""Responses of the Kubernetes API, and errors with hints for its refusals."""
+"""Responses of the Kubernetes API, and errors with hints for refused or failed requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hyperpod_ext.jobs.kubernetes.api.kubeconfig import Access
 
 @dataclass
 class Answer:
-    """One response; its body is read on request."""
+    """One response of the Kubernetes API. The body of the response is read only when `read` is called."""
 
     status: int
     stream: http.client.HTTPResponse
@@ -32,20 +32,20 @@ class Answer:
 
     @classmethod
     def of(cls, response: http.client.HTTPResponse) -> Answer:
-        """The response before its body is read."""
+        """Make an Answer from an HTTP response whose body has not been read."""
         after = response.headers.get("Retry-After", "")
         return cls(response.status, response, float(after) if after.isdecimal() else None)
 
     def read(self) -> Answer:
-        """Read the whole body."""
+        """Read the whole body of the response; return this object."""
         self.body = self.stream.read()
         return self
 
     def json(self) -> dict[str, Any]:
-        """Return the body as an object.
+        """Return the body as a JSON object.
 
         Raises:
-            UnreachableError: the body is not an object, so another server than Kubernetes responded.
+            UnreachableError: the body is not a JSON object, so the response is not from a Kubernetes API server.
         """
         try:
             found = json.loads(self.body)
@@ -68,7 +68,14 @@ class Answer:
 
 
 def describe(problem: Answer | Exception, method: str, path: str, access: Access) -> HyperpodExtError:
-    """Return the error for a refusal, or for a server that cannot be reached."""
+    """Return the error for a request that the server refused, or for a server that cannot be reached.
+
+    Args:
+        problem: response of the server, or exception of the connection.
+        method: HTTP method of the request.
+        path: API path of the request.
+        access: server and credentials of the request.
+    """
     if isinstance(problem, Exception):
         return _unreachable(problem, method, access)
     text, where = problem.message(), f"context {access.context}"
@@ -128,7 +135,7 @@ def _not_found(answer: Answer, path: str, access: Access, text: str) -> NotFound
 
 
 def _causes(answer: Answer) -> list[Problem]:
-    """Return every field that the server refused."""
+    """Return a problem for every field that the server refused."""
     return [
         Problem(str(cause.get("message", "is refused")), path=str(cause.get("field", "")), source="the Kubernetes API")
         for cause in _details(answer).get("causes") or []

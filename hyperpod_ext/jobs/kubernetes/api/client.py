@@ -1,7 +1,8 @@
-"""A small client of the Kubernetes API: JSON over HTTP, on the standard library.
+"""A small client of the Kubernetes API, which sends JSON over HTTP with the standard library.
 
-Requests are retried after 429, 5xx, and a broken connection. If the response to a request that creates an object was
-lost, the client first checks whether the server has the object, and whether it equals the one that was sent.
+Requests are retried after HTTP status 429 or 5xx, and after a broken connection. If the response to a request that
+creates an object was lost, the client first checks whether the object exists, and whether it is equal to the object in
+the request.
 """
 
 from __future__ import annotations
@@ -33,9 +34,12 @@ _TRANSIENT = frozenset({429, 500, 502, 503, 504})
 
 
 class Client:
-    """Requests to one endpoint, as one identity.
+    """Client of one Kubernetes API server, with the credentials of one user.
 
-    `pause` waits between attempts; `say` gets the reason as text.
+    Args:
+        access: address of the server, and credentials.
+        pause: waits for a number of seconds before a request is sent again.
+        say: called with the reason each time before a request is sent again.
     """
 
     def __init__(
@@ -56,16 +60,20 @@ class Client:
         return self._ask("GET", path, query)
 
     def get_once(self, path: str) -> dict[str, Any]:
-        """Return the object at `path` without retries: for a source that may be absent for long, such as a pod behind
-        the server."""
+        """Return the object at `path` without retries.
+
+        Use this for a path that may not respond for a long time, such as a pod behind the API server's proxy.
+        """
         return self._ask("GET", path, {}, tries=1)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
-        """Create `body` in the collection `path`. If an attempt without a response created the object, return it.
+        """Create the object `body` in the collection at `path`; return the created object.
+
+        If the response to an earlier attempt was lost, but that attempt created the object, the object is returned.
 
         Raises:
-            ConflictError: another object has the name.
-            UnknownOutcomeError: a response was lost, and it is unknown whether the object exists.
+            ConflictError: another object has the same name.
+            UnknownOutcomeError: a response was lost, and it is unknown whether the object was created.
         """
         lost: UnknownOutcomeError | None = None
         for attempt in range(_TRIES):
@@ -93,19 +101,26 @@ class Client:
         raise lost
 
     def evict(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create an eviction at `path`. An eviction is not an object, so sending it again is harmless."""
+        """Request the eviction of a pod. The request can be repeated without harm, because it creates no object.
+
+        Args:
+            path: path of the pod's subresource `eviction`.
+        """
         self._ask("POST", path, {}, body, repeatable=True)
 
     def replace(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
-        """Replace the object at `path` by `body`."""
+        """Replace the object at `path` with `body`; return the replaced object."""
         return self._ask("PUT", path, query, body)
 
     def delete(self, path: str, **query: str) -> dict[str, Any]:
-        """Delete the object at `path` and its dependents. Return {} if an attempt without a response deleted it."""
+        """Delete the object at `path`, and the objects that depend on it.
+
+        Returns {} if an earlier attempt, whose response was lost, has already deleted the object.
+        """
         return self._ask("DELETE", path, query, {"kind": "DeleteOptions", "propagationPolicy": "Background"})
 
     def items(self, path: str, **query: str) -> Iterator[dict[str, Any]]:
-        """Yield all objects of a collection, page by page."""
+        """Yield all objects of the collection at `path`, which is read page by page."""
         query = {"limit": "500"} | query
         while True:
             page = self._ask("GET", path, query)
@@ -116,7 +131,7 @@ class Client:
             query = query | {"continue": following}
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Yield the lines of a growing text, until the server ends it or the connection breaks."""
+        """Yield the lines of a text at `path`, such as a log, until the server ends it or the connection breaks."""
         answer, connection = self._send("GET", path, query, None, endless="follow" in query)
         with closing(connection):
             if answer.status >= 400:
@@ -146,7 +161,7 @@ class Client:
                 self._wait(attempt, None, _words(error))
                 continue
             if answer.status == 401 and attempt == 0 and self._token is not None:
-                self._token = None  # the token may have expired: request a new one, once
+                self._token = None  # the token may have expired: get a new one, once
                 continue
             if not last and answer.status in (_TRANSIENT if repeatable else _DID_NOTHING):
                 self._wait(attempt, answer.retry_after_s, f"HTTP {answer.status}")
@@ -201,11 +216,11 @@ class Client:
 
 
 def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """Return the fields in which `found` differs from the object `asked`.
+    """Return a text for each field in which the existing object `found` differs from the object `asked`.
 
-    If `asked` has annotations, only annotations and labels are compared: jobs of this project have their spec there,
-    and admission may change other fields. Other objects are compared completely, except `stringData`, which servers do
-    not return.
+    If `asked` has annotations, only its metadata is compared. The objects of jobs have their spec in an annotation, and
+    admission webhooks may change their other fields. Objects without annotations are compared completely, except
+    `stringData`, which the server does not return.
     """
     parts = ("metadata",) if asked["metadata"].get("annotations") else asked.keys() - {"stringData"}
     other = (one for part in sorted(parts) for one in differences(asked[part], found.get(part), part))
@@ -213,7 +228,10 @@ def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 
 def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
-    """Return the fields of one difference if both values are JSON, such as the spec in an annotation."""
+    """Yield the differing fields within one difference, if both values are JSON texts, such as specs in annotations.
+
+    If one of the values is not a JSON text, the difference itself is yielded.
+    """
     try:
         there, wanted = json.loads(found.there), json.loads(found.wanted)
     except (TypeError, ValueError):
@@ -226,7 +244,7 @@ def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
 
 
 def _is_safe(repeatable: bool, error: Exception) -> bool:
-    """Return whether the request may be sent again, because it had no effect or is idempotent."""
+    """Return whether a request may be sent again after `error`, because it had no effect or is idempotent."""
     if isinstance(error, ssl.SSLError | socket.gaierror):
         return False  # a retry would fail in the same way
     return repeatable or isinstance(error, ConnectionRefusedError)
@@ -242,7 +260,7 @@ def _tls_of(access: Access) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if access.certificate is not None:
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # mode 600; ssl reads only from files
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # ssl reads only files; this one has mode 600
             file.write("\n".join(access.certificate))
             file.flush()
             context.load_cert_chain(file.name)
@@ -250,7 +268,10 @@ def _tls_of(access: Access) -> ssl.SSLContext:
 
 
 class _Connection(http.client.HTTPConnection):
-    """HTTPS to a host whose certificate may be for another name, which `tls-server-name` sets."""
+    """HTTPS connection to a host whose certificate may have another name than the host.
+
+    In a kubeconfig, `tls-server-name` sets the name in the certificate.
+    """
 
     def __init__(self, host: str, port: int | None, timeout_s: float | None, tls: ssl.SSLContext, name: str) -> None:
         super().__init__(host, port or 443, timeout=timeout_s)

@@ -14,10 +14,13 @@ _MIRROR = "kubernetes.io/config.mirror"
 
 
 def find_nodes(client: Client, names: Sequence[str]) -> list[str]:
-    """Return the nodes' names in Kubernetes, each once. `i-0abc` has the name `hyperpod-i-0abc`.
+    """Return the names of nodes in Kubernetes, without repetitions.
+
+    Args:
+        names: names of nodes in Kubernetes, or ids of instances, such as `i-0abc` for the node `hyperpod-i-0abc`.
 
     Raises:
-        NotFoundError: no node has one of the names.
+        NotFoundError: there is no node for one of `names`.
     """
     found: dict[str, None] = {}
     for name in names:
@@ -33,8 +36,10 @@ def find_nodes(client: Client, names: Sequence[str]) -> list[str]:
 
 
 def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
-    """Return `namespace`, `name` and `node` of each pod that a drain evicts: all pods except ended pods, static pods
-    and those of daemon sets."""
+    """Return `namespace`, `name` and `node` of each pod that a drain of `nodes` evicts.
+
+    A drain evicts all pods except ended pods, static pods and pods of daemon sets.
+    """
     return [
         {"namespace": pod["metadata"].get("namespace", "default"), "name": pod["metadata"]["name"], "node": node}
         for node in nodes
@@ -44,7 +49,7 @@ def pods_on(client: Client, nodes: Sequence[str]) -> list[dict[str, str]]:
 
 
 def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
-    """Make the nodes unschedulable, or schedulable again."""
+    """Make nodes unschedulable; with `cordoned=False`, make them schedulable again."""
     for name in nodes:
         for tries_left in reversed(range(_TRIES)):
             node = client.get(f"/api/v1/nodes/{name}")
@@ -54,23 +59,24 @@ def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
             try:
                 client.replace(f"/api/v1/nodes/{name}", node)
                 break
-            except ConflictError:  # the node changed meanwhile, perhaps by an attempt whose response was lost
+            except ConflictError:  # the node has changed, perhaps by a lost attempt
                 if not tries_left:
                     raise
 
 
 def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
-    """Request the eviction of each pod. Pods end within their grace period.
+    """Request the eviction of each pod. Evicted pods end within their grace period.
 
     Raises:
-        UnreachableError: a disruption budget does not allow an eviction now. Earlier pods of the list are evicted.
+        UnreachableError: a disruption budget does not allow the eviction of a pod now. Pods that precede this pod in
+            `pods` have been evicted.
     """
     version = _eviction_version(client) if pods else ""
     for pod in pods:
         path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
         metadata = {"name": pod["name"], "namespace": pod["namespace"]}
         body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
-        with suppress(NotFoundError):  # the pod has ended
+        with suppress(NotFoundError):  # the pod has already ended
             client.evict(path, body)
 
 
@@ -83,7 +89,7 @@ def _is_evicted(pod: Mapping[str, Any]) -> bool:
 
 
 def _eviction_version(client: Client) -> str:
-    """Return the server's version of the policy API: policy/v1, or an older one."""
+    """Return the version of the policy API that the server supports: policy/v1, or an older version."""
     for resource in client.get("/api/v1").get("resources") or []:
         if resource.get("name") == "pods/eviction" and resource.get("version"):
             return f"{resource.get('group', 'policy')}/{resource['version']}"

@@ -1,6 +1,7 @@
 """Reads address, certificates and credentials of the Kubernetes API from the kubeconfig, as kubectl does.
 
-Tokens and keys stay in memory, or in files that only this user can read and that are removed when the process ends.
+Tokens and keys are kept in memory. Only a client certificate and its key are written to a temporary file, because
+Python's ssl reads them only from files. Only this user can read the file, and it is removed at once.
 """
 
 from __future__ import annotations
@@ -28,30 +29,37 @@ _EXEC_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Access:
-    """One endpoint and one identity."""
+    """Address of a Kubernetes API server, and the credentials of one user."""
 
     server: str
-    """`https://host:port`, or http for a proxy on this machine."""
+    """URL of the server, such as `https://host:port`, or with `http` for a proxy on this machine."""
     context: str
     namespace: str
     ca: str | None = field(default=None, repr=False)
-    """Certificate authorities for the server's certificate, PEM. None: the system's authorities."""
+    """PEM text of the certificate authorities that sign the server's certificate; None means the system's
+    authorities."""
     insecure: bool = False
-    """The kubeconfig says not to check the server's certificate."""
+    """Whether the kubeconfig disables the check of the server's certificate."""
     server_name: str | None = None
-    """Name in the server's certificate, if it differs from the host."""
+    """Name in the server's certificate; None means the name of the host."""
     certificate: tuple[str, str] | None = field(default=None, repr=False)
-    """Client certificate and its key, PEM."""
+    """PEM texts of the client certificate and its key; None without a client certificate."""
     token: Callable[[], str | None] = field(default=lambda: None, repr=False)
-    """Returns a token; each call requests a new one."""
+    """Function that returns a new bearer token; it returns None if the user has no token."""
     basic: tuple[str, str] | None = field(default=None, repr=False)
 
 
 def load_access(context: str | None = None, namespace: str | None = None) -> Access:
-    """Read $KUBECONFIG or ~/.kube/config; inside a pod, use the pod's service account.
+    """Read address and credentials from $KUBECONFIG or ~/.kube/config.
+
+    Inside a pod without a kubeconfig, the pod's service account is used.
+
+    Args:
+        context: name of a context; None means the kubeconfig's current context.
+        namespace: namespace of requests; None means the context's namespace.
 
     Raises:
-        UnreachableError: there is no kubeconfig, or it does not have this context.
+        UnreachableError: there is no kubeconfig, or it does not have the context.
     """
     files = [Path(name) for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     files = files or [home_folder("KUBECONFIG") / ".kube" / "config"]
@@ -75,12 +83,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise UnreachableError(f"the kubeconfig {file} is empty")
     for kind in ("clusters", "users"):
         for entry in found.get(kind) or []:
-            entry["_folder"] = str(file.parent)  # paths in it are relative to the file
+            entry["_folder"] = str(file.parent)  # paths in the entry are relative to the file
     return found
 
 
 def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge several kubeconfigs as kubectl does: the first entry of each name wins."""
+    """Merge several kubeconfigs as kubectl does. If several entries have the same name, the first one is used."""
     merged: dict[str, Any] = {
         "current-context": next((c["current-context"] for c in configs if c.get("current-context")), None)
     }
@@ -133,7 +141,13 @@ def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
 
 
 def _data(holder: Mapping[str, Any], name: str, folder: Path) -> str | None:
-    """Return PEM text that the kubeconfig has as base64, or in a file."""
+    """Return the PEM text of a certificate or key, which the kubeconfig contains in base64 or names as a file.
+
+    Args:
+        holder: entry of the kubeconfig.
+        name: name of the field, such as `client-key`.
+        folder: folder of the kubeconfig, for relative paths.
+    """
     try:
         if encoded := holder.get(f"{name}-data"):
             return base64.b64decode(str(encoded)).decode()
@@ -154,7 +168,7 @@ def _token_source(user: Mapping[str, Any], folder: Path, context: str) -> Callab
 
 
 def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
-    """Run the program that the kubeconfig names, `aws eks get-token` for example."""
+    """Return the token that a program prints. The kubeconfig names the program, for example `aws eks get-token`."""
     program = str(command.get("command"))
     if "/" in program and not program.startswith("/"):
         program = str(folder / program)
@@ -165,7 +179,7 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
-    except OSError as error:  # PermissionError also if the program is not found and a folder of PATH cannot be read
+    except OSError as error:  # a missing program gives PermissionError if a folder of PATH cannot be read
         hint = str(command.get("installHint") or "install it, or choose another context").strip()
         is_here = Path(program).exists() if "/" in program else shutil.which(program)
         why = f"which cannot be started: {error.strerror}" if is_here else "which is not installed"

@@ -1,7 +1,7 @@
-"""Cause of a failed job on Kubernetes, with its effects, from the status of the job's pods and of the operator.
+"""Finds the cause of a job's failure on Kubernetes, in the status of the job's pods and of the operator.
 
-Agents write a termination message to the status of their pods. A killed pod has none, so the reason of the kubelet is
-used. Pure functions of plain JSON.
+Agents write a termination message to the status of their pods. A pod that was killed has no message, so the kubelet's
+reason is used instead. The functions are pure and work on plain JSON.
 """
 
 from __future__ import annotations
@@ -13,34 +13,39 @@ from typing import Any
 from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 
 _SAYS_NOTHING = ("Error", "Completed", "ContainerStatusUnknown")
-"""Reasons of the kubelet that say no more than the exit code."""
+"""Reasons of the kubelet that are not shown, because they contain no more information than the exit code."""
 _KILLED = 128
-"""Higher exit codes belong to containers that a signal killed."""
+"""Exit codes above this number are of containers that a signal killed."""
 _ASKED = (128 + 15, 128 + 2, 130)
-"""Exit codes after SIGTERM or SIGINT, which are effects of another cause."""
+"""Exit codes of processes that ended on SIGTERM or SIGINT, which is not the cause of the job's failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """End of a container."""
+    """End of a container of the job."""
 
     at: str
-    """Time as the API returns it: text that sorts as time does; empty: unknown."""
+    """Time of the end as the API returns it, a text that sorts by time; empty if the time is unknown."""
     pod: str
     code: int
     how: str
     of_job: bool = False
-    """Whether the coordinating agent reported this end as the cause of the job's failure."""
+    """Whether the coordinator's agent reported the cause of the job's failure with this end."""
     by_itself: bool = False
-    """Whether an agent reported this end."""
+    """Whether the container's agent reported the reason for this end."""
     hint: str = ""
 
 
 def last_word(pods: Iterable[Mapping[str, Any]], operator: Mapping[str, str] | None) -> dict[str, str] | None:
-    """Return the cause of the job's failure, from the operator if the pods have none.
+    """Return the error of a failed job, with the cause of the failure; None if no cause is known.
 
-    The cause is the report of the coordinating agent, followed by killed pods, which that agent could only see as lost.
-    Without such a report, the pod that ended first is the cause.
+    The cause is the report of the coordinator's agent, followed by the pods that were killed. In the agent's report,
+    such pods are only lost nodes. If the coordinator's agent wrote no report, the pod that ended first is the cause. If
+    no pod has failed, the operator's reason is the cause.
+
+    Args:
+        pods: pods of the job, as the API returns them.
+        operator: error that the operator reports; None if it reports none.
     """
     ends = sorted((end for pod in pods for end in _ends_of(pod)), key=lambda end: (not end.at, end.at))
     of_operator = f"the operator: {operator['message']}" if operator else ""
@@ -71,7 +76,7 @@ def _ends_of(pod: Mapping[str, Any]) -> Iterator[_End]:
             if ended and ended.get("exitCode") != 0:
                 found = True
                 yield _end(name, ended)
-    if not found and status.get("phase") == "Failed":  # evicted, or its machine was lost
+    if not found and status.get("phase") == "Failed":  # the pod was evicted, or its machine was lost
         why = ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))
         yield _End(_disrupted_at(status), name, _KILLED + 9, f"pod {name} ended: {why or 'the reason is unknown'}")
 

@@ -1,4 +1,4 @@
-"""Merged logs of a job's pods, followed while pods come and go."""
+"""Reads and merges the logs of a job's pods, while pods are added and removed."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ _HAS_OUTPUT = frozenset({"Running", "Succeeded", "Failed"})
 
 @dataclass
 class PodLogs:
-    """Logs of all pods that match `selector`. `take` returns new lines."""
+    """Reader of the logs of all pods that match the label selector `selector`.
+
+    A thread follows each pod's log, and `take` returns the new lines of all pods.
+    """
 
     client: Client
     namespace: str
     selector: str
     only: Only | None = None
-    """Only lines of this rank."""
+    """Rank whose lines are read; None reads the lines of all ranks."""
     pause_s: float = 1.0
-    """Seconds to wait before a stream is reopened that broke without a line."""
+    """Seconds to wait before a log stream is reopened, if it ended without a new line."""
     _lines: queue.SimpleQueue[str | BaseException] = field(default_factory=queue.SimpleQueue)
     _readers: dict[str, threading.Thread] = field(default_factory=dict)
 
     def pods(self) -> list[dict[str, Any]]:
-        """Return the job's pods in the order of their numbers, including spares and replaced pods."""
+        """Return the job's pods, sorted by the number in their names. Spares and replaced pods are included."""
         found = self.client.items(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=self.selector)
         return sorted(found, key=lambda pod: _natural(pod["metadata"]["name"]))
 
     def now(self) -> Iterator[str]:
-        """Yield the existing output of all pods, pod by pod."""
+        """Yield the output that the pods have written until now, pod by pod."""
         for node, pod in enumerate(self.pods()):
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT:
                 name = pod["metadata"]["name"]
@@ -47,7 +50,7 @@ class PodLogs:
                         yield f"{name} | {text}"
 
     def look_for_pods(self) -> None:
-        """Follow every pod that has started since the last call."""
+        """Start to follow the log of every pod that has started since the last call."""
         for node, pod in enumerate(self.pods()):
             name, uid = pod["metadata"]["name"], pod["metadata"].get("uid", "")
             if pod.get("status", {}).get("phase") in _HAS_OUTPUT and f"{name}/{uid}" not in self._readers:
@@ -56,14 +59,14 @@ class PodLogs:
                 reader.start()
 
     def during(self, seconds: float) -> Iterator[list[str]]:
-        """Yield new lines for this many seconds."""
+        """Yield lists of new lines of all followed pods, for this many seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if lines := self.take(left):
                 yield lines
 
     def take(self, wait_s: float = 0.0) -> list[str]:
-        """Return new lines; wait up to `wait_s` for the first."""
+        """Return the new lines of all followed pods. Wait up to `wait_s` seconds for the first line."""
         lines: list[str] = []
         try:
             found = self._lines.get(timeout=wait_s) if wait_s else self._lines.get_nowait()
@@ -73,36 +76,46 @@ class PodLogs:
         except queue.Empty:
             return lines
         if lines:
-            self._lines.put(found)  # lines before the error are shown first
+            self._lines.put(found)  # return the lines before the error first; the next call raises it
             return lines
         raise found
 
     def finish(self, wait_s: float = 10.0) -> list[str]:
-        """Return the last lines of pods that have ended."""
+        """Return the remaining lines after the job has ended.
+
+        Args:
+            wait_s: maximum seconds to wait for the end of each pod's log.
+        """
         for reader in self._readers.values():
             reader.join(wait_s)
         return self.take()
 
     def _follow(self, name: str, node: int, container: dict[str, str]) -> None:
-        """Read one pod's log to its end. A broken stream is reopened after the last received line."""
+        """Read one pod's log to its end. If the stream breaks, it is reopened after the last line received.
+
+        Args:
+            name: name of the pod.
+            node: index of the pod among the job's pods, sorted by number.
+            container: query parameter that selects the container.
+        """
         last = ""
         try:
             while True:
-                ended = self._ended(name)  # query the state first, so that lines printed before the end are read below
+                ended = self._ended(name)  # asked before lines are read, so that no line is missed
                 query = {"timestamps": "true", "follow": "true"} | container | ({"sinceTime": last} if last else {})
                 came = False
                 for line in self.client.lines(self._path(name), **query):
                     at, text = _without_time(line)
-                    if at > last:  # sinceTime has a resolution of seconds, so lines may arrive twice
+                    if at > last:  # lines may arrive twice: sinceTime has whole seconds
                         if self._wants(text, node):
                             self._lines.put(f"{name} | {text}")
                         last, came = at, True
                 if ended:
                     return
                 if not came:
-                    time.sleep(self.pause_s)  # a proxy closes streams that are silent
+                    time.sleep(self.pause_s)  # a proxy may close streams that have no output
         except NotFoundError:
-            return  # the pod was deleted with its log
+            return  # the pod and its log were deleted
         except (HyperpodExtError, OSError) as error:
             self._lines.put(error)
 
@@ -118,18 +131,20 @@ class PodLogs:
 
 
 def _container(pod: Mapping[str, Any]) -> dict[str, str]:
-    """Return the container to read if the pod has several: the first one, which trains. The API then requires its
-    name."""
+    """Return the query parameter that selects the training container, which is the pod's first container.
+
+    The API requires the parameter only if the pod has several containers, so it is left out otherwise.
+    """
     containers = pod.get("spec", {}).get("containers") or []
     return {"container": str(containers[0]["name"])} if len(containers) > 1 else {}
 
 
 def _without_time(line: str) -> tuple[str, str]:
-    """Split a line into the time that Kubernetes prefixes, and the text."""
+    """Split a log line into the time, which Kubernetes adds as a prefix, and the text."""
     at, _, text = line.partition(" ")
     return at, text
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """Sorts `pod-10` after `pod-9`."""
+    """Return a sort key that compares the numbers in names of pods by value, so that `pod-10` comes after `pod-9`."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,4 +1,4 @@
-"""Detects the rank of a log line by the prefixes of launchers. Pure."""
+"""Detects the rank of a log line by the prefix that the launcher adds. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from dataclasses import dataclass
 
 _OURS = re.compile(r"rank (\d+) \| ")
 _OF_TORCHRUN = re.compile(r"\[[A-Za-z_]+(\d+)\]:")
-"""Default prefix of torchrun: name of the role and local rank."""
+"""Pattern of torchrun's default prefix, with the name of the role and the local rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """One rank whose lines are selected."""
+    """Selects the log lines of one rank."""
 
     rank: int
     workers_per_node: int
 
     def takes(self, line: str, node: int) -> bool:
-        """Return whether a line of pod `node`, counted from 0 in the order of names, is from this rank.
+        """Return whether a log line is from this rank.
 
-        In files that hp-ext renders, the launcher prefixes the global rank. In other files, the rank follows from the
-        order of pods; lines without a prefix count if they are from the rank's pod.
+        In jobs that hp-ext rendered, the launcher adds the global rank as a prefix. In other jobs, the rank is computed
+        from the pod's index and the local rank in torchrun's prefix. A line without a prefix is selected if it is from
+        the pod that runs the rank.
+
+        Args:
+            node: index of the line's pod among the job's pods, sorted by number, counted from 0.
         """
         if marked := _OURS.match(line):
             return int(marked[1]) == self.rank

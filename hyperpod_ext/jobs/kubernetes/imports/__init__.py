@@ -1,1 +1,1 @@
-"""Import of other tools' Kubernetes jobs as specs."""
+"""Imports Kubernetes job files that other tools wrote as specs."""

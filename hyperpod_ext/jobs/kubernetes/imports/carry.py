@@ -1,5 +1,8 @@
-"""Import of fields of pods and jobs without a short field in a spec: into the sections with Kubernetes' own fields, or
-into the overlay if those refuse the value. Only fields that keep their meaning are carried. Pure."""
+"""Imports fields of pods and jobs that a spec has no field of its own for. Pure.
+
+The fields are put into `kubernetes.container` and `kubernetes.pod`, or into the overlay if these sections refuse the
+value. Only fields that keep their meaning in the rendered job are imported.
+"""
 
 from __future__ import annotations
 
@@ -23,27 +26,31 @@ from hyperpod_ext.jobs.kubernetes.sizes import node_share
 
 Key = tuple[str, str]
 Parts = dict[Key, Any]
-"""Values by section (`container` or `pod`) and field."""
+"""Imported values, by section (`container` or `pod`) and field."""
 _READ_OF_POD = {"containers", "volumes", "nodeSelector", "serviceAccountName", "terminationGracePeriodSeconds"}
 _READ_OF_POD |= {"priorityClassName", "imagePullSecrets", "tolerations", "affinity", *REFUSED_OF_POD}
 _READ_OF_CONTAINER = {"env", "resources", "ports", "volumeMounts", "imagePullPolicy", "securityContext"}
 _READ_OF_CONTAINER |= REFUSED_OF_CONTAINER.keys()
-"""Fields that other importers read and report."""
+"""Fields of pods and containers that other modules import or report."""
 _TOKEN = "automountServiceAccountToken"
 _MOUNTS = ("volumeMounts", "volumeDevices")
 _KINDS = {"container": "TrainingContainer", "pod": "TrainingPod"}
 _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", "HPX159")
-"""Rules about both sections."""
+"""Rules that check the sections `kubernetes.container` and `kubernetes.pod`."""
 
 _POLICIES = ("runPolicy", "elasticPolicy")
 _COUNTED = {"minReplicas", "maxReplicas"}
-"""Fields that a spec has in its own sections."""
+"""Fields of policies that are not put into an overlay, because a spec has fields of its own for them."""
 _NODE = "node"
-"""Name of the group and its container in Kubeflow's runtimes."""
+"""Name of the replicated job, and of its container, in Kubeflow's TrainingRuntimes."""
 
 
 def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
-    """Return `job` with the common fields of all pods of `found` that the target accepts."""
+    """Return `job` with the pod fields that all pods of an imported object have in common, if the target accepts them.
+
+    Args:
+        found: the imported object.
+    """
     pods = list(_pods(found))
     if not pods:
         return job
@@ -56,7 +63,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
         try:
             changed = _with(job, common)
         except ValidationError:
-            return job  # values that JSON cannot express
+            return job  # a value cannot be written as JSON
         wrong = set(_wrong(changed, target))
         if not wrong:
             return changed
@@ -66,7 +73,11 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
-    """Return whether the spec now has the variable or resource of a reported loss."""
+    """Return whether the variable or resource that a sentence reports as lost is in the spec now.
+
+    Args:
+        text: sentence about a loss, from an earlier part of the import.
+    """
     only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
     entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
     variables = {str(one.get("name")) for one in entries if isinstance(one, dict)}
@@ -77,7 +88,12 @@ def is_carried(text: str, job: JobConfig) -> bool:
 
 
 def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rendered: Mapping[str, Any]) -> JobConfig:
-    """Return `job` with an overlay of the policy fields in `found` that `rendered` lacks."""
+    """Return `job` with an overlay that adds policy fields of the imported object which the rendered object lacks.
+
+    Args:
+        found: the imported object.
+        rendered: the object rendered from `job`.
+    """
     patch: dict[str, dict[str, Any]] = {}
     for section in _POLICIES:
         theirs, ours = (mapping(mapping(one.get("spec")).get(section)) for one in (found, rendered))
@@ -94,18 +110,27 @@ def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rende
     try:
         overlay = KubernetesOverlay.model_validate({**before, "job": {"spec": patch}})
     except ValidationError:
-        return job  # values that JSON cannot express
+        return job  # a value cannot be written as JSON
     changed = job.model_copy(update={"overlay": job.overlay.model_copy(update={"kubernetes": overlay})})
     return job if any(True for _problem in get_target(target).problems(changed)) else changed
 
 
 def _differs(ours: Any, theirs: Any) -> bool:
-    """Return whether the rendered value is missing or differs. Mappings differ only if the rendered one is missing."""
+    """Return whether the rendered value `ours` is missing, or differs from the imported value `theirs`.
+
+    A mapping counts as different only if the rendered value is missing.
+    """
     return ours is None if isinstance(theirs, dict) else str(ours) != str(theirs)
 
 
 def trainer_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod template of a TrainJob's nodes, without fields that only its runtime has."""
+    """Return the pod template of a TrainJob's nodes, as far as the TrainJob contains it.
+
+    Fields that only the TrainJob's runtime contains are missing.
+
+    Args:
+        spec: field `spec` of the TrainJob.
+    """
     trainer = mapping(spec.get("trainer"))
     template = next(_patches(spec), {})
     pod = dict(mapping(template.get("spec")))
@@ -117,7 +142,11 @@ def trainer_pod(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the nodes' templates in the patches."""
+    """Yield the pod templates of nodes in a TrainJob's runtimePatches.
+
+    Args:
+        spec: field `spec` of the TrainJob.
+    """
     for patch in mappings(spec.get("runtimePatches")):
         jobs = mapping(mapping(mapping(patch.get("trainingRuntimeSpec")).get("template")).get("spec"))
         for job in mappings(jobs.get("replicatedJobs")):
@@ -126,7 +155,7 @@ def _patches(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
-    """Yield section and field of each part that the target refuses."""
+    """Yield section and field of each imported value that the target or a rule refuses."""
     from hyperpod_ext.jobs.rules import Context, all_rules
 
     for problem in get_target(target).problems(job):
@@ -140,7 +169,10 @@ def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
 
 
 def _with(job: JobConfig, parts: Parts) -> JobConfig:
-    """Return `job` with these fields in its sections, or in its overlay if the sections refuse them."""
+    """Return `job` with the values `parts` in its sections `kubernetes.container` and `kubernetes.pod`.
+
+    Values that these sections refuse are put into the job's overlay.
+    """
     only, patches = ({section: dict[str, Any]() for section in _KINDS} for _ in range(2))
     for (section, field), value in parts.items():
         into = only if fits(_KINDS[section], {field: value}) else patches
@@ -162,7 +194,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
-    """Return the pod's fields that have no short field in the spec."""
+    """Return the values of the pod's fields that a spec has no field of its own for."""
     first, *others = pod["containers"]
     named = {one["name"] for one in job.kubernetes.pod.get("volumes", ())}
     found: Parts = {}
@@ -170,7 +202,7 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
         if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):
             found["pod", name] = value
     if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
-        del found["pod", _TOKEN]  # so it is rendered
+        del found["pod", _TOKEN]  # hp-ext itself renders False for such a job
     affinity = pod.get("affinity") or {}
     found["pod", "affinity"] = _without(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
     if _stands_alone("containers", others, named):
@@ -186,7 +218,13 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
 
 
 def _without(affinity: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove `ours` from an affinity: the inverse of `both_affinities` in `pod`."""
+    """Return an affinity without the rules that hp-ext itself renders.
+
+    The function is the inverse of `both_affinities` in module `pod`.
+
+    Args:
+        ours: affinity that hp-ext renders.
+    """
     found = copy.deepcopy(dict(affinity))
     if needed := ours.get("nodeAffinity"):
         (own,) = needed[REQUIRED]["nodeSelectorTerms"]
@@ -214,7 +252,7 @@ def _put(holder: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
-    """Return limits and claims; `resources` of the spec has the requests."""
+    """Return the limits and claims of a container's resources. Requests are imported as the spec's `resources`."""
     ours = node_share(job).limits()
     limits = {name: value for name, value in (asked.get("limits") or {}).items() if name not in ours}
     found = {"limits": limits, "claims": asked.get("claims")}
@@ -224,7 +262,7 @@ def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
 def _security(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if name != "privileged"}
     if found.get("allowPrivilegeEscalation") is False and not job.kubernetes.privileged:
-        del found["allowPrivilegeEscalation"]  # so it is rendered
+        del found["allowPrivilegeEscalation"]  # hp-ext itself renders False for such a job
     return found
 
 
@@ -233,7 +271,10 @@ def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
 
 
 def _is_reference(variable: Mapping[str, Any]) -> bool:
-    """Return whether the value is a reference, except to a required secret, which has its own field."""
+    """Return whether the variable's value is a reference, for which the spec has no field of its own.
+
+    For references to keys of Secrets that are not optional, the spec has the field `kubernetes.secret_env`.
+    """
     source = variable.get("valueFrom")
     if not isinstance(source, Mapping) or not source:
         return False
@@ -241,7 +282,13 @@ def _is_reference(variable: Mapping[str, Any]) -> bool:
 
 
 def _stands_alone(name: str, value: Any, named: set[str]) -> bool:
-    """Return whether a field can be carried. Side containers can only if their volumes keep their names."""
+    """Return whether a field of the pod can be imported unchanged.
+
+    Side containers can be imported only if the spec has all volumes that they mount, under the same names.
+
+    Args:
+        named: names of the volumes in the spec's `kubernetes.pod.volumes`.
+    """
     if not name.lower().endswith("containers"):
         return True
     return isinstance(value, list) and all(

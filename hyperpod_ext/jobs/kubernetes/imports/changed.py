@@ -1,5 +1,7 @@
-"""Import of a Kubernetes file of hp-ext after manual changes: the changed spec, and changes that no spec can express.
-Pure."""
+"""Imports a Kubernetes file that a user edited after hp-ext rendered it. Pure.
+
+The result is the spec in the file, with the edits that a spec can express, and a sentence for each other edit.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences,
 
 
 def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
-    """Return the spec in an object's annotation, with secrets from its containers, which the annotation lacks."""
+    """Return the spec in an object's annotation; None if the object has none that this version can read.
+
+    Variables that look like secrets are not in the annotation, and are read from the object's containers.
+    """
     job = read_note(found["metadata"])
     spec = found.get("spec")
     if job is None or not isinstance(spec, dict):
@@ -31,9 +36,16 @@ def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
 def read_changed(
     recorded: JobConfig, found: dict[str, Any], render: Callable[[JobConfig], dict[str, Any]], document: Document
 ) -> tuple[JobConfig, list[str]]:
-    """Return the spec with the number of nodes and the image of the changed file. Other changes are reported.
+    """Return the spec with the edited number of nodes and the edited image, and a sentence for each other edit.
 
-    A change differs from both the rendered `recorded` and the rendered changed spec.
+    An edit is reported if the file differs both from the object rendered from `recorded` and from the object rendered
+    from the returned spec.
+
+    Args:
+        recorded: spec in the file's annotation.
+        found: the object in the file.
+        render: renders a spec to an object.
+        document: the file, for line numbers.
     """
     job = recorded.model_copy(update=_read(recorded, found))
     theirs = _without_spec(found)

@@ -1,4 +1,4 @@
-"""Import of a container's command: a launcher, or a shell that starts one. Pure."""
+"""Imports a container's command, which is a launcher, or a shell that starts a launcher. Pure."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from hyperpod_ext.jobs.imports.shell import read_script, variables_of_env
 from hyperpod_ext.jobs.imports.shell_parts import shown
 
 REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
-"""A variable in a command, as Kubernetes replaces it, or an escaped dollar."""
+"""Pattern of a variable that Kubernetes replaces in a command, `$(NAME)`, or of an escaped dollar, `$$`."""
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
 _AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
-"""Variables that operators and images set, in addition to PET_* and SLURM_*."""
+"""Variables that operators and images set when the job runs, besides PET_* and SLURM_*. The import needs no values of
+these variables."""
 
 
 @dataclass
 class Started:
-    """The launcher of a command, and the other effects of the command."""
+    """The launcher that a command starts, and the other effects of the command."""
 
     launch: Launch | None
     exports: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
-    """Folder in which the launcher starts."""
+    """Folder in which the launcher starts; None if the command does not set it."""
     left_out: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
-    """Variables without a value that its words need."""
+    """Names of variables in the command's words whose values are unknown."""
 
 
 def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collection[str] = ()) -> Started:
-    """Read the command `words` with the variables `known`.
+    """Parse the words of a container's command.
 
     Args:
-        elsewhere: further variables, whose values are not in the file.
+        known: variables of the container with known values.
+        elsewhere: names of variables of the container whose values are not in the file, such as values from Secrets.
     """
     given = [expanded(word, known) for word in words]
     if _shell_at(given) is not None:
@@ -57,12 +59,12 @@ def read_words(words: Sequence[str], known: Mapping[str, str], elsewhere: Collec
 
 
 def expanded(text: str, known: Mapping[str, str]) -> str:
-    """Replace `$(NAME)` by variables of the container, and `$$` by one dollar, as Kubernetes does."""
+    """Replace `$(NAME)` with the value of the container's variable NAME, and `$$` with `$`, as Kubernetes does."""
     return REFERENCE.sub(lambda match: "$" if match[0] == "$$" else known.get(match[1], match[0]), text)
 
 
 def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the positions of a shell and its script in `words`."""
+    """Return the positions of a shell and of its script in the words of a command; None if there is no shell."""
     for start, word in enumerate(words):
         if word.rpartition("/")[2] not in SHELLS:
             continue
@@ -75,7 +77,7 @@ def _shell_at(words: Sequence[str]) -> tuple[int, int] | None:
 
 
 def _of_shell(words: Sequence[str], known: Mapping[str, str]) -> Started:
-    """Read `bash -c SCRIPT NAME ARGS`, possibly after other words."""
+    """Parse the words of `bash -c SCRIPT NAME ARGS`, possibly with other words before the shell."""
     at = _shell_at(words)
     assert at is not None, "the caller has looked"
     start, script = at

@@ -1,4 +1,8 @@
-"""Comparison of an imported file with the file rendered from its spec, difference by difference. Pure."""
+"""Compares an imported object with the object rendered from its spec, and reports each difference. Pure.
+
+A *key* names a value independently of its position: items of lists are identified by their names, and the pods of all
+groups have the same keys.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,15 @@ Key = tuple[str, ...]
 
 
 def differences(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
-    """Return missing or changed fields of `rendered`, except commands, whose importer reports losses."""
+    """Return a problem for each field of `original` that is missing or different in `rendered`.
+
+    Commands are not compared, because the module that imports commands reports their losses.
+
+    Args:
+        original: the imported object.
+        rendered: the object rendered from its spec.
+        document: the imported file, for line numbers.
+    """
     there, here = _facts(original), _facts(rendered)
     known = {key[2]: str(value) for key, (_path, value) in there.items() if key[:2] == ("container", "env")}
     found: list[Problem] = []
@@ -38,7 +50,7 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         ours = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
         if not ours:
-            seen.add(shown)  # reported as a whole
+            seen.add(shown)  # the whole unit is reported once
             what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
             found.append(
                 document.problem(at, f"{what}is not carried: a spec has no such field{_summary(there, shown)}")
@@ -54,7 +66,7 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
 
 
 def renamed(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> Iterator[Problem]:
-    """Yield renamed groups and containers."""
+    """Yield a problem for each group and container that has another name in the rendered object."""
     ours = [group for _name, _path, group in groups_of(rendered)]
     for at, (_name, path, group) in enumerate(groups_of(original)):
         mine = ours[min(at, len(ours) - 1)] if ours else {}
@@ -70,7 +82,7 @@ def _first(group: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def additions(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
-    """Return fields that only `rendered` has."""
+    """Return a problem for each field that only the rendered object has."""
     there, here = _facts(original), _facts(rendered)
     found = []
     for shown in dict.fromkeys(_unit(key) for key in here if key not in there and not _is_own(key)):
@@ -83,7 +95,7 @@ def additions(original: dict[str, Any], rendered: dict[str, Any], document: Docu
 
 
 def _filled(text: str, known: dict[str, str]) -> str:
-    """Replace the container's variables in `text`, including nested references."""
+    """Replace `$(NAME)` in `text` with values of the container's variables, which may contain references themselves."""
     for _level in range(8):
         text, before = expanded(text, known), text
         if text == before:
@@ -92,7 +104,10 @@ def _filled(text: str, known: dict[str, str]) -> str:
 
 
 def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem]:
-    """Yield differences between the pods of one job. A spec has one kind of pod: the first group's."""
+    """Yield a problem for each difference between the pods of the groups of one job.
+
+    A spec has only one kind of pod, so all pods of the rendered job are like the pods of the first group.
+    """
     groups = [group for group in groups_of(job) if group[2].get("replicas", 1)]
     if len(groups) < 2:
         return
@@ -110,11 +125,11 @@ def _between_groups(job: dict[str, Any], document: Document) -> Iterator[Problem
                 what = f"{' '.join(shown)} is not in {first}{_summary(here, shown)}"
             elif not here:
                 what = f"has no {' '.join(shown)}, as {first} has"
-            yield document.problem(where, f"{what}: a spec has one kind of pod, and {name} gets what {first} has")
+            yield document.problem(where, f"{what}: a spec has one kind of pod, so {name} gets the pods of {first}")
 
 
 def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """Yield name, path and content of each group of pods."""
+    """Yield name, path and content of each group of pods in the object of a HyperPodPyTorchJob or PyTorchJob."""
     spec = job.get("spec") or {}
     for section in sorted(_ROLES):
         found = spec.get(section) or {}
@@ -124,7 +139,10 @@ def groups_of(job: Mapping[str, Any]) -> Iterator[tuple[str, Path, dict[str, Any
 
 
 def _of_group(group: dict[str, Any], path: Path) -> dict[Key, tuple[Path, Any]]:
-    """Return the facts of a group's pod, including its command, without fields that groups may set."""
+    """Return path and value of each field of a group's pod, including its command, by the field's key.
+
+    Fields that a spec can set for each group are left out.
+    """
     found: dict[Key, tuple[Path, Any]] = {}
     template = group.get("template") or {}
     for key, at, value in _walk(template, ("pod",), (*path, "template")):
@@ -149,7 +167,7 @@ def _is_of_group(key: Key) -> bool:
 
 
 def _summary(facts: dict[Key, tuple[Path, Any]], shown: Key) -> str:
-    """Summarise the values below `shown`."""
+    """Return a short text with the values whose keys begin with `shown`; empty if there are none."""
     found = {
         ".".join(key[len(shown) :]): value for key, (_at, value) in _part(facts, shown).items() if value is not True
     }
@@ -227,7 +245,10 @@ def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def _unit(key: Key) -> Key:
-    """Return the key of the unit that is reported as a whole: a variable, a volume, a section of the pod."""
+    """Return the key of the unit to which a value belongs: a variable, a volume, or a section of the pod.
+
+    If a unit is missing, it is reported once, not once for each value in it.
+    """
     if key[0] == "container" and len(key) > 1 and key[1] in ("env", "resources"):
         return key[:4] if key[1] == "resources" else key[:3]
     if key[0] in ("volume", "toleration", "port", "replica") or key[0] == "container":
@@ -257,7 +278,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _amount(value: Any) -> float | None:
-    """Parse a quantity of Kubernetes; None if the text is not a quantity."""
+    """Return the number that a Kubernetes quantity such as `4Gi` stands for; None if `value` is not a quantity."""
     try:
         return size_of(str(value))
     except ValueError:

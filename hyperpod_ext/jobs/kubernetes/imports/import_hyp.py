@@ -1,4 +1,7 @@
-"""Import of config.yaml of AWS's `hyp init hyp-pytorch-job`, through the job that hyp would create. Pure."""
+"""Imports a config.yaml that AWS's command `hyp init hyp-pytorch-job` wrote. Pure.
+
+The file is first converted to the HyperPodPyTorchJob that hyp would create, which is then imported.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ _SAME: dict[str, Path] = {
     "elastic_scale_up_snooze_time_in_seconds": (*_RUN, "restartPolicy", "scaleUpSnoozeTimeInSeconds"),
     "max_retry": (*_RUN, "jobMaxRetryCount"),
 }
-"""Fields of hyp, and their places in hyp's job."""
+"""Path in the HyperPodPyTorchJob for each field of the config.yaml."""
 _FORMS: dict[str, type] = {"environment": dict, "label_selector": dict, "elastic_replica_discrete_values": list}
 _FORMS |= {"command": list, "args": list, "volume": list}
 _NUMBERS = {
@@ -72,16 +75,23 @@ _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
 @dataclass
 class _AsJob(Document):
-    """A config.yaml that maps places in hyp's job to its own fields."""
+    """A config.yaml, and the HyperPodPyTorchJob that is made from it.
+
+    For a path in the HyperPodPyTorchJob, the methods of Document return the line of the config.yaml's field.
+    """
 
     job: dict[str, Any] = field(default_factory=dict)
     written: dict[Path, Path] = field(default_factory=dict)
-    """Place in the file for each place in the job."""
+    """Path in the config.yaml for each path in the HyperPodPyTorchJob."""
     overruled: list[Problem] = field(default_factory=list)
-    """Values that another field overrides, such as `node_count` and `replica_count`."""
+    """Problems about values that another field overrides. For example, `replica_count` overrides `node_count`."""
 
     def put(self, path: Path, value: Any, at: Path) -> None:
-        """Put a value of the file's field `at` into the job. A later value overrides."""
+        """Set the value at `path` of the HyperPodPyTorchJob. A later value overrides an earlier value at the same path.
+
+        Args:
+            at: path of the field in the config.yaml that has the value; empty if no field has it.
+        """
         before, self.written[path] = self.written.get(path), at
         holder: Any = self.job
         for part, below in pairwise(path):
@@ -118,23 +128,27 @@ class _AsJob(Document):
 
 
 def is_hyp_config(found: object) -> bool:
-    """Return whether `found` is a config.yaml of hyp."""
+    """Return whether the parsed file `found` is a config.yaml of hyp."""
     return isinstance(found, dict) and "kind" not in found and ("job_name" in found or "template" in found)
 
 
 def import_hyp(text: str, source: str) -> Imported:
-    """Return the job, and a sentence for each field that a JobConfig cannot express.
+    """Return the job, and a sentence for each field of the file that a JobConfig cannot express.
+
+    Args:
+        text: content of the config.yaml.
+        source: name of the file for messages.
 
     Raises:
-        ConfigError: the file is of another template of hyp, or its job is invalid.
+        ConfigError: the file was made from another template of hyp, or its job is invalid.
     """
     read = parse(text, source)
     if read.problems or not isinstance(read.data, dict):
         raise ConfigError(read.problems or [Problem("holds no fields", source=source)])
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
         raise ConfigError([read.problem(("template",), f"is a {template} of hyp, but import only reads {_TEMPLATE}")])
-    given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes all fields
-    for name in ("command", "args"):  # hyp also accepts one text
+    given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes empty fields, too
+    for name in ("command", "args"):  # hyp also accepts a single text
         if isinstance(given.get(name), str):
             given[name] = _words_of(given[name])
     if problems := list(_wrong_forms(given, read)):
@@ -150,14 +164,14 @@ def import_hyp(text: str, source: str) -> Imported:
         read_as
         for name in ("template", "version")
         if name in given
-        if (read_as := fields.says(name, f"{given[name]}: is read so"))
+        if (read_as := fields.says(name, f"{given[name]}: the file is imported as this {name} of hyp"))
     ]
     found.notes += notes
     return found
 
 
 def _read(fields: Fields, config: _AsJob) -> Iterator[Problem]:
-    """Build the job; yield notes about defaults."""
+    """Build the HyperPodPyTorchJob in `config` from the file's fields; yield notes about defaults."""
     config.job |= {"apiVersion": "sagemaker.amazonaws.com/v1", "kind": _KIND}
     fields.take("template"), fields.take("version")
     config.put((*_GROUP, "name"), "pod", ())
@@ -188,7 +202,7 @@ def _read(fields: Fields, config: _AsJob) -> Iterator[Problem]:
 
 
 def _resources(fields: Fields, config: _AsJob) -> None:
-    """Put requests and limits into the job under Kubernetes' names."""
+    """Put the resource requests and limits into the HyperPodPyTorchJob, under Kubernetes' names."""
     kind = fields.take("accelerator_partition_type")
     if kind is not None:
         config.put((*_SELECTOR, "nvidia.com/mig.config.state"), "success", ("accelerator_partition_type",))
@@ -209,7 +223,10 @@ def _resources(fields: Fields, config: _AsJob) -> None:
 
 
 def _workers(fields: Fields, config: _AsJob) -> Iterator[Problem]:
-    """Put the number of workers into the job: `auto` and `gpu` mean one per accelerator."""
+    """Put the number of workers per node into the HyperPodPyTorchJob.
+
+    The values `auto` and `gpu` mean one worker for each accelerator.
+    """
     tasks = str(fields.take("tasks_per_node", "auto"))
     machine = instance(str(fields.get("instance_type")))
     counts = [fields.get(name) for name in ("accelerators", "accelerator_partition_count")]
@@ -242,7 +259,10 @@ def _is_true(value: Any) -> bool:
 
 
 def _words_of(text: str) -> Any:
-    """Split `[python, train.py]` or `python train.py`; return other text unchanged."""
+    """Split a command such as `[python, train.py]` or `python train.py` into words.
+
+    Text that cannot be split is returned unchanged.
+    """
     try:
         return yaml.safe_load(text) if text.startswith("[") else shlex.split(text)
     except (yaml.YAMLError, ValueError):

@@ -1,4 +1,8 @@
-"""Import of a Kubernetes file as a JobConfig: exactly if hp-ext wrote it, otherwise as far as a spec can express it."""
+"""Imports a Kubernetes file as a JobConfig.
+
+A file that hp-ext rendered contains its spec, which is returned. Of any other file, the parts that a spec can express
+are imported.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ _OF_THE_COMMAND = (
     "export ",
     "workers_per",
 )
-"""Beginnings of losses that belong to the command."""
+"""Beginnings of sentences about losses in the container's command."""
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
 _SERVICE = "an inference service"
 _NO_TRAINING = {
@@ -68,27 +72,32 @@ _NO_TRAINING = {
     "Kustomization": "a kustomization, which combines objects",
 }
 _OTHER_JOBS = {"MPIJob", "RayJob", "JobSet", "TFJob", "JAXJob", "XGBoostJob", "PaddleJob", "Job", "CronJob", "Pod"}
-"""Kinds that may train, but that no target renders."""
+"""Kinds of objects that may train a model, but that no target supports."""
 _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = " was replaced by its value "
-"""Marks variables that the spec has with their references resolved."""
+"""Part of sentences about variables whose value in the spec has no references, because they were resolved."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
 def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
-    """Read the training job among the objects of `text`, a template whose placeholders `values` fill.
+    """Return the first training job among the objects of a file, and a sentence for each loss.
+
+    Args:
+        text: content of the file, which may be a template.
+        source: name of the file for messages.
+        values: values of the template's placeholders.
 
     Raises:
-        ConfigError: there is no training job, or it is invalid; the error names every field.
+        ConfigError: the file has no training job, or the job is invalid. The error names every invalid field.
     """
     notes: list[Problem] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
-    if ANNOTATION not in text:  # a rendered file is not a template: its shell script has variables
+    if ANNOTATION not in text:  # in a rendered file, `$NAME` is a variable of the shell
         text, notes = fill(text, values or {}, source)
     documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -96,7 +105,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     objects = [found for document in documents for found in _objects(document, document.data, ())]
     jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
-        raise ConfigError([_no_job(objects, source), *notes])  # values may be missing
+        raise ConfigError([_no_job(objects, source), *notes])  # the notes show values that are missing
     document, path, found = jobs[0]
     imported = import_object(found, _below(document, path), placeholders=ANNOTATION not in text)
     imported.left_out = list(dict.fromkeys([*map(str, notes), *imported.left_out]))
@@ -112,13 +121,14 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
 
 
 def import_object(found: dict[str, Any], document: Document, *, placeholders: bool = True) -> Imported:
-    """Read one object; `document` has its places.
+    """Return the job in one object, and a sentence for each loss.
 
     Args:
-        placeholders: whether `$NAME` is a missing value.
+        document: the file of the object, for line numbers.
+        placeholders: whether `$NAME` in the object is a placeholder without a value.
 
     Raises:
-        ConfigError: the job is invalid; the error names every field.
+        ConfigError: the job is invalid. The error names every invalid field.
     """
     target, source = _TARGETS[str(found["kind"])], document.source
     found = _as_written(found)
@@ -160,7 +170,7 @@ def import_object(found: dict[str, Any], document: Document, *, placeholders: bo
 
 
 def _as_written(found: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields that the API server adds."""
+    """Return the object without the fields that the API server has added to it."""
     kept = {name: value for name, value in found.items() if name != "status"}
     if isinstance(metadata := kept.get("metadata"), dict):
         metadata = {name: value for name, value in metadata.items() if name not in _OF_SERVER}
@@ -171,7 +181,7 @@ def _as_written(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_defaults(found: dict[str, Any]) -> dict[str, Any]:
-    """Remove the default fields of a TrainJob's runtimeRef."""
+    """Return the object without fields of a TrainJob's runtimeRef that have their default value."""
     spec = found.get("spec")
     runtime = spec.get("runtimeRef") if isinstance(spec, dict) else None
     if found.get("kind") != "TrainJob" or not isinstance(spec, dict) or not isinstance(runtime, dict):
@@ -200,13 +210,16 @@ def _rendered_text(job: JobConfig, target: str) -> str:
 
 
 def _below(document: Document, path: Path) -> Document:
-    """Return the document with the object at `path` as its root."""
+    """Return a copy of the document whose root is the object at `path`."""
     places = {at[len(path) :]: place for at, place in document.locations.items() if at[: len(path)] == path}
     return replace(document, locations=places)
 
 
 def _line_of(text: str, document: Document) -> int | None:
-    """Return the line of a sentence: the line of the first value with one of its first words, or the job's line."""
+    """Return the line of the file to which a sentence about a loss refers.
+
+    The result is the line of the first value that contains one of the sentence's first words, or else the job's line.
+    """
     head = text.partition(":")[2].strip() if text.startswith("a line of") else text
     words = [word.strip(":,") for word in head.split()[:3]]
     if text.startswith(_OF_THE_COMMAND):
@@ -222,7 +235,7 @@ def _line_of(text: str, document: Document) -> int | None:
 
 
 def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Document, Path, dict[str, Any]]]:
-    """Yield the objects of one document, including items of lists."""
+    """Yield the Kubernetes objects of one YAML document, including the items of lists."""
     if isinstance(data, list):
         for index, one in enumerate(data):
             yield from _objects(document, one, (*path, index))
@@ -235,7 +248,7 @@ def _objects(document: Document, data: object, path: Path) -> Iterator[tuple[Doc
 
 
 def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: str) -> Problem:
-    """Return the problem of a file without a training job."""
+    """Return the problem that explains why a file has no training job that can be imported."""
     kinds = list(dict.fromkeys(str(found.get("kind")) for _document, _path, found in objects if found.get("kind")))
     line = objects[0][0].location(objects[0][1]).line if objects else 1
     reads = f"import reads {', '.join(_TARGETS)}"
@@ -266,7 +279,10 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
 
 
 def _letter_for_letter(text: str) -> Imported | None:
-    """Import an unchanged rendered file without further reading."""
+    """Return the job of a file that hp-ext rendered and nobody edited; None for other files.
+
+    This function is faster than the import of other files, which parses the file with line numbers.
+    """
     if ANNOTATION not in text:
         return None
     try:
@@ -282,9 +298,9 @@ def _letter_for_letter(text: str) -> Imported | None:
 
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
-    """Return whether `job` renders to exactly this object."""
+    """Return whether `job` renders to exactly the object `found`."""
     again = _rendered(job, target)
-    if job.image is None:  # the image depends on the cluster's region, which is unknown here
+    if job.image is None:  # the image depends on the cluster's region, which is not known
         for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):
             ours["image"] = theirs.get("image")
         again["metadata"]["annotations"][ANNOTATION] = found["metadata"]["annotations"][ANNOTATION]
@@ -297,7 +313,7 @@ def _first_containers(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 class _Reader:
-    """Reads the fields of an object into a spec."""
+    """Reads the fields of a Kubernetes object into a spec."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -305,7 +321,7 @@ class _Reader:
         self.notes: list[str] = []
 
     def read(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the job as a document."""
+        """Return the spec of the job in the object `found`, as a dictionary."""
         metadata = dict(found.get("metadata") or {})
         spec = dict(found.get("spec") or {})
         name = metadata.pop("name", "") or str(metadata.get("generateName", "")).rstrip("-")
@@ -326,7 +342,7 @@ class _Reader:
         workers = str(spec.pop("nprocPerNode", "auto"))
         if workers.isdecimal():
             document["workers_per_node"] = int(workers)
-        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # default of Kubeflow's operator
+        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # the default of Kubeflow's operator
         self._run_policy(dict(spec.pop("runPolicy", None) or {}), document, kubernetes, default_clean)
         raw = "pytorchReplicaSpecs" in spec and not spec.get("elasticPolicy")
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)
@@ -353,7 +369,7 @@ class _Reader:
         if least is not None and "elastic" not in document:
             count = document["nodes"]
             self.left_out.append(f"the launcher's --nnodes={least}:{nodes}: the rendered job has exactly {count} nodes")
-        kubernetes["network_policy"] = False  # the file has none
+        kubernetes["network_policy"] = False  # the imported job has no network policy
         if scheduling:
             document["scheduling"] = scheduling
         if kubernetes:
@@ -382,7 +398,10 @@ class _Reader:
             document["annotations"] = {key: str(value) for key, value in notes.items()}
 
     def _pod_labels(self, pods: list[dict[str, Any]], document: dict[str, Any]) -> None:
-        """Add labels and annotations of pods to the job's: a spec does not separate them."""
+        """Add the labels and annotations of pods to the spec's labels and annotations.
+
+        A spec has the same labels and annotations for the job and its pods.
+        """
         own = {labels.QUEUE, labels.PRIORITY, labels.MANAGED_BY, labels.JOB}
         own |= {labels.TOPOLOGY_REQUIRED, labels.TOPOLOGY_PREFERRED}
         for section in ("labels", "annotations"):
@@ -429,7 +448,7 @@ class _Reader:
             document.setdefault("relaunch", {})["max_process_restarts"] = policy["maxRestarts"] or None
 
     def _replicas(self, spec: dict[str, Any], document: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the pod templates; put nodes, spares and groups into the document."""
+        """Return the pod templates of the job, and put the numbers of nodes and spares, and groups, into the spec."""
         if trainer := spec.get("trainer"):
             document["nodes"] = trainer.get("numNodes", 1)
             if str(trainer.get("numProcPerNode", "")).isdecimal():
@@ -440,7 +459,8 @@ class _Reader:
             unsaid = [str(name) for name, role in roles.items() if isinstance(role, dict) and "replicas" not in role]
             self.notes += [f"{name}: has no replicas, so the default of 1 is used" for name in unsaid]
             if {role.get("restartPolicy") for role in _roles(roles)} == {"Never"}:
-                document.setdefault("relaunch", {}).setdefault("max_times", 0)  # so it is rendered
+                # hp-ext renders max_times 0 as restartPolicy Never
+                document.setdefault("relaunch", {}).setdefault("max_times", 0)
             return [dict(role.get("template") or {}) for role in _roles(roles)]
         groups = [dict(one) for one in spec.pop("replicaSpecs", None) or []]
         if not groups:

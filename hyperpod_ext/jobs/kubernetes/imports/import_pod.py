@@ -1,4 +1,4 @@
-"""Import of a pod, as far as a spec can express the pod."""
+"""Imports the parts of a pod that a spec can express."""
 
 from __future__ import annotations
 
@@ -30,10 +30,16 @@ def read_pod(
     notes: list[str],
     raw: bool = False,
 ) -> None:
-    """Put the first of `pods` into the three parts; report the rest in `left_out` or `notes`.
+    """Put the fields of the first pod in `pods` into a spec.
 
     Args:
-        raw: whether to carry a command that starts no Python file.
+        pods: pod templates of the job.
+        document: spec to which fields are added.
+        scheduling: section `scheduling` of the spec.
+        kubernetes: section `kubernetes` of the spec.
+        left_out: list to which sentences about losses are added.
+        notes: list to which sentences about differences without loss are added.
+        raw: whether a command that starts no Python file can be imported as the spec's `command`.
     """
     if not pods:
         return
@@ -72,7 +78,7 @@ def read_pod(
     container.pop("ports", None)
     selector = dict(spec.pop("nodeSelector", None) or {})
     instance_type = selector.get(labels.INSTANCE_TYPE) or selector.get(_OLD_INSTANCE_TYPE)
-    if is_machine(instance_type):  # other types, such as `g5.8xlarge`, stay a label of nodes
+    if is_machine(instance_type):  # other types, such as `g5.8xlarge`, stay in the node selector
         selector.pop(labels.INSTANCE_TYPE, None)
         document.setdefault("resources", {})["instance_type"] = instance_type
     if selector:
@@ -102,7 +108,7 @@ def read_pod(
 
 
 def is_machine(name: object) -> bool:
-    """Return whether a node's type is an instance type of SageMaker."""
+    """Return whether `name` has the form of a SageMaker instance type, such as `ml.p5.48xlarge`."""
     return re.fullmatch(r"ml\.[a-z0-9-]+\.[a-z0-9-]+", str(name)) is not None
 
 
@@ -111,7 +117,8 @@ def _is_our_file(pod: Mapping[str, Any]) -> bool:
 
 
 def is_own(rule: Any) -> bool:
-    """Return whether an affinity is rendered from `scheduling.healthy_only` or `scheduling.spread`."""
+    """Return whether hp-ext rendered an affinity or a spread constraint, from `scheduling.healthy_only` or
+    `scheduling.spread`."""
     return labels.NODE_HEALTH in str(rule) or labels.JOB in str(rule)
 
 
@@ -131,13 +138,17 @@ def read_command(
     notes: list[str],
     elsewhere: Collection[str] = (),
 ) -> None:
-    """Import script, arguments and numbers of a launcher that starts a Python file.
+    """Import a container's command that starts a Python file: script, arguments, and the launcher's numbers.
 
     Args:
-        elsewhere: variables of the container whose values are not in the file.
+        container: the container; the command is removed from it.
+        document: spec to which fields are added.
+        left_out: list to which sentences about losses are added.
+        notes: list to which sentences about differences without loss are added.
+        elsewhere: names of the container's variables whose values are not in the file.
 
     Raises:
-        ConfigError: there is no such launcher, or its number of workers is unknown.
+        ConfigError: the command starts no Python file, or its number of workers is not known.
     """
     command = container.pop("command", None) or []
     words = [str(word) for word in [*command, *(container.pop("args", None) or [])]]
@@ -200,7 +211,7 @@ def read_command(
         elif workers not in ("auto", "gpu"):
             raise _not_read(f"the number of workers is {workers}, which is not a number", shlex.join(words))
     elif found.launcher == "python" and found.program:
-        document["launched_workers"] = 1  # without a launcher, one process per container
+        document["launched_workers"] = 1  # without a launcher, each container has one process
     if "inprocess-restart" in found.options:
         document["mode"] = "aws-checkpointless"
 
@@ -211,7 +222,12 @@ def _not_read(message: str, command: str) -> ConfigError:
 
 
 def place_script(document: dict[str, Any], left_out: list[str], *, in_image: bool = False) -> None:
-    """Set working_dir to the folder of an absolute script, unless the script is in the image (`in_image`)."""
+    """Set the spec's working_dir to the folder of the script, if the script has an absolute path.
+
+    Args:
+        left_out: list to which a sentence about the changed folder is added.
+        in_image: whether the script is in the image if the spec has an image, so that working_dir is not set.
+    """
     if not document.get("script") or (in_image and document.get("image")):
         return
     script = PurePosixPath(document["script"])
@@ -227,7 +243,15 @@ def read_environment(
     left_out: list[str],
     notes: list[str],
 ) -> None:
-    """Import variables with values or from Secrets; report others."""
+    """Import environment variables that have a value, or that come from a Secret. Report all other variables.
+
+    Args:
+        entries: field `env` of the container.
+        document: spec to which variables are added.
+        kubernetes: section `kubernetes` of the spec.
+        left_out: list to which sentences about losses are added.
+        notes: list to which sentences about differences without loss are added.
+    """
     known: dict[str, str] = {}
     for entry in entries:
         name, source = str(entry.get("name")), entry.get("valueFrom") or {}
@@ -275,7 +299,7 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
         elif "/" in name:
             left_out.append(f"resource {name}: a spec has one kind of accelerator")
         else:
-            left_out.append(f"resource {name}")
+            left_out.append(f"resource {name}: a spec has no such field")
     if found.get("accelerator_resource") == "nvidia.com/gpu":
         del found["accelerator_resource"]
     if found:
@@ -283,11 +307,15 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 _OF_COUNTS = ("", "m", "k")
-"""Units of CPUs and devices. `4Gi` is a mistake for these."""
+"""Units of quantities that are counts of CPUs or devices. Other units, as in `4Gi`, are a mistake there."""
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a count, `500m` or `4`."""
+    """Return the number in a quantity of CPUs or devices, such as `500m` or `4`.
+
+    Args:
+        name: name of the resource for messages.
+    """
     try:
         return size_of(text, _OF_COUNTS)
     except ValueError as error:
@@ -295,7 +323,7 @@ def amount(text: str, name: str) -> float:
 
 
 def mebibytes(text: str) -> int:
-    """Parse a quantity, `32Gi`, as MiB, at least 1."""
+    """Return a quantity of memory, such as `32Gi`, in MiB. The result is at least 1."""
     try:
         return max(int(size_of(text) / 2**20), 1)
     except (ValueError, OverflowError) as error:

@@ -1,7 +1,7 @@
-"""Import of a container's command that starts no Python file, as the spec's `command`. Pure.
+"""Imports a container's command that starts no Python file, as the spec's `command`. Pure.
 
-The rendered job starts it like the file: once per node, without a launcher, with the variables and port of Kubeflow's
-operator.
+The rendered job starts the command in the same way as the imported job: once on each node, without a launcher, and with
+the environment variables and the port of Kubeflow's operator.
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from hyperpod_ext.jobs.kubernetes.imports.command import REFERENCE, SHELLS, expa
 
 STARTS_NO_PYTHON = "the command starts no Python file by a launcher"
 _OPERATOR_PORT = 23456
-"""Kubeflow's default port for the rendezvous."""
+"""Default rendezvous port of Kubeflow's operator."""
 _PORT_NAME = "pytorchjob-port"
 _IN_EVERY_POD = {"HOME", "HOSTNAME", "PATH", "PWD", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "USER"}
 
 
 def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the fields of a spec for a container that runs no Python file; None if the job would differ.
+    """Return the fields of a spec for a container whose command starts no Python file.
+
+    Returns None if the rendered job would not start the same command.
 
     Raises:
         ConfigError: the command has placeholders without a value.
     """
     command = [str(word) for word in container.get("command") or []]
     if not command:
-        return None  # a spec cannot start the image's own program
+        return None  # a spec's job cannot start the image's own program
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}
     if any(match[1] in variables.keys() - known.keys() for word in words for match in REFERENCE.finditer(word)):
-        return None  # the value is only in the cluster
+        return None  # the value of the variable is not in the file
     words = [expanded(word, known) for word in words]
     shell = len(words) > 2 and words[0].rpartition("/")[2] in SHELLS and re.fullmatch("-[a-z]*c", words[1])
     if missing := list(dict.fromkeys(_placeholders(words[2:3] if shell else words, variables.keys(), bool(shell)))):
@@ -54,7 +56,14 @@ def starts_no_python(error: ConfigError) -> bool:
 
 
 def _placeholders(words: list[str], variables: Any, shell: bool) -> list[str]:
-    """Return variables without a value, except a shell's own variables."""
+    """Return the names of variables in the command whose values are unknown.
+
+    Args:
+        words: words of the command, or the script of a shell.
+        variables: names of the container's variables.
+        shell: whether a shell runs the words. If so, variables that the shell script sets, or that exist in every pod,
+            are not returned.
+    """
     text = "\n".join(words)
     assigned = set(re.findall(r"\b(\w+)=|\bfor\s+(\w+)\s+in\b|\bread\s+(?:-\w+\s+)*(\w+)", text)) if shell else set()
     own = {name for names in assigned for name in names}

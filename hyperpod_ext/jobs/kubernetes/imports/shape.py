@@ -1,4 +1,4 @@
-"""Normalisation of a Kubernetes file before its import: mappings, lists and numbers in their places. Pure."""
+"""Normalises a Kubernetes object before its import, so that each field has the expected type. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,16 @@ _LISTS |= {"replicaSpecs", "logMonitoringConfiguration", "ports", "envFrom"}
 _WORDS = {"command", "args"}
 _NUMBERS = {"replicas", "minReplicas", "maxReplicas", "spares", "numNodes", "maxRestarts", "backoffLimit"}
 _FREE = {"labels", "annotations", "nodeSelector", "matchLabels"}
-"""Mappings with names of the user."""
+"""Fields that contain mappings whose keys a user chooses."""
 
 
 class Shape:
-    """Normalises unambiguous values, and reports ambiguous ones."""
+    """Normalises the values of an object, such as numbers in quotes, and reports values of a wrong type.
+
+    Args:
+        document: the file of the object, for line numbers.
+        placeholders: whether `$NAME` in a value is a placeholder without a value, which is reported.
+    """
 
     def __init__(self, document: Document, *, placeholders: bool = True) -> None:
         self._document = document
@@ -40,7 +45,11 @@ class Shape:
         self.notes: list[Problem] = []
 
     def read(self, data: dict[str, Any], path: Path = ()) -> dict[str, Any]:
-        """Return the object without empty fields, and with quoted numbers as numbers."""
+        """Return the object `data` without fields that have no value, and with numbers in quotes as numbers.
+
+        Args:
+            path: path of `data` in the file.
+        """
         found: dict[str, Any] = {}
         for key, value in data.items():
             at = (*path, key)
@@ -90,11 +99,11 @@ class Shape:
             self._missing(missing, at)
         text = self._document.location(at).text or ""
         if isinstance(value, int) and not isinstance(value, bool) and re.fullmatch(r"0[0-7]+", text):
-            return int(text, 8)  # Kubernetes reads file modes as octal
+            return int(text, 8)  # Kubernetes reads a file mode such as 0400 as octal
         return value
 
     def _inside(self, name: str, value: Any, at: Path) -> Any:
-        """Return a field below another field that is not read by name."""
+        """Normalise a field within a mapping whose own fields are not known."""
         if name in _LISTS and value is not None and not any(part in _FREE for part in at):
             return self._value(name, value, at)
         return value if name in _WORDS and isinstance(value, list) else self._scalar(value, at)
@@ -124,7 +133,7 @@ class Shape:
 
 
 def fields_in(value: Any) -> int:
-    """Count the fields and items at every depth."""
+    """Return the number of fields and list items in `value`, at every depth."""
     below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return sum(1 + fields_in(one) for one in below)
 
@@ -134,10 +143,10 @@ def _text(value: Any) -> str:
 
 
 def mapping(value: Any) -> dict[str, Any]:
-    """Return `value`, or an empty mapping if `value` is not a mapping."""
+    """Return `value` if it is a mapping, otherwise an empty mapping."""
     return value if isinstance(value, dict) else {}
 
 
 def mappings(value: Any) -> list[dict[str, Any]]:
-    """Return the mappings in the list `value`; none if `value` is not a list."""
+    """Return the items of the list `value` that are mappings; an empty list if `value` is not a list."""
     return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,7 +1,7 @@
-"""Import of volumes by name, into `kubernetes.pod.volumes`. Pure.
+"""Imports volumes of a pod that must keep their names, into `kubernetes.pod.volumes`. Pure.
 
-A spec's `volumes` has the usual volumes in a shorter form. Other volumes, and volumes that side containers mount, keep
-their names.
+The spec's section `volumes` can express the usual kinds of volumes in a shorter form, without names. Other kinds of
+volumes, and volumes that side containers mount, are imported with their names.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN = {
     "configMap": {"name"},
     "secret": {"secretName", "defaultMode"},
 }
-"""Kinds and fields that a spec's `volumes` has."""
+"""Kinds of volumes that a spec's `volumes` can express, each with the fields that it can express."""
 _PLAIN_MOUNT = {
     "persistentVolumeClaim": {"name", "mountPath", "readOnly", "subPath"},
     "hostPath": {"name", "mountPath", "readOnly"},
@@ -31,10 +31,10 @@ _OWNER_ONLY = 0o400
 
 
 def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
-    """Return the volumes, and the mounts of the first container, that keep their names.
+    """Return the volumes that keep their names, and the first container's mounts of these volumes.
 
     Args:
-        ours: whether hp-ext rendered the file, so that names identify `volumes`.
+        ours: whether hp-ext rendered the pod, so that volumes of the spec's `volumes` are recognised by their names.
     """
     first, *others = pod.get("containers") or [{}]
     volumes = mappings(pod.get("volumes"))
@@ -58,7 +58,11 @@ def take_named(pod: Mapping[str, Any], ours: bool) -> tuple[Items, Items]:
 
 
 def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
-    """Return whether a spec's `volumes` can express the mounted volume."""
+    """Return whether a spec's `volumes` can express a volume and its mounts.
+
+    Args:
+        mounts: mounts of the volume in the first container.
+    """
     kinds = [kind for kind in volume if kind != "name"]
     if len(kinds) != 1 or kinds[0] not in _PLAIN or not mounts:
         return False
@@ -69,5 +73,5 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if source.get("readOnly") and not all(mount.get("readOnly") for mount in mounts):
         return False
     if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
-        return False  # rendered secrets are readable by their owner only
+        return False  # hp-ext would render it with another file mode, 0400
     return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)

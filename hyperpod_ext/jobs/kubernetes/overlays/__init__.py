@@ -1,1 +1,1 @@
-"""`overlay.kubernetes`: strategic merge patches, merged, checked and applied to rendered objects."""
+"""`overlay.kubernetes`: strategic merge patches of the spec, which are checked and applied to rendered objects."""

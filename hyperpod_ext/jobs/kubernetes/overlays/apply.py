@@ -1,4 +1,4 @@
-"""`overlay.kubernetes` applied to a rendered file, with comments that name the patched fields. Pure."""
+"""Applies `overlay.kubernetes` to a rendered file, and adds comments that name the patched fields. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CheckObject = Callable[[str, object], list[Problem]]
 
 
 def with_overlay(text: str, job: JobConfig) -> str:
-    """Apply the overlay of `job` to `text`, a rendered job."""
+    """Return `text`, the rendered file of a job, with the job's overlay applied."""
     overlay = job.overlay.kubernetes
     (found,) = read_all(text)
     for pod in _pods(found):
@@ -36,7 +36,7 @@ def with_overlay(text: str, job: JobConfig) -> str:
 
 
 def touched(overlay: KubernetesOverlay) -> Iterator[str]:
-    """Yield the patched fields: `container.lifecycle`, `pod.containers[log]`, `job.spec.runPolicy`."""
+    """Yield the path of each field that the overlay patches, such as `container.lifecycle` or `job.spec.runPolicy`."""
     yield from (f"container.{name}" for name in overlay.container)
     yield from (f"pod.{name}" for name in overlay.pod)
     for name, value in overlay.job.items():
@@ -45,11 +45,12 @@ def touched(overlay: KubernetesOverlay) -> Iterator[str]:
 
 
 def problems(job: JobConfig, container: str, render: Render, check_object: CheckObject) -> Iterator[Problem]:
-    """Yield problems of the overlay of `job`, and of the object that `render` makes with it.
+    """Yield problems of the overlay of `job`, and of the object that is rendered with the overlay.
 
     Args:
         container: name of the training container.
-        check_object: returns the problems of an object; its first argument is the source.
+        render: renders the files of a job.
+        check_object: returns the problems of an object, given the name of the object's file and the object.
     """
     shown = job if job.image else job.model_copy(update={"image": _IMAGE_OF_THE_CLUSTER})
     plain = shown.model_copy(update={"overlay": type(job.overlay)()})
@@ -75,7 +76,10 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
 
 
 def _place(overlay: KubernetesOverlay, path: str) -> str:
-    """Return the overlay's field for `path` of the object: the field, a parent, or the pod."""
+    """Return the field of the overlay that sets the field at `path` of the rendered object.
+
+    If no field of the overlay has exactly this path, a parent field or `overlay.kubernetes.pod` is returned.
+    """
     parts, here = path.split("."), "overlay.kubernetes.job"
     below: Any = overlay.job
     for part in parts:
@@ -86,7 +90,7 @@ def _place(overlay: KubernetesOverlay, path: str) -> str:
 
 
 def _pods(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the PodSpecs of a job of any of the three kinds."""
+    """Yield the PodSpecs in the object of a HyperPodPyTorchJob, PyTorchJob or TrainJob."""
     spec = found["spec"]
     for group in spec.get("replicaSpecs") or []:
         yield group["template"]["spec"]
@@ -98,7 +102,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _relied_on(found: Mapping[str, Any]) -> Any:
-    """Return the fields that no overlay may change."""
+    """Return the values of the object's fields that no overlay may change."""
     spec, metadata = found["spec"], found["metadata"]
     groups = spec.get("replicaSpecs") or list((spec.get("pytorchReplicaSpecs") or {}).values())
     counts = [{name: one.get(name) for name in ("name", "replicas", "maxReplicas", "spares")} for one in groups]

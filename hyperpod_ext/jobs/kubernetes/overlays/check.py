@@ -1,4 +1,4 @@
-"""Checks of `overlay.kubernetes`: unknown fields, and fields that a job relies on. Pure."""
+"""Checks that `overlay.kubernetes` has no unknown fields, and changes no fields on which the job relies. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED_OF_CONTAINER = {
     "restartPolicy": _RESTARTED,
     "restartPolicyRules": _RESTARTED,
 }
-"""Field of the training container, why an overlay cannot set it, and what to do."""
+"""Fields of the training container that an overlay cannot set, each with the reason and a hint."""
 REFUSED_OF_POD = {
     "ephemeralContainers": ("Kubernetes adds these to running pods only, not to new pods", "use `kubectl debug`"),
     "restartPolicy": ("the operator sets it from the job's budgets", "write `relaunch`"),
@@ -40,7 +40,7 @@ REFUSED_OF_POD = {
     "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
     "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
 }
-"""Field of the pod, why an overlay cannot set it, and what to do."""
+"""Fields of the pod that an overlay cannot set, each with the reason and a hint."""
 REFUSED_OF_JOB = {
     "apiVersion": ("it would change the kind of the object", "remove it"),
     "kind": ("it would change the kind of the object", "choose another --target"),
@@ -58,7 +58,7 @@ REFUSED_OF_JOB = {
     "spec.elasticPolicy.minReplicas": ("it sets the number of ranks", "write `elastic.min_nodes`"),
     "spec.elasticPolicy.maxReplicas": ("it sets the number of ranks", "write `elastic.max_nodes`"),
 }
-"""Field of the job, why an overlay cannot set it, and what to do."""
+"""Fields of the job's object that an overlay cannot set, each with the reason and a hint."""
 _REFUSED_OF_REPLICAS = {
     "replicas": ("it sets the number of ranks", "write `nodes`"),
     "maxReplicas": ("it sets the number of ranks", "write `elastic.max_nodes`"),
@@ -72,7 +72,8 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
 
     Args:
         container: name of the training container.
-        pod_type: `PodSpec`, or `PodSpecPatch` if only some fields may be changed.
+        pod_type: `PodSpec` if the overlay may change all fields of the pods, `PodSpecPatch` if it may change only the
+            fields that a TrainJob may change.
     """
     overlay = job.overlay.kubernetes
     ours = pod_types()[pod_type]["containers"].removeprefix("[]")
@@ -84,8 +85,13 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
 
 
 def _typed(kind: str, patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
-    """Yield unknown fields and values of the wrong type."""
-    if not patch:  # building the models of a pod takes a quarter of a second
+    """Yield a problem for each unknown field, and for each value of the wrong type, in a patch.
+
+    Args:
+        kind: name of the Kubernetes type that is patched.
+        path: path of the patch in the spec.
+    """
+    if not patch:  # skip building the models of a pod, which takes 0.25 s
         return
     model = model_of(kind, patch=True)
     try:
@@ -154,7 +160,7 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
 
 
 def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
-    """Report a user of the overlay who cannot read a secret."""
+    """Report a `runAsUser` in the overlay with which the container's processes cannot read a secret."""
     of_pod, of_container = patch.get("securityContext"), job.overlay.kubernetes.container.get("securityContext")
     own, above = (one if isinstance(one, Mapping) else {} for one in (of_container, of_pod))
     group = above.get("fsGroup", job.kubernetes.pod.get("securityContext", {}).get("fsGroup"))
@@ -176,7 +182,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
             if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
                 yield Problem("cannot be removed: hp-ext finds the job by it", path=f"{path}.{parts[0]}.{parts[1]}")
         elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
-            continue  # reported below for the whole section
+            continue  # the loop below reports the whole section
         if _has(patch, parts):
             yield Problem(f"cannot be changed: {why}", path=f"{path}.{field}", hint=hint)
     for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):

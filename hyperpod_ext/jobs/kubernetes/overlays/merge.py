@@ -1,4 +1,4 @@
-"""Strategic merge patches, by the rules that Kubernetes publishes. Pure."""
+"""Applies strategic merge patches, by the rules that Kubernetes publishes. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _KEYS = {**MERGE_KEYS, "replicaSpecs": "name"}
 
 
 def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `original` with `patch` applied; neither is modified. Null removes a field."""
+    """Return a copy of `original` with the patch applied. A value of null in the patch removes the field."""
     if patch.get(DIRECTIVE) == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != DIRECTIVE}
     found: dict[str, Any] = copy.deepcopy(dict(original))
@@ -38,7 +38,11 @@ def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
 
 
 def _merged_list(original: list[Any], patch: list[Any], key: str) -> list[Any]:
-    """Merge items with the same `key` in place; append others."""
+    """Return a list with the patch applied.
+
+    An item of the patch is merged with the existing item that has the same value of `key`. If there is no such item,
+    the item of the patch is appended.
+    """
     if any(one == {DIRECTIVE: "replace"} for one in patch):
         return [merged({}, one) for one in patch if one != {DIRECTIVE: "replace"}]
     found = copy.deepcopy(original)

@@ -1,1 +1,1 @@
-"""Makes stores from other data: it is read, tokenized and checked, at once or in the background."""
+"""Makes token stores from datasets: reads, tokenizes and checks the data, in this process or in the background."""

@@ -1,4 +1,4 @@
-"""Conversion during training. One process of the node converts, and all ranks read the part that is finished.
+"""Converts a dataset to a token store during training. One process per node converts; all ranks read the finished part.
 
 Every rank calls `follow`. One rank gets the store's lock and starts the converter. The other ranks wait for the lock.
 If the converter dies with its rank, the kernel releases the lock, and another rank continues the conversion.
@@ -36,10 +36,11 @@ def follow(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> Conversion:
-    """Return the conversion of a dataset, which runs unless the store is already finished.
+    """Start the conversion of a dataset unless its store is already finished, and return the conversion.
 
-    `options` are those of `Recipe`. A tokenizer without a name is a function of this process, so it converts in a
-    thread. Any other tokenizer converts in a separate process at low priority.
+    `options` are the fields of `Recipe`. A tokenizer that was given as a function has no name, so another process
+    cannot make it: it converts in a thread of this process. Any other tokenizer converts in a separate process at low
+    priority.
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
@@ -53,7 +54,7 @@ def follow(
 
 
 class Conversion:
-    """A conversion, which may still be running, and its store."""
+    """The conversion of one dataset, which may still be running, and the store that it writes."""
 
     def __init__(self, prepared: Prepared, budget_bytes: int | None, on_bytes: Callable[[int], None]) -> None:
         self.folder = prepared.folder
@@ -64,14 +65,16 @@ class Conversion:
         self._stopped = False
 
     def start(self) -> None:
-        """Convert, or wait until this process can continue another process's conversion."""
+        """Start to convert. If another process is converting, wait for the lock, and continue the conversion if that
+        process dies."""
         make_folder(self.folder)
-        # the converter dies with the thread that started it, so this thread must live as long as the converter
+        # the kernel kills the converter when the thread that started it ends, so this thread lives as long as the
+        # converter
         self._thread = threading.Thread(target=self._watch, name="hpx-convert", daemon=True)
         self._thread.start()
 
     def store(self, timeout_s: float = 60.0) -> TokenStore:
-        """Return the unfinished store, which may have no segment yet.
+        """Return the store that is being written, which may have no segment yet.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -90,11 +93,11 @@ class Conversion:
         return TokenStore(self.folder)
 
     def _converts(self) -> bool:
-        """Return whether this object's converter is running. A converter holds the store's lock until it ends."""
+        """Return whether this object has started a converter process that is still running."""
         return self._process is not None and self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Kill this object's converter. Published segments stay, and a later conversion continues after them."""
+        """Kill this object's converter. Published segments stay, and the next conversion continues after them."""
         self._stopped = True
         if (process := self._process) is not None:
             process.kill()
@@ -115,7 +118,7 @@ class Conversion:
     def _watch(self) -> None:
         lock = FileLock(self.folder / LOCK)
         try:
-            lock.acquire(wait=True)  # wait while another process converts
+            lock.acquire(wait=True)  # blocks while another process converts
             if self._stopped or (self.folder / DONE).exists():
                 return
             if self._prepared.tokenizer.name is None:
@@ -161,18 +164,18 @@ class Conversion:
             )
             raise JobFailedError(
                 f"{self.folder}: its converter ended early ({ended})",
-                hint="Convert again, it goes on after the newest segment. Was the node short of memory?",
+                hint="Convert again: it continues after the newest segment. Was the node short of memory?",
             )
 
 
 def main() -> None:
-    """Run the converter's process, which reads an order from stdin, and writes progress and at most one error to
-    stdout, as lines of JSON."""
+    """Run the converter's process. The process reads its settings from stdin as JSON, and writes progress and at most
+    one error to stdout, as lines of JSON."""
     from hyperpod_ext.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
     die_with_parent(order["parent"])
-    # Ctrl-C is for the trainer, and when the trainer ends, so does this process
+    # Ctrl-C is for the trainer; this process ends together with the trainer
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     folder = Path(order["folder"])

@@ -1,4 +1,4 @@
-"""Checks a whole store, and removes damaged segments."""
+"""Checks all segments of a token store, and removes damaged segments."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, dige
 
 @dataclass
 class Findings:
-    """Result of the check of a whole store."""
+    """Result of checking all segments of a token store."""
 
     segments: int = 0
     nbytes: int = 0
     finished: bool = False
     problems: list[Problem] = field(default_factory=list)
     first_damaged: int | None = None
-    """Index of the first damaged or missing segment. The index equals the number of segments if only store.json is
-    wrong."""
+    """Index of the first damaged or missing segment; the number of segments if only store.json is wrong; None if
+    nothing is damaged."""
     source_changes: list[str] = field(default_factory=list)
 
 
@@ -34,7 +34,10 @@ def nbytes_of_segments(folder: Path) -> int:
 
 
 def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None, source: bool = False) -> Findings:
-    """Read a whole store, and return the findings.
+    """Read all segments of a token store, compare them with their checksums, and return the findings.
+
+    `on_bytes` receives the size of each segment after its check. With `source`, also compare the source files with the
+    recorded ones.
 
     Raises:
         NotFoundError: the folder has no store.
@@ -42,9 +45,11 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
     found = Findings()
     about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
     if about is None and not found.problems:
-        raise NotFoundError(f"{folder} is no token store", hint="`hp-ext data inspect` lists those of a place.")
+        raise NotFoundError(
+            f"{folder} is no token store", hint="`hp-ext data inspect` lists the token stores in a folder."
+        )
     if about is None:
-        found.first_damaged = 0  # the source of the segments is unknown
+        found.first_damaged = 0  # without about.json, the source of the segments is unknown
     elif source:
         found.source_changes = changes(about["source"])
     found.finished = done is not None
@@ -68,7 +73,7 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
             found.first_damaged = index
         found.problems += [Problem(each, source=path.name) for each in wrong]
     if done is not None and not found.problems and digest_of(infos) != done["fingerprint"]:
-        found.problems.append(Problem("its fingerprint is not that of the segments", source=DONE))
+        found.problems.append(Problem("its fingerprint does not match the segments", source=DONE))
     if found.problems and found.first_damaged is None:
         found.first_damaged = count
     return found
@@ -83,18 +88,19 @@ def _document(path: Path, found: Findings) -> dict[str, Any] | None:
 
 
 def drop_from(folder: Path, index: int) -> list[str]:
-    """Remove segment `index`, all later segments, and the mark of a finished store. Returns the removed segments.
+    """Remove segment `index`, all later segments, and the file that marks the store as finished. Return the names of
+    the removed segments.
 
     Raises:
         ConflictError: another process is writing the store.
     """
     lock = FileLock(folder / LOCK)
     if not lock.acquire(timeout_s=0.5):
-        raise ConflictError(f"{folder} is being written by another process", hint="Wait until it has ended.")
+        raise ConflictError(f"{folder} is being written by another process", hint="Wait until that process has ended.")
     try:
         gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]
         about = [] if index else [folder / ABOUT]
-        for path in [folder / DONE, *gone, *about]:  # remove the mark of a finished store first
+        for path in [folder / DONE, *gone, *about]:  # DONE first: a crash must leave an unfinished store
             path.unlink(missing_ok=True)
         return [path.name for path in gone]
     finally:

@@ -1,4 +1,5 @@
-"""Converts a dataset to a store: reads, tokenises and appends. Continues a conversion that was killed."""
+"""Converts a dataset to a token store: reads records, tokenises them, appends them. Continues after a killed
+conversion."""
 
 from __future__ import annotations
 
@@ -22,29 +23,29 @@ from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWri
 from hyperpod_ext.user_folders import expanded
 
 CODE = 1
-"""Version of the conversion. Increment it when the same source and tokenizer would produce different tokens."""
+"""Version of this code. Increment it when the same source and tokenizer would produce different tokens."""
 PLACE = "HPX_DATA_DIR"
 _BATCH_TEXTS, _BATCH_CHARS = 256, 1 << 20
 _EXAMPLES = 20
 
 Next = Mapping[str, int]
-"""Position in the source after a document, and the number of records that were skipped before it."""
+"""Position in the source after a document, and the number of records that were skipped before that position."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sources and options of a store."""
+    """Source files and conversion options of a token store."""
 
     sources: tuple[str, ...]
     tokenizer: str | Callable[[str], Any] = "bytes"
     field: str = "text"
-    """Field of each record that contains text or a list of tokens. Tokens are stored unchanged."""
+    """Field of each record that contains text or a list of tokens. A list of tokens is stored unchanged."""
     split: str = "file"
-    """Unit that makes one document in plain text: `file`, `lines` or `paragraphs`."""
+    """Unit of plain text that becomes one document: `file`, `lines` or `paragraphs`."""
     eod: int | None = None
     """Token that is appended to each document; None for no token."""
     on_bad_record: str = "fail"
-    """`fail` for the first bad record, or `skip` to leave bad records out and count them."""
+    """`fail`: raise at the first bad record. `skip`: leave bad records out and count them."""
     segment_bytes: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Recipe:
 
 @dataclass
 class Prepared:
-    """A recipe with its files, and the folder and identity of the store."""
+    """A recipe with the source files that were found, and the folder and identity of the store."""
 
     recipe: Recipe
     files: list[Path]
@@ -79,15 +80,15 @@ class Prepared:
 
 @dataclass
 class Skipped:
-    """The records that were skipped."""
+    """Number of skipped records, and the first few of them as examples."""
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
 def default_place() -> Path:
-    """Return the folder for stores on this node. The default is $HPX_DATA_DIR, ideally on local NVMe, or else the
-    user's cache."""
+    """Return the folder for token stores on this node: $HPX_DATA_DIR (best on local NVMe) or, if unset, the user's
+    cache."""
     return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 
@@ -124,11 +125,13 @@ def build(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> TokenStore:
-    """Return the finished store of a dataset. Converts the dataset if necessary. `options` are those of `Recipe`.
+    """Return the finished token store of a dataset. Convert the dataset first if necessary.
+
+    `options` are the fields of `Recipe`.
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
-        ConflictError: another process is converting the dataset. `follow` waits for such a process instead.
+        ConflictError: another process is converting the dataset. `follow` waits for the other process instead.
         DatasetChangedError: the dataset was changed during the conversion.
         DiskFullError: no space is left. Published segments stay, and the next conversion continues after them.
     """
@@ -146,7 +149,8 @@ def run(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     on_segment: Callable[[SegmentInfo], None] = lambda info: None,
 ) -> None:
-    """Convert the rest of the dataset. `lock`: the store's lock, if the caller already holds it."""
+    """Convert the rest of the dataset, after the newest published segment. `lock`: the store's lock, if the caller
+    holds it."""
     recipe, tokenizer = prepared.recipe, prepared.tokenizer
     vocab_size = None if tokenizer.vocab_size is None else max(tokenizer.vocab_size, (recipe.eod or 0) + 1)
 
@@ -168,25 +172,26 @@ def run(
                 if (info := writer.append(tokens, following)) is not None:
                     on_segment(info)
         except (OSError, ConfigError):
-            _check_unchanged(prepared)  # half a file may mean that another process is writing it
+            _check_unchanged(prepared)  # a file that ends early may still be being written by another process
             raise
         if writer.documents == 0:
-            why = f"all {skipped.count} records were left out" if skipped.count else "there is no record in it"
-            raise ConfigError([Problem(f"no document in it: {why}", source=", ".join(recipe.sources))])
+            why = f"all {skipped.count} records were left out" if skipped.count else "the dataset has no records"
+            raise ConfigError([Problem(f"there are no documents: {why}", source=", ".join(recipe.sources))])
         writer.finish({"skipped": {"count": skipped.count, "examples": skipped.examples}})
 
 
 def _values(
     read: Iterator[tuple[Position, Position, Any]], prepared: Prepared, skipped: Skipped
 ) -> Iterator[tuple[Next, Any]]:
-    """Yield texts or rows of tokens. Any other record raises an error or is skipped."""
+    """Yield each record's text or array of tokens. A record with neither text nor tokens raises an error or is
+    skipped."""
     for here, following, record in read:
         value = _value(record, prepared.recipe.field)
         if not isinstance(value, ValueError):
             yield {**following.as_dict(), "skipped": skipped.count}, value
             continue
         path = prepared.files[here.file]
-        # the line number if the file has one record per line, otherwise the record's number
+        # the line number if the file has one record per line; otherwise the record's number in the file
         number = here.record + 1
         problem = Problem(
             str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
@@ -199,7 +204,8 @@ def _values(
 
 
 def _value(record: Any, name: str) -> Any:
-    """Return the text or tokens of a record. If it has neither, return a ValueError with the reason."""
+    """Return the text or tokens of a record. For a record with neither text nor tokens, return a ValueError with the
+    reason."""
     value = record
     if isinstance(record, dict):
         if name not in record:
@@ -242,7 +248,7 @@ def _check_unchanged(prepared: Prepared) -> None:
     if found := changes(prepared.about["source"]):
         raise DatasetChangedError(
             f"the dataset was changed while it was converted: {'; '.join(found)}",
-            hint="Nothing of it was published since. Build again when it is whole.",
+            hint="Nothing was published after the change. Build again when the dataset is complete.",
         )
 
 
@@ -251,8 +257,8 @@ def _make_room(prepared: Prepared, budget_bytes: int) -> None:
     evict(root, budget_bytes, keep=[prepared.folder])
     if (there := nbytes_of(prepared.folder)) > budget_bytes:
         raise DiskFullError(
-            f"{prepared.folder} has {there:,} bytes already, the budget is {budget_bytes:,}",
-            hint="Give a larger --budget; conversion goes on from here.",
+            f"{prepared.folder} already has {there:,} bytes, but the budget is {budget_bytes:,}",
+            hint="Give a larger --budget. The conversion then continues from here.",
         )
 
 

@@ -1,4 +1,5 @@
-"""Tokenizers: bytes, a Hugging Face tokenizer, or any function. Each tokenizer has an identity."""
+"""Tokenizers: bytes, a Hugging Face tokenizer, or any function. Each tokenizer has an identity, which is part of a
+store's key."""
 
 from __future__ import annotations
 
@@ -30,17 +31,20 @@ class Tokenizer:
     encode: Encode
     """Converts a list of texts to a list of rows of integers."""
     vocab_size: int | None = None
-    """All tokens are smaller than this. None if unknown; then each segment uses the smallest type that fits."""
+    """Number of different tokens: all tokens are smaller. None if unknown: each segment then uses the smallest type
+    that fits."""
     name: str | None = None
-    """Name by which `find` makes the tokenizer in another process. None if other processes cannot make it."""
+    """Name from which `find` makes the same tokenizer in another process. None if only this process can use the
+    tokenizer."""
 
 
 def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     """Return the tokenizer for a name or function.
 
-    Names are `bytes`; `none`, for records that already are tokens; `hf:NAME`, from the Hub's cache; a `tokenizer.json`;
-    and `module:function`. A function gets one text, and may have attributes `identity` and `vocab_size`. Without
-    `identity`, its name and source text identify it, so data that it reads must not change.
+    A name is `bytes`, `none` (the records are tokens already), `hf:NAME` (from the Hub's cache), the path of a
+    `tokenizer.json`, or `module:function`. A function gets one text, and may have attributes `identity` and
+    `vocab_size`. A function without `identity` is identified by its name and source text, so the data that it reads
+    must not change.
 
     Raises:
         ConfigError: the tokenizer does not exist.
@@ -62,12 +66,12 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
 
 
 def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
-    # JSON may contain halves of surrogate pairs, which are kept and not refused
+    # a JSON text may contain half of a surrogate pair, which strict UTF-8 would refuse: keep it
     return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
 
 
 def _refuse(texts: Sequence[str]) -> list[Any]:
-    message = f"tokenizer none is for records that are tokens already, and there is text: {texts[0][:40]!r}"
+    message = f"tokenizer none is for records that are tokens already, but a record is text: {texts[0][:40]!r}"
     raise ConfigError([Problem(message, path="tokenizer", hint=_VALID)])
 
 
@@ -118,8 +122,8 @@ def _of_function(function: Callable[[str], Any], name: str | None) -> Tokenizer:
         try:
             source = inspect.getsource(function if hasattr(function, "__code__") else type(function))
         except (OSError, TypeError):
-            message = f"the tokenizer {function!r} has no source text to be known by"
-            raise HyperpodExtError(message, hint="Give it an attribute `identity` that changes when it does.") from None
+            message = f"the tokenizer {function!r} cannot be identified, because it has no source text"
+            raise HyperpodExtError(message, hint="Add an attribute `identity` that changes with its tokens.") from None
         qualified = getattr(function, "__qualname__", type(function).__qualname__)
         identity = f"{function.__module__}:{qualified} {_hash(source.encode())}"
     return Tokenizer(str(identity), encode, getattr(function, "vocab_size", None), name)

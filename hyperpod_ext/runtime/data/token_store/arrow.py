@@ -1,7 +1,8 @@
-"""Arrow files with rows of tokens, mapped in place without conversion, because they have the form of a store.
+"""Arrow files with rows of tokens, mapped in place: like a token store, they have contiguous numbers and offsets.
 
-The rows must be lists of whole numbers, without compression and nulls, in Arrow's file or stream format (Feather, and
-the cache of Hugging Face's `datasets`). pyarrow locates the numbers in the file, and reads use the mapping.
+The rows must be lists of whole numbers, without compression and nulls. The file must be in Arrow's file or stream
+format (Feather, and the cache of Hugging Face's `datasets`). pyarrow locates the numbers in the file; reads then use
+the mapping.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of an Arrow file."""
+    """Name and type of a column of an Arrow file."""
 
     name: str
     type: str
@@ -35,7 +36,7 @@ class Column:
 
 
 class ArrowSegment:
-    """The rows of one record batch."""
+    """The rows of one record batch of an Arrow file."""
 
     def __init__(self, file: MappedFile, values: Tokens, offsets: npt.NDArray[Any]) -> None:
         self._file, self._writable = file, values
@@ -46,7 +47,8 @@ class ArrowSegment:
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Offsets, in tokens, of each row's beginning and of the last row's end, also mapped from the file."""
+        """Token offsets of each row's beginning, followed by the end of the last row. The offsets are mapped from the
+        file, too."""
         self._file.check()
         return self._offsets
 
@@ -55,7 +57,7 @@ class ArrowSegment:
         return self._tokens.dtype
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Return row `at` of the batch, in the same way as `tokens`."""
+        """Return row `at` of the batch, as a view. See `tokens`."""
         self._file.check()
         item = self._offsets.item
         return (self._writable if writable else self._tokens)[item(at) : item(at + 1)]
@@ -70,26 +72,26 @@ class ArrowSegment:
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on, as a copy of shape [len(begins), length]."""
+        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length]."""
         self._file.check()
-        rows = self._rows  # another thread may use a different length
+        rows = self._rows  # keep a local reference, because another thread may call with a different length
         if rows is None or rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
 
 class ArrowStore(Documents[ArrowSegment]):
-    """Rows of one column by number, as read-only arrays of shape [n].
+    """Rows of one column of Arrow files, by row number, as read-only arrays of shape [n].
 
     Other programs may overwrite these files, so each read checks that the files are unchanged.
     """
 
     def __init__(self, sources: str | Path | Sequence[str | Path], column: str | None = None) -> None:
-        """Map files, folders or patterns, in order. `column`: default the only column that can be mapped.
+        """Map files, folders or patterns, in order. `column`: defaults to the only column that can be mapped.
 
         Raises:
             NotFoundError: no file exists.
-            ConfigError: a file can only be read after a conversion. The message has the reason.
+            ConfigError: a file cannot be mapped, only converted. The message has the reason.
         """
         super().__init__()
         many = [sources] if isinstance(sources, str | Path) else sources
@@ -108,9 +110,11 @@ class ArrowStore(Documents[ArrowSegment]):
                     digest.update(crc64nvme(found.offsets.data.cast("B")).to_bytes(8, "little"))
             digest.update(repr(file.identity()).encode())
         if not self.segments:
-            raise ConfigError([Problem("there is no row in it", source=", ".join(map(str, self.paths)))])
+            raise ConfigError([Problem("the files have no rows", source=", ".join(map(str, self.paths)))])
         if len(kinds := sorted({segment.dtype.name for segment in self.segments})) > 1:
-            raise ConfigError([Problem(f"its files hold {' and '.join(kinds)}", source=str(self.paths[0]))])
+            raise ConfigError(
+                [Problem(f"the files have tokens of types {' and '.join(kinds)}", source=str(self.paths[0]))]
+            )
         self.fingerprint = digest.hexdigest()[:32]
         """Fingerprint of all lengths, and of the size and both ends of each file."""
 
@@ -133,7 +137,7 @@ class ArrowStore(Documents[ArrowSegment]):
 
 
 def columns_of(path: Path) -> list[Column]:
-    """Return the columns of an Arrow file, and whether each can be mapped in place, from the file's first record batch.
+    """Return the columns of an Arrow file. The first record batch shows whether each can be mapped in place.
 
     Raises:
         ConfigError: the file is not an Arrow file.
@@ -149,7 +153,7 @@ def columns_of(path: Path) -> list[Column]:
 
 def _mapped(path: Path) -> MappedFile:
     if kind_of(path) != "arrow":
-        raise ConfigError([Problem("it is no Arrow file", source=str(path), hint=_convert(path, ""))])
+        raise ConfigError([Problem("it is not an Arrow file", source=str(path), hint=_convert(path, ""))])
     if not path.stat().st_size:
         raise ConfigError([Problem("it is empty", source=str(path))])
     return MappedFile(path)
@@ -174,7 +178,8 @@ def _only_column(path: Path) -> str:
 
 
 def _segments(file: MappedFile, column: str) -> Iterator[ArrowSegment | str]:
-    """Yield the file's record batches with rows. If one cannot be mapped, yield the reason and stop."""
+    """Yield the file's record batches that have rows. If a batch cannot be mapped, yield the reason instead and
+    stop."""
     arrow = load_pyarrow("pyarrow", file.path)
     schema = _schema(file)
     number = schema.names.index(column_named(file.path, column, schema.names))
@@ -214,12 +219,12 @@ def _segment(file: MappedFile, rows: Any, base: int) -> ArrowSegment | str:
 def _view(
     file: MappedFile, buffer: Any, base: int, dtype: np.dtype[Any], first: int, count: int
 ) -> npt.NDArray[Any] | None:
-    """Return `count` numbers of a buffer as an array over the mapping. None if the buffer is not in the file."""
+    """Return `count` numbers of a buffer as an array over the mapping. None if the buffer is not part of the file."""
     if not count:
         return np.empty(0, dtype)
     at = buffer.address - base + first * dtype.itemsize
     if not 0 <= at <= file.status.st_size - count * dtype.itemsize:
-        return None  # pyarrow has allocated the buffer in memory
+        return None  # pyarrow has decompressed the buffer into memory
     return np.frombuffer(file.map, dtype, count, at)
 
 
@@ -231,4 +236,6 @@ def _refused(path: Path, column: str, why: str) -> ConfigError:
 
 
 def _convert(path: Path, column: str) -> str:
-    return f"`hp-ext data build {path} --field {column or 'COLUMN'}` converts it; tokens with --tokenizer none"
+    return (
+        f"`hp-ext data build {path} --field {column or 'COLUMN'}` converts it; for rows of tokens add --tokenizer none"
+    )

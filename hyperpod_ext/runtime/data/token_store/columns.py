@@ -1,4 +1,4 @@
-"""Reads rows of Parquet and Arrow files. Needs pyarrow, which only this module imports."""
+"""Reads rows of Parquet and Arrow files. Needs pyarrow, which other modules import only through this one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BATCH_ROWS = 1024
 
 
 def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield (row number, value, approximate bytes read) from row `start` on. Skips whole row groups before `start`."""
+    """Yield (row number, value, approximate bytes read) from row `start` on. Row groups before `start` are not read."""
     parquet = load_pyarrow("pyarrow.parquet", path)
     with explained(path), parquet.ParquetFile(path) as file:
         name = column_named(path, column, file.schema_arrow.names)
@@ -32,7 +32,7 @@ def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any
 
 
 def arrow_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield (row number, value, approximate bytes read) of an Arrow file or stream, which is mapped and not read."""
+    """Yield (row number, value, approximate bytes read) of an Arrow file or stream, which is memory-mapped."""
     arrow = load_pyarrow("pyarrow", path)
     size = path.stat().st_size
     with explained(path), arrow.memory_map(str(path)) as file:
@@ -53,7 +53,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
     try:
         reader = ipc.open_file(file)
         return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except arrow.ArrowInvalid:  # Hugging Face datasets are streams
+    except arrow.ArrowInvalid:  # not in the file format; Hugging Face datasets use the stream format
         file.seek(0)
         reader = ipc.open_stream(file)
         return reader.schema, iter(reader)
@@ -62,7 +62,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
 def _values(values: Any, first: int, start: int, total: int, size: int) -> Iterator[tuple[int, Any, int]]:
     skip = max(start - first, 0)
     part = values.slice(skip)
-    lists = hasattr(part.type, "value_type")  # rows of tokens stay arrays
+    lists = hasattr(part.type, "value_type")  # lists of tokens are converted to arrays, not to Python lists
     for number in range(len(part)):
         value = part[number]
         row = first + skip + number
@@ -100,7 +100,7 @@ def load_pyarrow(module: str, path: Path) -> Any:
 
 
 class explained:  # noqa: N801  # a context, used like a function
-    """Context manager that converts pyarrow's errors for a damaged file to ConfigError."""
+    """Context manager that converts errors of pyarrow about a damaged file to ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

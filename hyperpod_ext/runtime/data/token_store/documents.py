@@ -1,4 +1,4 @@
-"""Documents by number over several segments, the base of token stores and mapped Arrow files."""
+"""Documents by number over several segments: the base class of token stores and of mapped Arrow files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hyperpod_ext.runtime.data.token_store.segment import Tokens
 
 
 class DocumentRange(Protocol):
-    """Several documents whose tokens are contiguous."""
+    """A segment: several documents whose tokens are contiguous."""
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Offsets, in tokens from 0, of each document's beginning and of the last document's end."""
+        """Token offsets of each document's beginning, counted from 0, followed by the end of the last document."""
 
     def document(self, at: int, writable: bool = False) -> Tokens: ...
 
@@ -31,11 +31,11 @@ P = TypeVar("P", bound=DocumentRange)
 
 
 class Documents(Generic[P]):
-    """Documents by number, `[i]`, as read-only arrays of shape [n] that share the mapping."""
+    """Documents by number, `[i]`, as read-only arrays of shape [n] that share the mapping's memory."""
 
     def __init__(self) -> None:
         self.segments: list[P] = []
-        self._documents = [0]  # number of documents before each segment, and after the last
+        self._documents = [0]  # number of documents before each segment; the last entry is the total
         self._tokens = [0]
 
     def _add(self, segment: P) -> None:
@@ -55,10 +55,10 @@ class Documents(Generic[P]):
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return document `number`, as a view of shape [n]. Only this process sees writes to a writable view.
+        """Return document `number` as a view of shape [n]. If writable, only this process sees writes to the view.
 
         Raises:
-            CorruptSegmentError: bytes do not match their checksum.
+            CorruptSegmentError: the tokens do not match their checksum.
             DatasetChangedError: the file was changed since it was mapped.
         """
         number = operator.index(number)
@@ -68,8 +68,9 @@ class Documents(Generic[P]):
         return self.segments[index].document(number - self._documents[index], writable)
 
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of all documents, shape [end - begin]. The result is a view if one segment has
-        them."""
+        """Return tokens `begin` to `end`, counted over all documents, as an array of shape [end - begin].
+
+        The result is a view if one segment contains all these tokens, otherwise a copy."""
         if not 0 <= begin <= end <= self._tokens[-1]:
             raise IndexError(f"tokens {begin} to {end} of {self._tokens[-1]}")
         index = bisect_right(self._tokens, begin) - 1
@@ -81,14 +82,14 @@ class Documents(Generic[P]):
         return self._joined(begin, end, index)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on, as a copy of shape [len(begins), length] and the stored
-        type."""
+        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length] and of
+        the stored type."""
         places = begins.tolist()
         least, most, ends = min(places), max(places) + length, self._tokens
         if least < 0 or most > ends[-1]:
             raise IndexError(f"tokens {least} to {most} of {ends[-1]}")
         index = bisect_right(ends, least) - 1
-        if most <= ends[index + 1]:  # one gather operation
+        if most <= ends[index + 1]:  # all windows are in one segment: one gather operation
             return self.segments[index].windows(begins - before if (before := ends[index]) else begins, length)
         rows = []
         for place in places:
@@ -101,13 +102,14 @@ class Documents(Generic[P]):
         return np.concatenate(rows).reshape(len(rows), length)
 
     def document_starts(self) -> Iterator[Tokens]:
-        """Yield the documents' beginnings among all tokens, as i64 and one array per segment. The last end is not
-        included."""
+        """Yield the position of each document's first token among all tokens, as int64, in one array per segment.
+
+        The end of the last document is not included."""
         for segment, first in zip(self.segments, self._tokens, strict=False):
             yield segment.offsets[:-1].astype("i8") + first
 
     def _reached(self, number: int) -> int:
-        """Return the index of the document for a number that is negative or not available yet."""
+        """Return the document index for a number that is negative, or not available yet."""
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"document {number} of {count}")

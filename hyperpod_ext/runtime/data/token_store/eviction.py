@@ -1,4 +1,4 @@
-"""Evicts old stores to make room for new ones. The least recently opened are evicted first, and none that is in use."""
+"""Removes old token stores to make room for new ones, least recently opened first. A store in use is never removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVICTED = ".evicted-"
 
 @dataclass(frozen=True, slots=True)
 class CachedStore:
-    """A store in a folder, with the data that eviction needs."""
+    """Size and last use of a token store, from which `choose_evictions` selects."""
 
     folder: Path
     nbytes: int
@@ -29,8 +29,9 @@ class CachedStore:
 
 
 def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
-    """Return the stores to evict, in order, so that the rest fits the budget. If it never does, return all but `keep`.
-    Pure."""
+    """Return the stores to evict, least recently used first, so that the remaining stores fit the budget.
+
+    If the stores in `keep` alone exceed the budget, return all others. This function is pure."""
     stores, kept = list(stores), set(keep)
     over = sum(store.nbytes for store in stores) - budget_bytes
     chosen = []
@@ -44,10 +45,10 @@ def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Ite
 
 
 def stores_in(place: Path) -> list[CachedStore]:
-    """Return all stores in a folder, sorted by name."""
+    """Return all token stores in a folder, sorted by name."""
     found = []
     for about in sorted(place.glob(f"[!.]*/{ABOUT}")):
-        with suppress(FileNotFoundError):  # the store was evicted meanwhile
+        with suppress(FileNotFoundError):  # another process has evicted the store meanwhile
             folder = about.parent
             mark = folder / READERS
             used = (mark if mark.exists() else about).stat().st_mtime
@@ -66,12 +67,14 @@ def nbytes_of(folder: Path) -> int:
 
 
 def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) -> list[Path]:
-    """Remove stores until the rest fits the budget. Returns the removed stores. Stores that are read or written stay.
+    """Remove token stores until the remaining ones fit the budget, and return the removed folders.
+
+    A store that is being read or written stays.
 
     Mappings of a removed store stay valid, because the kernel frees the pages only with the last mapping.
     """
     root = expanded(place)
-    for left in root.glob(f"{_EVICTED}*"):  # left by an eviction that was killed
+    for left in root.glob(f"{_EVICTED}*"):  # left by an eviction that was killed before it had deleted the folder
         _delete(left)
     gone: list[Path] = []
     busy = set(keep)
@@ -90,18 +93,18 @@ def _remove(folder: Path) -> bool:
             return False
         aside = folder.with_name(f"{_EVICTED}{folder.name}-{secrets.token_hex(4)}")
         with explained(folder):
-            folder.rename(aside)  # readers see either the whole store or none of it
+            folder.rename(aside)  # rename first, so that readers see either the complete store or none
             _delete(aside)
         return True
     except HyperpodExtError:
         if folder.exists():
             raise
-        return True  # another process has evicted the store
+        return True  # another process has already evicted the store
     finally:
         for lock in locks:
             lock.release()
 
 
 def _delete(folder: Path) -> None:
-    with suppress(FileNotFoundError):  # two processes may delete the folder at once
+    with suppress(FileNotFoundError):  # two processes may delete the folder at the same time
         shutil.rmtree(folder)

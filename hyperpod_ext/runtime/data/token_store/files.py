@@ -1,8 +1,8 @@
-"""Atomically published files, and locks that the kernel releases when their holder dies.
+"""Atomically published files, and file locks that the kernel releases when the holder dies.
 
 Readers need no lock, because a file is written under a temporary name, synced, and then renamed. The next writer
-removes temporary files of a writer that was killed. Space is reserved before the first byte is written. So a full disk
-or tmpfs is an error here, and never a SIGBUS in a mapping.
+removes the temporary files of a killed writer. Space is reserved before the first byte is written, so a full disk or
+tmpfs raises an error here and never causes SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _RETRY_S = 0.01
 
 
 def publish(final: Path, parts: Sequence[Bytes]) -> int:
-    """Write the consecutive `parts` to `final` atomically. Returns the size of the file.
+    """Write the consecutive `parts` to the file `final` atomically. Returns the size of the file in bytes.
 
     Raises:
-        DiskFullError: no space is left. No part of the file remains.
+        DiskFullError: no space is left. The partial file is removed.
     """
     views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     nbytes = sum(len(view) for view in views)
@@ -58,15 +58,15 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
 
 
 def publish_json(final: Path, document: object) -> None:
-    """Publish a small document as JSON."""
+    """Write a small document to a JSON file atomically."""
     publish(final, [json.dumps(document, indent=1).encode() + b"\n"])
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a document that `publish_json` has written. None if the file does not exist.
+    """Return a document that `publish_json` has written; None if the file does not exist.
 
     Raises:
-        CorruptSegmentError: the file does not contain such a document.
+        CorruptSegmentError: the file is not a JSON object.
     """
     try:
         with path.open("rb") as file:
@@ -82,15 +82,15 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def rebuild_hint(folder: Path) -> str:
-    """Return the hint for a damaged store."""
+    """Return the hint for an error about a damaged token store."""
     return (
-        f"`hp-ext data verify {folder} --drop-damaged` removes what is damaged; "
-        "then `hp-ext data build`, as it was built, writes it again"
+        f"`hp-ext data verify {folder} --drop-damaged` removes damaged segments; "
+        "then run `hp-ext data build` again with the same arguments"
     )
 
 
 def sweep(folder: Path) -> int:
-    """Remove temporary files of killed writers. Returns their number. The caller must hold the lock."""
+    """Remove the temporary files of killed writers, and return their number. The caller must hold the writer's lock."""
     left = list(folder.glob(f".*{TEMPORARY}"))
     for path in left:
         path.unlink(missing_ok=True)
@@ -109,22 +109,23 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
-    """Convert an OSError to an error that names the file and what to do."""
+    """Convert an OSError to an error with the name of the file and a hint. `nbytes`: size of the file to write, if
+    known."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             need = f": {nbytes:,} bytes are needed" if nbytes else ""
             raise DiskFullError(
-                f"{path} was not written{need}, and there is no room ({error.strerror})",
-                hint="What was written before is whole, and is gone on from. Free space there, give `--budget` to have "
+                f"{path} was not written{need}, but there is no room ({error.strerror})",
+                hint="Earlier segments stay, and the next run continues after them. Free space, use `--budget` to have "
                 "old stores evicted, or choose another place with `--out`.",
             ) from error
         raise HyperpodExtError(f"{path}: {error.strerror or error}", hint="choose another place") from error
 
 
 class FileLock:
-    """A lock by `flock` on one file, which the kernel releases when its holder dies."""
+    """A lock by `flock` on one file. The kernel releases the lock when the holding process dies."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -136,14 +137,16 @@ class FileLock:
         return self._descriptor is not None
 
     def fileno(self) -> int:
-        """Return the locked file, to pass it to a child. The lock is held until both processes have closed the file."""
+        """Return the descriptor of the locked file, to pass it to a child. The lock lasts until both processes close
+        the file."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is not locked")
         return self._descriptor
 
     def acquire(self, *, wait: bool = False, shared: bool = False, timeout_s: float = 0.0) -> bool:
-        """Lock within `timeout_s`, or without a limit if `wait`. Returns whether it is locked. The folder must
-        exist."""
+        """Try to lock for `timeout_s` seconds, or without limit if `wait`. Returns whether the lock is held.
+
+        `shared`: several processes may hold the lock at once. The folder of the lock file must exist."""
         deadline = time.monotonic() + timeout_s
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
@@ -165,17 +168,17 @@ class FileLock:
             if _is_at(descriptor, self.path):
                 self._descriptor, self._owner = descriptor, 0 if shared else os.getpid()
                 return True
-            os.close(descriptor)  # the folder was evicted meanwhile: lock the new file
+            os.close(descriptor)  # the folder was evicted and made again meanwhile: lock the new file
 
     def adopt(self, descriptor: int) -> None:
-        """Take over a lock that the parent process holds."""
+        """Take over a lock that the parent process holds, by the inherited descriptor."""
         self._descriptor = descriptor
 
     def release(self) -> None:
         """Release the lock, if it is held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if self._owner == os.getpid():  # a forked child may hold the file too, and must not release the lock itself
+            if self._owner == os.getpid():  # a forked child may have the file open too, but must not unlock it
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -184,7 +187,7 @@ class FileLock:
 
 
 def _open_lock(path: Path, shared: bool) -> int:
-    if shared:  # a reader may lack write permission
+    if shared:  # a reader may lack write permission, so it opens the file read-only
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,4 +1,5 @@
-"""Identifies a store's source files by name, size, time and both ends, without reading the whole files."""
+"""Identifies source files of a token store by name, size, time and checksum of both ends, without reading all of
+them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ _ENDS = 64 * 1024
 
 
 def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one entry per file: `path`, by which it can be found again, and its size, time and checksum of both
-    ends."""
+    """Return one entry per file: `path` (absolute), size, modification time, and a checksum of both ends of the
+    file."""
     found = []
     for path in paths:
         with path.open("rb") as file:
@@ -28,12 +29,12 @@ def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def content_of(identities: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the part of the identities for a store's key, without folders, so that a moved dataset stays the same."""
+    """Return the identities with file names instead of paths, for a store's key: a moved dataset keeps its key."""
     return [{**each, "path": Path(each["path"]).name} for each in identities]
 
 
 def changes(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each changed file. Only sizes and times are compared."""
+    """Return a sentence for each changed or missing file. Only sizes and modification times are compared."""
     found = []
     for known in identities:
         try:
@@ -42,7 +43,7 @@ def changes(identities: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{known['path']} is gone")
             continue
         if status.st_size != known["nbytes"]:
-            found.append(f"{known['path']} has {status.st_size:,} bytes, it had {known['nbytes']:,}")
+            found.append(f"{known['path']} has {status.st_size:,} bytes, and had {known['nbytes']:,} before")
         elif status.st_mtime_ns != known["mtime_ns"]:
             found.append(f"{known['path']} was written to")
     return found

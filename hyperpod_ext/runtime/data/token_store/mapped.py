@@ -1,4 +1,4 @@
-"""Files that are mapped in place. Other programs may overwrite these files, so each read first checks them."""
+"""Dataset files that are mapped in place. Other programs may overwrite such a file, so each read first checks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class MappedFile:
-    """A whole file, mapped as private and writable. So tensors need no copy, and only this process sees writes to
+    """A file, mapped as a whole, private and writable: tensors need no copy, and only this process sees writes to
     them."""
 
     def __init__(self, path: Path) -> None:
@@ -29,7 +29,7 @@ class MappedFile:
         )
 
     def check(self) -> None:
-        """Check that the file is unchanged, because reading a truncated file would raise SIGBUS.
+        """Check that the file is unchanged. Without this check, reading a truncated file would cause SIGBUS.
 
         Raises:
             DatasetChangedError: the file was changed.
@@ -39,7 +39,7 @@ class MappedFile:
             raise self._changed(f"it was written to, and has {now.st_size:,} bytes now")
 
     def check_name(self) -> None:
-        """Check the file, and check that its name still refers to the same file."""
+        """Check that the file is unchanged, and that its name still refers to the same file."""
         try:
             now = self.path.stat()
         except FileNotFoundError:
@@ -49,13 +49,14 @@ class MappedFile:
         self.check()
 
     def identity(self) -> list[int]:
-        """Return the file's size and the checksums of both ends, which identify the file without reading all of it."""
+        """Return the file's size and the checksums of its first and last MiB, which identify it without reading the
+        rest."""
         end = self._size
         with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]
 
     def _changed(self, why: str) -> DatasetChangedError:
         return DatasetChangedError(
-            f"{self.path}: the dataset has changed under the run: {why}",
-            hint="Put it back as it was, or start a run of its own on the new one.",
+            f"{self.path}: the dataset was changed during the run: {why}",
+            hint="Restore the old dataset, or start a new run with the new one.",
         )

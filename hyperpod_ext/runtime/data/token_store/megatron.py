@@ -1,4 +1,4 @@
-"""Megatron's .bin and .idx files, mapped in place without conversion, because they have the form of a store."""
+"""Megatron's .bin and .idx files, mapped in place: like a token store, they have contiguous tokens and an index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def prefix_of(path: str | Path) -> Path:
 
 
 def is_megatron(path: str | Path) -> bool:
-    """Return whether both files of a Megatron dataset exist."""
+    """Return whether both the .bin and the .idx file of a Megatron dataset exist."""
     prefix = str(prefix_of(path))
     return Path(prefix + ".idx").is_file() and Path(prefix + ".bin").is_file()
 
@@ -57,7 +57,7 @@ class MegatronStore:
         need = int((self._pointers + self.lengths * self._dtype.itemsize).max()) if len(self.lengths) else 0
         size = self._bin.stat().st_size
         if size < need or not need:
-            raise self._wrong(self._bin, f"it has {size:,} bytes, the index speaks of {need:,}")
+            raise self._wrong(self._bin, f"it has {size:,} bytes, but the index needs {need:,}")
         self._file = MappedFile(self._bin)
         count = self._file.status.st_size // self._dtype.itemsize
         self._writable: Tokens = np.frombuffer(self._file.map, self._dtype, count)
@@ -72,14 +72,14 @@ class MegatronStore:
     def _read_index(self) -> None:
         data = self._idx.read_bytes()
         if len(data) < _HEAD.size or not data.startswith(_MAGIC):
-            raise self._wrong(self._idx, "it does not begin as Megatron's index does")
+            raise self._wrong(self._idx, "it does not begin like an index of Megatron")
         _, version, code, sequences, documents = _HEAD.unpack_from(data)
         if version != 1 or code not in _DTYPES:
-            raise self._wrong(self._idx, f"version {version} and type {code} are not read")
+            raise self._wrong(self._idx, f"version {version} with type {code} is not supported")
         self._dtype = np.dtype(_DTYPES[code])
         plain = _HEAD.size + 12 * sequences + 8 * documents
-        if len(data) not in (plain, plain + sequences):  # a multimodal dataset also has modes
-            raise self._wrong(self._idx, f"it has {len(data):,} bytes, its header says {plain:,}")
+        if len(data) not in (plain, plain + sequences):  # multimodal: one more byte per sequence
+            raise self._wrong(self._idx, f"it has {len(data):,} bytes, but its header says {plain:,}")
         at = _HEAD.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
         self._pointers: npt.NDArray[np.int64] = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)
@@ -104,7 +104,7 @@ class MegatronStore:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return sequence `number`, as a view of shape [n]."""
+        """Return sequence `number` as a view of shape [n]."""
         number = operator.index(number)
         if number < 0:
             number += self._count
@@ -121,23 +121,23 @@ class MegatronStore:
         return self._view(begin, end, writable)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens of the .bin file from each of `begins` on, as a copy of shape [len(begins),
-        length]."""
+        """Return the `length` tokens of the .bin file from each position in `begins` on, as a copy of shape
+        [len(begins), length]."""
         self._need_row()
         places = begins.tolist()
         if min(places) < 0 or max(places) + length > self.tokens:
             raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
-        rows = self._rows  # another thread may use a different length
+        rows = self._rows  # keep a local reference, because another thread may call with a different length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         self._file.check()
         return rows[begins]
 
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the beginnings of all sequences in the .bin file, in tokens.
+        """Yield the positions of all sequences in the .bin file, in tokens.
 
         Raises:
-            ConfigError: the sequences are not contiguous, so they cannot be packed.
+            ConfigError: the sequences are not contiguous in the .bin file, so they cannot be packed.
         """
         self._need_row()
         yield self._starts
@@ -152,7 +152,7 @@ class MegatronStore:
 
     def _need_row(self) -> None:
         if not self._in_row:
-            raise self._wrong(self._idx, "its sequences do not follow one another, and can only be read one by one")
+            raise self._wrong(self._idx, "its sequences are not contiguous, so they can only be read one by one")
 
     def _view(self, begin: int, end: int, writable: bool) -> Tokens:
         self._file.check()

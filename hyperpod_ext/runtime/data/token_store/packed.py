@@ -1,7 +1,8 @@
-"""Samples of equal length from documents of any length. Access by number is O(1), from index arrays computed once.
+"""Samples of equal length from documents of any length. An index array, computed once, makes access by number O(1).
 
-`split`: all tokens are cut every `sequence_length` tokens, as for GPT pre-training. `whole`: a sample has as many whole
-documents as fit, in order, followed by padding. Only documents longer than a sample are cut.
+With documents="split", all tokens are cut every `sequence_length` tokens, as for GPT pre-training. With "whole", a
+sample has as many complete documents as fit, in order, followed by padding; only documents longer than a sample are
+cut.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ INDEXES = "packed"
 
 
 class TokenRow(Protocol):
-    """A source that can be packed: a finished `TokenStore`, or a `MegatronStore`."""
+    """A store that can be packed: a finished `TokenStore`, a `MegatronStore`, or an `ArrowStore`."""
 
     @property
     def tokens(self) -> int: ...
@@ -42,10 +43,11 @@ class TokenRow(Protocol):
 
 
 class Packed:
-    """Samples of `sequence_length + 1` tokens. The inputs are `[:-1]`, and the targets are `[1:]`."""
+    """Samples of `sequence_length + 1` tokens. The inputs are `sample[:-1]`, and the targets are `sample[1:]`."""
 
     def __init__(self, store: Any, sequence_length: int, *, documents: str = "split", pad: int = 0) -> None:
-        """Pack the documents of `store`.
+        """Pack the documents of `store`. `documents`: "split" or "whole". `pad`: token that fills a sample of whole
+        documents.
 
         Raises:
             UnknownLengthError: the store is still growing.
@@ -72,8 +74,9 @@ class Packed:
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return sample `number`, shape [sequence_length + 1]. The sample is a view, or a copy if padded or in two
-        segments."""
+        """Return sample `number`, of shape [sequence_length + 1].
+
+        The sample is a view, unless it is padded or in two segments: then it is a copy."""
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)
         if (short := self.sequence_length + 1 - len(tokens)) > 0:
@@ -82,10 +85,11 @@ class Packed:
         return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
 
     def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """Return samples as one array of shape [len(numbers), sequence_length + 1]. An embedding accepts int64
-        directly.
+        """Return samples as one array of shape [len(numbers), sequence_length + 1]. The default type, int64, suits an
+        embedding.
 
-        dtype: type of the result. None keeps the stored type, which is smaller to send, and can be cast on the device.
+        dtype: type of the result. With None, the array keeps the stored type, which is smaller to transfer and can be
+            cast on the device.
         """
         rows = self._split_batch(numbers) if self._begins is None else self._unsplit_batch(numbers)
         return rows if dtype is None else rows.astype(dtype, copy=False)
@@ -96,7 +100,7 @@ class Packed:
             try:
                 return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
             except IndexError:
-                pass  # some numbers are negative or invalid
+                pass  # some numbers are negative or out of range: the code below handles each number
         known = [self._number(number) for number in numbers]
         return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
@@ -109,11 +113,13 @@ class Packed:
         return out
 
     def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
-        """Return a type that can represent both tokens and padding, such as -100 next to u16."""
+        """Return a type that can represent both the tokens and the padding, for example padding -100 with u16
+        tokens."""
         return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
-        """Return where documents begin in sample `number`, first 0, for attention masks that separate documents."""
+        """Return the offsets at which documents begin in sample `number`, for attention masks. The first offset is
+        0."""
         begin, end = self._range(number)
         starts = self._document_starts()
         inside = starts[np.searchsorted(starts, begin, "right") : np.searchsorted(starts, end, "left")] - begin
@@ -141,14 +147,15 @@ class Packed:
         return self._starts
 
     def _unsplit_begins(self) -> npt.NDArray[np.int64]:
-        """Return the index array, which the first process computes and later processes map."""
+        """Return the index array of `whole` packing. The first process computes and publishes the array; later
+        processes map it."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():
             return _read_index(path)
         begins = unsplit_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
         if path is not None:
-            # on a read-only or full disk, the array is computed again each time
+            # on a read-only or full disk the array cannot be published, so each process computes it again
             with suppress(HyperpodExtError, OSError):
                 path.parent.mkdir(exist_ok=True)
                 publish(path, [begins.data, crc64nvme(begins.data.cast("B")).to_bytes(8, "little")])
@@ -156,12 +163,13 @@ class Packed:
 
 
 def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
-    """Return the beginnings of samples of whole documents, as i64 of shape [samples + 1]. The last is `tokens`. Pure.
+    """Return the positions at which samples of whole documents begin, as int64 of shape [samples + 1]. Pure.
 
-    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. `starts`: beginnings of the documents.
+    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. The last entry is `tokens`, the number of
+    all tokens. `starts`: positions at which the documents begin.
     """
     ends = np.append(starts[1:], tokens)
-    pieces = np.maximum(-(-(ends - starts) // size), 1)  # longer documents are cut into pieces
+    pieces = np.maximum(-(-(ends - starts) // size), 1)  # a document longer than a sample is cut into pieces
     first = np.repeat(starts, pieces)
     number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     piece_ends = np.minimum(first + (number + 1) * size, np.repeat(ends, pieces))
@@ -177,7 +185,7 @@ def _read_index(path: Path) -> npt.NDArray[np.int64]:
     begins = np.frombuffer(mapped, "<i8", len(mapped) // 8 - 1)
     if crc64nvme(begins.data.cast("B")) != int.from_bytes(mapped[-8:], "little"):
         raise CorruptSegmentError(
-            f"{path} does not match its checksum", hint=f"Remove it: rm {path}; it is made again."
+            f"{path} does not match its checksum", hint=f"Remove it: rm {path}. It will be made again."
         )
     return begins
 

@@ -1,7 +1,7 @@
-"""Reads a token store: documents by number, without a lock and without a copy.
+"""Reads a token store: documents by number, without locking and without copying.
 
-The published part of a growing store can be read. Document numbers never change; only the number of documents is not
-known yet.
+The published part of a store that is still being written can be read. Document numbers never change; only the total
+number of documents is not known yet.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, READ
 
 _POLL_S = 0.05
 _TAKEOVER_S = 1.0
-"""Seconds within which another writer must replace a dead writer."""
+"""Time in seconds within which another writer must take over after a writer has died."""
 
 
 class TokenStore(Documents[Segment]):
-    """Documents of a store by number, `store[i]`, as read-only arrays of shape [n].
+    """Documents of a token store by number, `store[i]`, as read-only arrays of shape [n].
 
-    A store is pickled by its path, and opened again in worker processes.
+    A store is pickled as its path, and opened again in worker processes.
     """
 
     def __init__(self, folder: str | Path, *, segments: int | None = None) -> None:
-        """Open a store. `segments`: use only this many segments, as in `prefix`.
+        """Open a token store. `segments`: use only this many segments, as `prefix` does; None for all.
 
         Raises:
             NotFoundError: the folder has no store.
@@ -49,23 +49,23 @@ class TokenStore(Documents[Segment]):
         if about is None:
             raise NotFoundError(
                 f"{self.folder} is no token store",
-                hint="`hp-ext data build` makes one; `hp-ext data inspect` lists them.",
+                hint="`hp-ext data build` makes a store; `hp-ext data inspect` lists stores.",
             )
         self.about: Mapping[str, Any] = about
         self._readers = FileLock(self.folder / READERS)
         if not self._readers.acquire(shared=True):
             raise NotFoundError(f"{self.folder} is being evicted", hint="`hp-ext data build` makes it again.")
-        with suppress(OSError):  # the folder may be read-only
-            os.utime(self.folder / READERS)  # the file's time is that of the last use, for eviction
+        with suppress(OSError):  # the folder of the store may be read-only
+            os.utime(self.folder / READERS)  # eviction takes this file's time as the time of the store's last use
         self._limit = segments
         self.done: Mapping[str, Any] | None = None
         """Contents of store.json; None while the store is still growing."""
         self.refresh()
 
     def refresh(self) -> int:
-        """Map newly published segments. Returns the number of documents."""
+        """Map the segments that were published since the last call. Returns the number of documents."""
         if self.done is None:
-            self.done = read_json(self.folder / DONE)  # read it before the segments, so that all counted segments exist
+            self.done = read_json(self.folder / DONE)  # read first: all segments that it counts exist by then
             while self._limit is None or len(self.segments) < self._limit:
                 try:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
@@ -77,7 +77,7 @@ class TokenStore(Documents[Segment]):
 
     @property
     def finished(self) -> bool:
-        """Whether the store is complete, so that its length is known."""
+        """Whether the length of the store is known: the store is complete, or was opened as a `prefix`."""
         return self.done is not None or self._limit is not None
 
     @property
@@ -87,7 +87,7 @@ class TokenStore(Documents[Segment]):
 
     @property
     def key(self) -> str:
-        """Identity of the store's source and options, known from the beginning."""
+        """Key of the store's source and options. The key is known before the conversion ends."""
         return key_of(self.about)
 
     @property
@@ -110,7 +110,8 @@ class TokenStore(Documents[Segment]):
         return self.documents_from(0)
 
     def documents_from(self, number: int) -> Iterator[Tokens]:
-        """Yield documents in order from `number` on. In a growing store, yields each document when it is published."""
+        """Yield documents in order from `number` on. In a growing store, wait for each document until it is
+        published."""
         while True:
             while number < self.available:
                 yield self[number]
@@ -120,7 +121,9 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
 
     def prefix(self, segments: int | None = None) -> TokenStore:
-        """Return the published part as a store of known length, so that training can start while the rest is written.
+        """Return the first `segments` published segments (None: all) as a store of known length.
+
+        Training can start with this store while the rest is written.
 
         Raises:
             UnknownLengthError: no segment is published yet.
@@ -136,28 +139,28 @@ class TokenStore(Documents[Segment]):
         documents.
 
         Raises:
-            UnknownLengthError: the writer has ended, and no other writer continues.
+            UnknownLengthError: the writer has ended, and no other writer has taken over.
             WaitTimeoutError: `timeout_s` has passed.
         """
         now = written_at = time.monotonic()
         deadline = None if timeout_s is None else now + timeout_s
         while True:
             now = time.monotonic()
-            if self._is_written():  # check before reading the files, because a writer publishes before it ends
+            if self._is_written():  # check before reading the files: a writer publishes its last files before it ends
                 written_at = now
             if self.refresh() >= (documents or float("inf")) or self.finished:
                 return self.available
             if now - written_at > _TAKEOVER_S:
                 raise UnknownLengthError(
-                    f"{self.folder}: nobody writes it any more, and it is not finished; {self._so_far()} can be read",
-                    hint="Start `hp-ext data build` again, as it was: it goes on after them.",
+                    f"{self.folder}: no process writes it, and it is not finished; {self._so_far()} can be read",
+                    hint="Run `hp-ext data build` again with the same arguments: it continues after them.",
                 )
             if deadline is not None and now > deadline:
                 raise WaitTimeoutError(f"{self.folder} is still being written; {self._so_far()} can be read")
             time.sleep(_POLL_S)
 
     def check_source(self) -> None:
-        """Compare the present source files with those that were converted.
+        """Compare the present source files with the files that were converted.
 
         Raises:
             DatasetChangedError: a file was changed or is missing.
@@ -167,12 +170,12 @@ class TokenStore(Documents[Segment]):
         if found := changes(self.about["source"]):
             raise DatasetChangedError(
                 f"{self.folder}: the dataset has changed since it was converted: {'; '.join(found)}",
-                hint="`hp-ext data build` converts it anew, into a store of its own; the run's data position "
-                "belongs to the old one.",
+                hint="`hp-ext data build` converts it into a new store; the run's data position "
+                "belongs to the old store.",
             )
 
     def close(self) -> None:
-        """Release the store. Arrays from the store stay valid."""
+        """Release the lock that protects the store from eviction. Arrays from the store stay valid."""
         self._readers.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -183,7 +186,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
             if number < self._documents[-1]:
                 return number
-        if not self.finished:  # without a known end, negative numbers cannot be resolved
+        if not self.finished:  # while the store grows, a negative number cannot be counted from its end
             raise IndexError(f"document {number} of {self._documents[-1]}")
         return super()._reached(number)
 
@@ -193,10 +196,12 @@ class TokenStore(Documents[Segment]):
         want = int(self.done["segments"])
         if len(self.segments) < want:
             missing = self.folder / segment_name(len(self.segments))
-            raise CorruptSegmentError(f"{missing} is missing, of {want} segments", hint=rebuild_hint(self.folder))
+            raise CorruptSegmentError(
+                f"{missing} is missing; the store has {want} segments", hint=rebuild_hint(self.folder)
+            )
         if (found := digest_of([segment.info for segment in self.segments[:want]])) != self.done["fingerprint"]:
             raise CorruptSegmentError(
-                f"{self.folder}: its segments are those of {found}, {DONE} says {self.done['fingerprint']}",
+                f"{self.folder}: its segments have fingerprint {found}, {DONE} has {self.done['fingerprint']}",
                 hint=rebuild_hint(self.folder),
             )
 
@@ -212,8 +217,8 @@ class TokenStore(Documents[Segment]):
 
     def _unknown(self, what: str) -> UnknownLengthError:
         return UnknownLengthError(
-            f"{self.folder} has no {what} yet, it is still being written; {self._so_far()} can be read",
-            hint="Wait for it (`store.wait()`), start on what is there (`store.prefix()`), or read it in order.",
+            f"{self.folder} has no {what} yet, because it is still being written; {self._so_far()} can be read",
+            hint="Wait (`store.wait()`), start with the published part (`store.prefix()`), or read in order.",
         )
 
 

@@ -1,4 +1,4 @@
-"""A cache of expensive batches on the node, by stream, step and slot.
+"""A cache on the node for batches that are expensive to make. The key of a batch is its stream, step and slot.
 
 A slot has the same samples at any world size, so cached batches stay valid after a resize and for another rank.
 Missing, damaged or foreign entries are made again and counted. The cache never changes the training data.
@@ -43,20 +43,21 @@ class RingStats:
     hits: int = 0
     made: int = 0
     damaged: int = 0
-    """Number of damaged entries, which are made again."""
+    """Number of damaged cache entries, whose batches are made again."""
     not_kept: int = 0
-    """Number of batches that were made but had no room in the cache."""
+    """Number of batches that were made but not cached, because the disk was full."""
 
 
 class ReadyRing:
-    """The arrays of one stream, by step and slot."""
+    """The cached arrays of one stream, by step and slot."""
 
     def __init__(
         self, place: str | Path, stream: str, *, budget_bytes: int = 1 << 30, stale_after_s: float = 86400.0
     ) -> None:
-        """`stream`: fingerprint of all that determines a slot, such as source, seed, batch size and collate function.
+        """`stream`: fingerprint of everything that determines a slot, such as source, seed, batch size and collate
+        function.
 
-        Streams unused for `stale_after_s` are removed from `place`.
+        Streams under `place` that were not used for `stale_after_s` seconds are removed.
         """
         self.stream, self.budget_bytes = stream, budget_bytes
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:40]
@@ -67,7 +68,7 @@ class ReadyRing:
         _sweep(self.folder, stale_after_s)
 
     def fetch(self, step: int, slot: int, make: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> Arrays:
-        """Return the cached arrays. If there are none, return those of `make`, and cache them if there is room."""
+        """Return the cached arrays. Without an entry, call `make`, and cache its arrays if there is room."""
         if (found := self.get(step, slot)) is not None:
             return found
         made = dict(make())
@@ -79,7 +80,8 @@ class ReadyRing:
         return made
 
     def get(self, step: int, slot: int) -> Arrays | None:
-        """Return the mapped arrays; None if they are not cached. Only this process sees writes to the arrays."""
+        """Return the cached arrays as a mapping; None if they are not cached. Only this process sees writes to the
+        arrays."""
         path = self._path(step, slot)
         try:
             with path.open("rb") as file:
@@ -97,13 +99,12 @@ class ReadyRing:
         return arrays
 
     def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
-        """Cache `arrays`, and drop the oldest steps to make room.
+        """Cache `arrays`, and remove the oldest steps to make room. Returns whether the arrays were cached.
 
-        Returns False if `arrays` are themselves the oldest and over the budget, or if they belong to a ghost slot
-        (below 0).
+        The arrays are not cached if later steps fill the budget, or if `slot` is below 0 (a ghost slot).
 
         Raises:
-            DiskFullError: the disk has no room even after dropping old steps.
+            DiskFullError: the disk has no room, even after removing old steps.
         """
         if slot < 0:
             return False
@@ -112,7 +113,7 @@ class ReadyRing:
         for name, array in arrays.items():
             contiguous = np.asarray(array, order="C")
             if contiguous.dtype.hasobject:
-                raise TypeError(f"{name}: arrays of objects are not kept; nothing here is pickled")
+                raise TypeError(f"{name}: arrays of objects cannot be cached, because nothing is pickled")
             entries.append({"name": name, "dtype": contiguous.dtype.str, "shape": contiguous.shape, "at": at})
             parts += [contiguous.reshape(-1).view(np.uint8).data, bytes(-contiguous.nbytes % _ALIGN)]
             at += contiguous.nbytes + -contiguous.nbytes % _ALIGN
@@ -129,7 +130,7 @@ class ReadyRing:
         return True
 
     def ready(self) -> list[tuple[int, int]]:
-        """Return the step and slot of each cached batch, in order."""
+        """Return (step, slot) of each cached batch, in order."""
         return sorted((step, slot) for step, slot, _, _ in self._entries())
 
     def _make_room(self, step: int, nbytes: int) -> bool:
@@ -139,7 +140,7 @@ class ReadyRing:
             if over <= 0:
                 break
             if oldest >= step:
-                return False  # future steps are worth more than past steps
+                return False  # keep later steps, which are still to be read, rather than this one
             path.unlink(missing_ok=True)
             over -= size
         return over <= 0
@@ -156,7 +157,8 @@ class ReadyRing:
         return self.folder / f"{step:012d}-{slot:06d}.batch"
 
     def _parse(self, mapped: mmap.mmap, step: int, slot: int) -> Arrays | None:
-        """Return the arrays in an entry. None if the entry is damaged, or belongs to another stream, step or slot."""
+        """Return the arrays of a cache entry. None if the entry is damaged, or belongs to another stream, step or
+        slot."""
         view = memoryview(mapped)
         if len(view) < _FRAME.size:
             return None

@@ -1,4 +1,4 @@
-"""One segment: an immutable file of tokens with checksums.
+"""One segment of a token store: an immutable file of tokens with checksums.
 
     0      magic, length and CRC64-NVME of the header
     20     header: JSON, see `SegmentInfo`; zeros up to 4096
@@ -6,7 +6,7 @@
            offsets: u64[documents + 1], in tokens
            CRC64-NVME of each 256 KiB from 4096 on: u64
 
-Everything is little-endian. A block's checksum is checked when a process first reads from the block.
+All numbers are little-endian. A block's checksum is verified when a process first reads from the block.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class SegmentInfo:
 
     index: int
     store: str
-    """Key of the store that the segment belongs to."""
+    """Key of the token store that the segment belongs to."""
     dtype: str
     documents: int
     tokens: int
     nbytes: int
     """Size of the whole segment file, in bytes."""
     crc64nvme: str
-    """Checksum of all block checksums, and so of every token and offset."""
+    """Checksum of all block checksums, and therefore of all tokens and offsets."""
     next: Mapping[str, int] = field(default_factory=dict)
     """Position in the source at which the next segment begins."""
     format: int = FORMAT
@@ -77,10 +77,12 @@ def segment_name(index: int) -> str:
 def write_segment(
     folder: Path, index: int, tokens: Tokens, offsets: Tokens, *, store: str, following: Mapping[str, int]
 ) -> SegmentInfo:
-    """Publish a segment of flat `tokens`. `offsets` are u64, one more than there are documents.
+    """Publish a segment of flat `tokens`, shape [n]. `offsets` are u64, one more than the number of documents.
+
+    `store`: key of the token store. `following`: position in the source after the segment.
 
     Raises:
-        DiskFullError: no space is left. No part of the segment remains.
+        DiskFullError: no space is left. The partial file is removed.
     """
     offsets = np.ascontiguousarray(offsets, dtype="<u8")
     tokens = np.ascontiguousarray(tokens, dtype=tokens.dtype.newbyteorder("<"))
@@ -98,11 +100,11 @@ def write_segment(
 
 
 def read_info(path: Path) -> SegmentInfo:
-    """Check a segment's header and the file's length. Returns the header.
+    """Check a segment's header and the length of its file. Returns the header.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CorruptSegmentError: the segment is damaged. The message names the place.
+        CorruptSegmentError: the segment is damaged. The message names the damaged bytes.
     """
     with path.open("rb") as file:
         return _parse(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
@@ -112,7 +114,7 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
     hint = rebuild_hint(path.parent)
     if len(head) < HEADER_BYTES or not head.startswith(_MAGIC):
         raise CorruptSegmentError(
-            f"{path}: bytes 0 to {min(len(head), HEADER_BYTES)} are no segment's header", hint=hint
+            f"{path}: bytes 0 to {min(len(head), HEADER_BYTES)} are not the header of a segment", hint=hint
         )
     _, length, checksum = _FRAME.unpack_from(head)
     text = head[_FRAME.size : _FRAME.size + length]
@@ -128,7 +130,7 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
     info = SegmentInfo(**{name: known[name] for name in SegmentInfo.__dataclass_fields__})
     if nbytes != info.nbytes or info.dtype not in DTYPES:
         raise CorruptSegmentError(
-            f"{path}: it is {nbytes} bytes long, its header says {info.nbytes}; byte {min(nbytes, info.nbytes)} is the "
+            f"{path}: it has {nbytes} bytes, but its header says {info.nbytes}; byte {min(nbytes, info.nbytes)} is the "
             "first that is wrong",
             hint=hint,
         )
@@ -136,14 +138,15 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
 
 
 class Segment:
-    """A mapped segment. Reads take no lock and copy no data. The mapping stays valid after the file is deleted."""
+    """A memory-mapped segment. Reads take no lock and copy no data. The mapping stays valid after the file is
+    deleted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.info = _parse(path, os.pread(descriptor, HEADER_BYTES, 0), os.fstat(descriptor).st_size)
-            # map private and writable, so that tensors need no copy and only this process sees their writes
+            # mapped as private and writable: tensors need no copy, and only this process sees writes to them
             self._map = mmap.mmap(
                 descriptor,
                 self.info.nbytes,
@@ -159,7 +162,7 @@ class Segment:
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self.offsets: npt.NDArray[np.uint64] = np.frombuffer(self._map, "<u8", info.documents + 1, info.offsets_at)
-        """Offsets, in tokens, of each document's beginning and of the last document's end."""
+        """Token offsets of each document's beginning, followed by the end of the last document."""
         self.offsets.flags.writeable = False
         self._crcs = np.frombuffer(self._map, "<u8", info.blocks, info.crcs_at)
         if f"{crc64nvme(self._crcs.data.cast('B')):016x}" != info.crc64nvme:
@@ -175,12 +178,12 @@ class Segment:
             raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Return document `at` of this segment, in the same way as `tokens`."""
+        """Return document `at` of this segment, as a view. See `tokens`."""
         item = self.offsets.item
         return self.tokens(item(at), item(at + 1), writable)
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of this segment, shape [end - begin], as a view, read-only unless `writable`.
+        """Return tokens `begin` to `end` of this segment as a view of shape [end - begin], read-only unless `writable`.
 
         Raises:
             CorruptSegmentError: a block does not match its checksum.
@@ -192,7 +195,7 @@ class Segment:
         return (self._writable if writable else self._tokens)[begin:end]
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return `length` tokens from each of `begins` on, as a copy of shape [len(begins), length].
+        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length].
 
         Raises:
             CorruptSegmentError: a block does not match its checksum.
@@ -200,13 +203,13 @@ class Segment:
         if not self._all_seen:
             for begin in begins.tolist():
                 self.tokens(begin, begin + length)
-        rows = self._rows  # another thread may use a different length
+        rows = self._rows  # keep a local reference, because another thread may call with a different length
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
     def damage(self) -> list[str]:
-        """Return a sentence for each damaged block. Reads the whole segment."""
+        """Verify all blocks of the segment, and return a sentence for each damaged block."""
         return [self._problem(block) for block in range(self.info.blocks) if not self._matches(block)]
 
     def _see(self, first: int, last: int) -> None:
@@ -234,13 +237,14 @@ class Segment:
 
 
 def windows_of(tokens: Tokens, length: int) -> Tokens:
-    """Return a view of all windows of `tokens`. `tokens` has shape [n]; the view, [n - length + 1, length]."""
+    """Return a view of all windows of `length` tokens. `tokens` has shape [n]; the view has [n - length + 1,
+    length]."""
     shape = (max(len(tokens) - length + 1, 0), length)
     return np.lib.stride_tricks.as_strided(tokens, shape, tokens.strides * 2, writeable=False)
 
 
 def _block_crcs(parts: Sequence[Bytes]) -> Iterator[int]:
-    """Yield the CRC64-NVME of each block of the consecutive `parts`."""
+    """Yield the CRC64-NVME of each block of the concatenated `parts`."""
     checksum, filled = 0, 0
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")

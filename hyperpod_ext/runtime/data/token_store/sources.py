@@ -1,5 +1,6 @@
-"""Reads the records of a dataset in order, from any position: JSON, JSONL and plain text, also gzipped, Parquet,
-Arrow."""
+"""Reads the records of a dataset in order, from any position.
+
+Formats: JSON, JSONL and plain text (each also gzipped), Parquet, Arrow."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from hyperpod_ext.user_folders import expanded
 Rows = Iterator[tuple["Position", Any]]
 SPLITS = ("file", "lines", "paragraphs")
 _TEXT_LIMIT = 1 << 30
-_TELL_BYTES = 256 * 1024  # report rarely, because progress bars are slow
+_TELL_BYTES = 256 * 1024  # report progress rarely, because updates of a progress bar are slow
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -34,22 +35,22 @@ _KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position of the next record."""
+    """Position of the next record in the source files."""
 
     file: int = 0
     record: int = 0
     """Number of the record in the file, from 0."""
     offset: int = 0
-    """Byte offset in the file's text, for kinds of files whose records have offsets."""
+    """Byte offset in the file's text. 0 for formats whose records have no offset (JSON arrays, Parquet, Arrow)."""
 
     @classmethod
     def of(cls, known: Mapping[str, int]) -> Position:
-        """Return the position that a segment's header contains."""
+        """Return the position that is stored in a segment's header."""
         return cls(**{name: known[name] for name in cls.__dataclass_fields__ if name in known})
 
     def as_dict(self) -> dict[str, int]:
-        """Return the position for a segment's header."""
-        # asdict() would be too slow for each record
+        """Return the position as a dict for a segment's header."""
+        # dataclasses.asdict() would be too slow to call for each record
         return {"file": self.file, "record": self.record, "offset": self.offset}
 
 
@@ -70,7 +71,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
         else:
             inside = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207  # patterns may be absolute
         if not inside:
-            hint = f"read are {', '.join(_KINDS)}, the text kinds also as .gz" if path.is_dir() else ""
+            hint = f"supported: {', '.join(_KINDS)}, text formats also as .gz" if path.is_dir() else ""
             raise NotFoundError(f"there is no dataset at {source}", hint=hint)
         found += inside
     unread = [
@@ -82,7 +83,7 @@ def find_files(sources: Sequence[str | Path]) -> list[Path]:
 
 
 def kind_of(path: Path) -> str | None:
-    """Return the kind of a file by its name: `jsonl`, `json`, `text`, `parquet` or `arrow`; None for any other."""
+    """Return the format of a file by its name: `jsonl`, `json`, `text`, `parquet` or `arrow`; None if unsupported."""
     suffix = path.suffix.lower()
     if suffix == ".gz":
         kind = _KINDS.get(Path(path.stem).suffix.lower())
@@ -93,9 +94,10 @@ def kind_of(path: Path) -> str | None:
 def rows(
     files: Sequence[Path], start: Position, *, field: str, split: str, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[Position, Position, Any]]:
-    """Yield records from `start` on, as (position, next position, value). `on_bytes` receives the number of bytes read.
+    """Yield records from `start` on, as (position, next position, value). `on_bytes` receives the number of new bytes
+    read.
 
-    An unreadable record is yielded as a `ValueError`, for the caller to handle.
+    An unreadable record is yielded as a `ValueError`, which the caller handles.
 
     Raises:
         ConfigError: the rest of a file cannot be read.
@@ -152,7 +154,7 @@ def _lines(
 
 
 def _paragraphs(text: IO[bytes]) -> Iterator[bytes]:
-    """Yield paragraphs. A paragraph includes the blank lines after it."""
+    """Yield the paragraphs of a text. A paragraph includes the blank lines after it."""
     piece, ended = b"", False
     for line in text:
         if ended and line.strip():
@@ -179,7 +181,7 @@ def _decoded(piece: bytes) -> Any:
 
 
 def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
-    """Return the records in a JSON array. None if the file has one record per line."""
+    """Return the records of a JSON array. None if the file is not an array, but has one record per line."""
     head = text.read(4096).lstrip()
     text.seek(0)
     if not head.startswith(b"["):
@@ -197,7 +199,7 @@ def _read_all(path: Path, text: IO[bytes]) -> bytes:
     if len(data) > _TEXT_LIMIT:
         hint = "write it as JSONL" if kind_of(path) == "json" else "choose --split lines or paragraphs"
         raise ConfigError(
-            [Problem(f"too large to be one piece: over {_TEXT_LIMIT >> 20} MiB", source=str(path), hint=hint)]
+            [Problem(f"too large to be read at once: over {_TEXT_LIMIT >> 20} MiB", source=str(path), hint=hint)]
         )
     return data
 

@@ -1,4 +1,5 @@
-"""Samples as torch tensors that share the mapping's memory, without a copy and without warnings on read-only arrays."""
+"""Samples as torch tensors that share the mapping's memory, without a copy, and without warnings about read-only
+arrays."""
 
 from __future__ import annotations
 
@@ -9,11 +10,11 @@ import torch
 
 
 class TensorSource:
-    """`source[i]` of a store or of `Packed`, as a tensor of shape [n] and of the stored type.
+    """Wraps a store or `Packed`: `source[i]` is a tensor of shape [n] and of the stored type.
 
-    The mapping is private: only this process sees writes to a tensor, but it also sees them in later epochs. So make a
-    copy, for example with `.long()`, before writing. Micro-batches of `Packed` are read at once, and already are such
-    copies.
+    The mapping is private: only this process sees writes to a tensor, but it also sees them in later epochs. Before
+    writing to a tensor, copy it, for example with `.long()`. Micro-batches of `Packed` are read at once, and are copies
+    already.
     """
 
     def __init__(self, source: Any) -> None:
@@ -31,7 +32,8 @@ class TensorSource:
         return torch.from_numpy(self.source.get(number, writable=True))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Return several samples at once. DataLoader and ElasticDataLoader call this."""
+        """Return several samples, read at once. torch's DataLoader and ElasticDataLoader call this method if it
+        exists."""
         batch = getattr(self.source, "batch", None)
         if batch is None:
             return [self[number] for number in numbers]

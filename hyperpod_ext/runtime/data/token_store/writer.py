@@ -1,7 +1,7 @@
-"""The single writer of a store. `flock` excludes other writers, and renaming makes files atomic.
+"""The only writer of a token store. `flock` excludes other writers, and renaming makes files atomic.
 
     FOLDER/about.json            source and options of the store; its hash is the store's key
-           lock, readers         held by the writer, and by readers
+           lock, readers         files locked by the writer, and by readers
            seg-000000.tokens     ...
            store.json            written last; without it the store is still growing
 
@@ -26,18 +26,20 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_TIMEOUT_S = 0.5  # readers take the lock for a moment, to check whether it is held
+_TIMEOUT_S = 0.5  # a reader holds the lock for a moment, to check whether a writer holds it
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Return the key of a store. Equal keys mean equal tokens. The folder of the source does not count."""
+    """Return the key of a token store. Equal keys mean equal tokens. The folder of the source files has no
+    influence."""
     content = {**about, "source": content_of(about["source"])}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def digest_of(segments: Sequence[SegmentInfo]) -> str:
-    """Return the fingerprint of all tokens, equal on every node, for any folder and time of the build."""
+    """Return the fingerprint of all tokens. The fingerprint is equal on every node, whenever and wherever the store was
+    built."""
     content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
@@ -51,7 +53,7 @@ def smallest_dtype(largest: int) -> np.dtype[Any]:
 
 
 def published(folder: Path) -> list[SegmentInfo]:
-    """Return the headers of the published segments, from segment 0 up to the first missing one.
+    """Return the headers of the published segments, from segment 0 up to the first missing segment.
 
     Raises:
         CorruptSegmentError: a segment is damaged.
@@ -65,7 +67,7 @@ def published(folder: Path) -> list[SegmentInfo]:
 
 
 class StoreWriter:
-    """Appends documents, and publishes each segment once it is full."""
+    """Appends documents to a token store, and publishes each segment when it is full."""
 
     def __init__(
         self,
@@ -77,7 +79,9 @@ class StoreWriter:
         lock: FileLock | None = None,
         before_publish: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open a new or unfinished store. `lock`: a lock that the caller already holds. `before_publish` may raise.
+        """Open a new or unfinished token store.
+
+        `lock`: a lock that the caller already holds. `before_publish` is called before each publication, and may raise.
 
         Raises:
             ConflictError: another writer has the lock.
@@ -89,8 +93,8 @@ class StoreWriter:
         if not self._lock.held and not self._lock.acquire(timeout_s=_TIMEOUT_S):
             raise ConflictError(
                 f"{folder} is being written by another process",
-                hint="Open the store to follow it while it grows, or wait until that one has ended; "
-                "if it dies, the lock is free at once.",
+                hint="Open the store to read it while it grows, or wait until that process has ended; "
+                "if the process dies, the lock is free at once.",
             )
         try:
             sweep(folder)
@@ -118,18 +122,18 @@ class StoreWriter:
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Position in the source of the first unpublished document. Empty at the beginning of the source."""
+        """Position in the source after the last published document. Empty if no segment is published."""
         return self.segments[-1].next if self.segments else {}
 
     @property
     def documents(self) -> int:
-        """Number of documents, both published and waiting."""
+        """Number of documents: the published ones and those that are not published yet."""
         return sum(info.documents for info in self.segments) + len(self._offsets) - 1
 
     def append(self, tokens: Tokens, following: Mapping[str, int]) -> SegmentInfo | None:
         """Add a document, as integers of shape [n]. `following`: position in the source after the document.
 
-        Returns the published segment if a segment is full.
+        Returns the info of the segment that this call published, or None.
 
         Raises:
             HyperpodExtError: `tokens` are invalid.
@@ -157,7 +161,7 @@ class StoreWriter:
         return done
 
     def publish(self) -> SegmentInfo | None:
-        """Publish the documents that wait, if there are any."""
+        """Publish the documents that were appended since the last segment, if there are any."""
         if len(self._offsets) == 1:
             return None
         self._before_publish()
@@ -174,7 +178,7 @@ class StoreWriter:
         return info
 
     def finish(self, more: Mapping[str, Any]) -> None:
-        """Publish the remaining documents, and mark the store as finished. `more` is added to store.json."""
+        """Publish the remaining documents, and mark the store as finished. `more`: further entries for store.json."""
         self.publish()
         self._before_publish()
         known = {
@@ -189,7 +193,7 @@ class StoreWriter:
         publish_json(self.folder / DONE, {**known, **more})
 
     def close(self) -> None:
-        """Release the store without publishing the documents that wait."""
+        """Release the store's lock. Documents that are not published yet are lost."""
         self._lock.release()
 
     def __enter__(self) -> StoreWriter:
@@ -208,7 +212,7 @@ class StoreWriter:
 def _largest(tokens: Tokens, document: int) -> int:
     if tokens.ndim != 1 or (len(tokens) and tokens.dtype.kind not in "iu"):
         raise HyperpodExtError(
-            f"document {document}: tokens are whole numbers in one row, not {tokens.dtype.name} of shape {tokens.shape}"
+            f"document {document}: tokens must be integers of shape [n], not {tokens.dtype.name} {tokens.shape}"
         )
     if not len(tokens):
         return 0

@@ -25,9 +25,10 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, wit
 
 _START_S = 60.0
 _REPLACED_S = 1.0
-"""Seconds between two checks, during the wait for an answer, that the server was not replaced."""
+"""While a call waits for an answer, seconds between two checks whether a new server has replaced the connected one."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
-"""Seconds between two checks of the server's page allocation, and maximum wait without progress."""
+"""Seconds between two checks of how many pages the server has allocated, and maximum seconds to wait without
+progress."""
 
 
 class MemoryLostError(errors.JobFailedError):
@@ -36,28 +37,28 @@ class MemoryLostError(errors.JobFailedError):
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The slots of this rank, mapped writable."""
+    """The slots of this rank, mapped as writable into this process."""
 
     memory: memoryview
     slot_bytes: int
     slots: int
     inode: int
-    """Inode of the memory, which identifies it."""
+    """Inode of the slots' memfd, which identifies the memory."""
     may_populate: threading.Event
-    """Cleared while the memory is read, because two threads that build page tables at the same time slow each other
-    down."""
+    """Cleared while a restore reads the memory, to pause the thread that maps the memory's pages in advance. Two
+    threads that build page tables at the same time slow each other down."""
 
 
 @dataclass(frozen=True, slots=True)
 class MappedSnapshot:
-    """A snapshot in this node's memory, with a verified manifest and unverified bytes."""
+    """A snapshot in this node's memory. The manifest is verified, but the snapshot's bytes are not."""
 
     manifest: Manifest
     plan: Plan
     memory: memoryview
     offset: int
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes. False for a durable checkpoint without MACs."""
+    """Whether MACs prove that the job wrote the bytes; false for a durable checkpoint without MACs."""
 
     @property
     def image(self) -> memoryview:
@@ -65,31 +66,33 @@ class MappedSnapshot:
 
 
 class MemoryClient:
-    """Calls to the memory server. `begin`, `seal` and `resolve` return at once; the next call waits for their answers.
+    """Sends requests to the memory server. `begin`, `seal` and `resolve` return at once, and the next call waits for
+    their answers.
 
-    The server handles every request that was sent, even if this process dies at once. Later requests about this rank
-    are answered only after that.
+    The server handles every request that was sent, even if this process dies right after sending it. The server answers
+    later requests about this rank only after it has handled the earlier ones.
 
     One thread may call `seal` while another thread makes any other call.
 
-    Errors of the server are raised as their own types: MemoryTierFullError, StaleGenerationError, ...
+    Errors of the server are raised with their original types, for example MemoryTierFullError or StaleGenerationError.
 
     Args:
-        another: whether a new server replaces a server that ends, at the same path. Calls then raise MemoryLostError
-            until `connect` is called.
+        another: whether a new server is started at the same path if the server ends. After the end of a server, calls
+            raise MemoryLostError until `connect` is called.
     """
 
     def __init__(self, path: str, *, another: bool = False) -> None:
         self._path, self._another = path, another
         self._speaking = threading.RLock()
-        """Held while a request is sent. In calls that wait for an answer, held until the answer has arrived."""
+        """Lock that is held while a request is sent. A call that waits for an answer holds the lock until the answer
+        has arrived."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the current server. If servers are replaced (`another`), wait for the new server.
+        """Connect to the current server. If `another` was set, wait until a new server listens.
 
-        A new server has none of the former server's state.
+        A new server has none of the state of the server that it replaces.
 
         Raises:
             JobFailedError: no new server listens within 60 s.
@@ -107,7 +110,7 @@ class MemoryClient:
                 if not self._another:
                     raise
                 if time.monotonic() > deadline:
-                    why = f"the memory server of this node is gone, and no other one came within {_START_S:g} s"
+                    why = f"the memory server of this node is gone, and no new one has started within {_START_S:g} s"
                     raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
                 time.sleep(0.01)
         self._handshake_done = False
@@ -148,9 +151,9 @@ class MemoryClient:
         self.ask(r.AddPlan(digest=plan.digest, document=plan.to_json()))
 
     def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: r.WhenBusy = "wait") -> int | None:
-        """Begin a save. Returns the index of the slot to write, or None if the save is skipped.
+        """Begin a save. Returns the index of the slot to write, or None if the save must be skipped.
 
-        The previous save is sealed when this returns.
+        When this method returns, the snapshot of the previous save is sealed.
         """
         self.flush()
         if self._next_slot is None:
@@ -161,11 +164,13 @@ class MemoryClient:
         return slot
 
     def seal(self, owner: int, slot: int, record: dict[str, object]) -> None:
-        """Request the seal, and return at once. The server computes the checksum during the next step."""
+        """Ask the server to seal a written slot, and return at once. The server computes the snapshot's checksum during
+        the next training step."""
         self._ask_later(r.Seal(owner=owner, slot=slot, record=r.SaveRecord.model_validate(record)))
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """Keep a provisional snapshot, so that it may be copied to other tiers, or drop it."""
+        """If `keep`, confirm a provisional snapshot, so that it may be copied to other tiers; otherwise drop the
+        snapshot."""
         self._ask_later(r.Resolve(owner=owner, save_id=save_id, keep=keep))
 
     def _ask_later(self, request: r.Begin | r.Seal | r.Resolve) -> None:
@@ -174,14 +179,15 @@ class MemoryClient:
             self._pending.append(request)
 
     def stepped(self, owner: int) -> None:
-        """Report a step without a save. The server measures the cost of copies from the durations of steps."""
+        """Report a step without a save. From the durations of steps, the server measures how much copies slow down
+        training."""
         self._send(r.Stepped(owner=owner))
 
     def flush(self) -> None:
-        """Wait until all requests are done. Raises the first error among their answers."""
+        """Wait until all requests are done, and raise the first error among their answers."""
         with self._speaking:
             self._take_answers(wait=True)
-            if self._another and self._has_answer():  # no answer is due, so the server has ended
+            if self._another and self._has_answer():  # readable although no answer is due: the server has ended
                 raise self._gone()
 
     def busy(self) -> bool:
@@ -189,12 +195,13 @@ class MemoryClient:
         return not self._take_answers(wait=False)
 
     def forget_slot(self) -> None:
-        """Request the slot again at the next save, because a restore may have changed which snapshot is the newest."""
+        """Forget the slot for the next save, so that the next save requests a slot again. A restore may have changed
+        which snapshot is the newest."""
         self._next_slot = None
 
     def _take_answers(self, *, wait: bool) -> bool:
-        """Read the pending answers: all of them, or only those already received. Returns whether none is pending any
-        more."""
+        """Read all pending answers, or without `wait` only the answers that were already received. Returns whether all
+        requests are now answered."""
         errors_met = []
         with self._speaking:
             while self._pending and (wait or self._has_answer()):
@@ -206,7 +213,7 @@ class MemoryClient:
                 except errors.HyperpodExtError as error:
                     errors_met.append(error)
             if errors_met:
-                self._next_slot = None  # the refused save was not written, so the server may assign another slot
+                self._next_slot = None  # the refused save wrote no snapshot, so the server may now assign another slot
                 raise errors_met[0]
             return not self._pending
 
@@ -228,11 +235,12 @@ class MemoryClient:
         mapped: Mapping | None = None,
         plan: Plan | None = None,
     ) -> MappedSnapshot:
-        """Return a complete snapshot on this node, own or replica, with verified manifest and plan.
+        """Return a complete snapshot on this node with verified manifest and plan. The snapshot may belong to a rank of
+        this node or be a replica.
 
         Args:
-            mapped: memory whose pages are already mapped. Used for the read if the snapshot is in this memory.
-            plan: a known plan. If it is the snapshot's plan, the server does not send it again.
+            mapped: this rank's slots, whose pages are already mapped; used if the snapshot is in this memory.
+            plan: a plan that the caller already has, and that the server does not send again if the snapshot uses it.
 
         Raises:
             NotFoundError: the snapshot is not on this node.
@@ -241,11 +249,11 @@ class MemoryClient:
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
         if held.manifest.get("rank") != owner or held.manifest.get("save_id") != without_run(save_id)[0]:
-            raise errors.CorruptSnapshotError(f"another snapshot came than {save_id} of rank {owner}")
+            raise errors.CorruptSnapshotError(f"the server sent another snapshot than {save_id} of rank {owner}")
         return held
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> MappedSnapshot:
-        """Return a rank's snapshot in a durable checkpoint, once the server has read it into memory."""
+        """Return a rank's snapshot from a durable checkpoint, after the server has read the snapshot into memory."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
     def fetch_head(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> tuple[Manifest, Plan, bool]:
@@ -279,7 +287,7 @@ class MemoryClient:
         return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:
-        """Return the answer to a request. For answers without a file descriptor."""
+        """Send a request and return the answer. Only for requests whose answers contain no file descriptor."""
         return self._call(request)[0]
 
     def _call(self, request: Request[A]) -> tuple[A, list[int]]:
@@ -304,7 +312,7 @@ class MemoryClient:
     def _wait_answer(self) -> None:
         """Wait for an answer, or for a new server at the same path.
 
-        The check for a new server is needed because a killed server that waits for a disk keeps its connections open.
+        Checks for a new server, because a killed server that still waits for a disk keeps its connections open.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -314,7 +322,7 @@ class MemoryClient:
             except FileNotFoundError:
                 continue
             if replaced:
-                raise ConnectionResetError("another memory server has taken its place")
+                raise ConnectionResetError("another memory server has replaced it")
 
     def _gone(self) -> errors.JobFailedError:
         kind = MemoryLostError if self._another else errors.JobFailedError
@@ -328,13 +336,13 @@ class MemoryClient:
             raise self._gone()
         try:
             return read_answer(request, answer), fds
-        except Exception:  # after any error, the caller cannot close the descriptors
+        except Exception:  # the caller does not get the descriptors, so they are closed here
             _close(fds)
             raise
 
 
 def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
-    """Map the pages of this process's slots in a background thread.
+    """Map the pages of this process's slots in advance. Runs in a background thread.
 
     The thread waits until the server has allocated the pages, because two processes that allocate the same pages slow
     each other down.

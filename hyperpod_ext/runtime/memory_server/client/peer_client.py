@@ -1,4 +1,4 @@
-"""Reads snapshots from another node's memory server: lists of snapshots, manifests, plans and bytes."""
+"""Reads lists of snapshots, manifests, plans and snapshots' bytes from another node's memory server."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, crc_text, join_checksums, without_run
 
 _VERIFIED_A_SECOND = 256 << 20
-"""Assumed minimum rate, in bytes per second, at which a node verifies bytes before it answers."""
+"""Assumed minimum rate, in bytes per second, at which a node verifies a snapshot before it answers."""
 
 
 class PeerClient:
     """Connections to the memory server of one other node. Thread-safe.
 
-    Errors of the server are raised as their own types. UnreachableError means that the server is gone, is too slow, or
-    belongs to another job.
+    Errors of the server are raised with their original types. UnreachableError means that the server is gone, is too
+    slow, or belongs to another job.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class PeerClient:
                 self._idle.pop().close()
 
     def held(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return summaries of the node's complete snapshots: its own snapshots, and its replicas of other nodes'
-        snapshots."""
+        """Return two lists with summaries of complete snapshots on the node: snapshots of its own ranks, and replicas
+        of other nodes' snapshots."""
         with self._connection() as sock:
             held = _ask(sock, PeerHeld())
         return list(held.own), list(held.replicas)
 
     def send_events(self, epoch: float, lines: Sequence[str]) -> None:
-        """Send events for the job's metrics. `epoch`: Unix time at 0 of the events' clock."""
+        """Send events for the job's metrics. `epoch` is the Unix time at which the events' clock was 0."""
         with self._connection() as sock:
             _ask(sock, PeerEvents(epoch=epoch, lines=tuple(lines)))
 
@@ -74,21 +74,20 @@ class PeerClient:
         return head.manifest, self._verified(head.manifest, head.plan, owner, save_id, job)
 
     def _verified(self, manifest: Manifest, document: dict[str, Any], owner: int, save_id: str, job: str) -> Plan:
-        """Return the plan of a manifest, after verifying both of them."""
+        """Return the plan of a snapshot, after verifying the manifest and the plan."""
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != without_run(save_id)[0]:
-            raise CorruptSnapshotError(f"{self}: another snapshot came than {save_id} of rank {owner}")
+            raise CorruptSnapshotError(f"{self}: it sent another snapshot than {save_id} of rank {owner}")
         plan = read_plan(document, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
             raise CorruptSnapshotError(f"the plan of {save_id} is for {plan.nbytes} bytes")
         return plan
 
     def open_piece(self, owner: int, save_id: str, lost: int, *, job: str) -> tuple[PieceHead, Plan]:
-        """Return the description of the piece stored under rank `owner`, with the verified manifest and plan of rank
-        `lost`.
+        """Return the description of the parity piece stored under rank `owner`, and the verified plan of rank `lost`.
 
         Raises:
-            NotFoundError: the node does not have the piece.
+            NotFoundError: the node does not have the parity piece.
             CorruptSnapshotError: the manifest belongs to another job.
         """
         with self._connection() as sock:
@@ -96,25 +95,27 @@ class PeerClient:
         return head, self._verified(head.manifest, head.plan, lost, save_id, job)
 
     def read_piece_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> None:
-        """Fill `destination` with bytes of the piece stored under `owner`. The bytes are not verified."""
+        """Fill `destination` with bytes of the parity piece stored under rank `owner`. The bytes are not verified."""
         self._receive(PieceRead(owner=owner, save_id=save_id, start=start, nbytes=len(destination)), [destination])
 
     def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
-        """Fill `destination` with the image's bytes from `start` on. Returns their CRC64-NVME."""
+        """Fill `destination` with the snapshot's bytes from `start` on. Returns the CRC64-NVME of these bytes."""
         return self._read(owner, save_id, start, [destination])
 
     def read_scattered(
         self, owner: int, save_id: str, pieces: Sequence[tuple[int, memoryview]], nbytes: int, streams: int = 2
     ) -> int:
-        """Read the whole image. Returns its CRC64-NVME, which the caller must compare with the manifest's.
+        """Read a whole snapshot over several connections. Returns the snapshot's CRC64-NVME, which the caller must
+        compare with the manifest.
 
         Args:
-            pieces: start and writable bytes of each piece, in order. Bytes of the image outside all pieces are dropped.
-            nbytes: size of the image.
+            pieces: offset in the snapshot and writable buffer of each wanted part, in order of offsets; all other bytes
+                are dropped after their checksum is computed.
+            nbytes: size of the snapshot in bytes.
         """
         ends = [0, *(start + len(piece) for start, piece in pieces)]
         if any(start < end for (start, _), end in zip(pieces, ends, strict=False)) or ends[-1] > nbytes:
-            raise ValueError("the pieces overlap, are out of order, or lie outside of the image")
+            raise ValueError("the pieces overlap, are out of order, or are outside of the snapshot")
         per_stream = -(-nbytes // streams)
         parts = [_part(pieces, first, min(first + per_stream, nbytes)) for first in range(0, nbytes, per_stream)]
         checksums: dict[int, int] = {}
@@ -127,16 +128,16 @@ class PeerClient:
         return join_checksums([(checksums[i], sum(map(len, part))) for i, part in enumerate(parts)])
 
     def read_parts(self, owner: int, save_id: str, parts: Sequence[tuple[int, memoryview]], nbytes: int) -> None:
-        """Read parts of an image. The other node first verifies the whole image, and the parts have a checksum of their
-        own.
+        """Read parts of a snapshot. The other node first verifies the whole snapshot, and then sends the parts with a
+        checksum of their bytes.
 
         Args:
-            parts: start and writable bytes of each part.
-            nbytes: size of the image.
+            parts: offset in the snapshot and writable buffer of each part.
+            nbytes: size of the snapshot in bytes.
 
         Raises:
-            NotFoundError: the node no longer has the image.
-            CorruptSnapshotError: the image is damaged on the other node, or the parts were damaged in transit.
+            NotFoundError: the node no longer has the snapshot.
+            CorruptSnapshotError: the snapshot is damaged on the other node, or the parts were damaged in transit.
         """
         starts, sizes = tuple(start for start, _ in parts), tuple(len(destination) for _, destination in parts)
         with self._connection() as sock:
@@ -147,7 +148,7 @@ class PeerClient:
                 raise wire.WireError("it does not send the requested bytes")
             checksum = ps.receive_scattered(sock, [destination for _, destination in parts if len(destination)])
         if crc_text(checksum) != head.crc64nvme:
-            raise CorruptSnapshotError(f"{self}: parts of {save_id} of rank {owner} were damaged on their way")
+            raise CorruptSnapshotError(f"{self}: parts of {save_id} of rank {owner} were damaged in transit")
 
     def _read(self, owner: int, save_id: str, start: int, destinations: Sequence[memoryview]) -> int:
         nbytes = sum(map(len, destinations))
@@ -161,7 +162,7 @@ class PeerClient:
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        """Yield an unused connection, for one request and its answer."""
+        """Yield an idle connection to the node, or a new one, for one request and its answer."""
         try:
             sock = self._take_idle() or ps.connect(
                 self._host, self._port, self._secret, self._timeout_s, encrypted=self._encrypted
@@ -204,11 +205,11 @@ def _ask(sock: socket.socket, request: Request[A]) -> A:
 
 
 def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> list[memoryview]:
-    """Return the destinations of the image's bytes from `first` to `end`, in order.
+    """Return buffers, in order, into which the snapshot's bytes from `first` to `end` are received.
 
-    Bytes outside all pieces go to scratch memory.
+    Bytes outside all `pieces` are received into scratch memory.
     """
-    # twice the size of one receive, so that no byte is overwritten before its checksum is computed
+    # twice the size of one receive call, so that no byte is overwritten before its checksum is computed
     scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0
     segments: list[memoryview] = []
     position = first

@@ -1,4 +1,4 @@
-"""Sockets between memory servers: connecting, time limits, and receiving with a checksum."""
+"""Sockets between memory servers: functions to connect, to set time limits, and to receive bytes with a checksum."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from hyperpod_ext.runtime.ipc.declared import with_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 CHUNK = 4 << 20
-"""Size of a replica's chunks. Between two chunks, the sender checks whether the copy was cancelled."""
+"""Size in bytes of the chunks in which a replica is sent. Between two chunks, the sender checks whether the copy was
+cancelled."""
 PIECE = 1 << 20
-"""Number of bytes in one receive, so few that they are still in the cache when their checksum is computed."""
+"""Number of bytes in one receive call. The number is so small that the bytes are still in the CPU cache when their
+checksum is computed."""
 TIMEOUT_S = 30.0
-"""Seconds after which a peer counts as gone if no byte was received from it or accepted by it."""
-_BUFFERS = 256  # maximum number of buffers in one receive; the kernel allows 1024
+"""Seconds after which a peer counts as gone if it has neither sent nor accepted a byte."""
+_BUFFERS = 256  # maximum number of buffers in one receive call; the kernel allows 1024
 _SEND_BUFFER = 192 << 10
-"""Size of the send buffer in bytes. Bytes in flight stay in the cache, which takes a fifth less CPU on both sides than
-the kernel's default of megabytes. With less than a few loopback segments, the sender would wait for delayed
-acknowledgements."""
+"""Size of the send buffer in bytes. With this size, bytes in flight stay in the CPU cache, so both sides need a fifth
+less CPU time than with the kernel's default of several megabytes. A buffer of only a few loopback segments would be too
+small, because the sender would wait for delayed acknowledgements."""
 _FLOW_BYTES_PER_S = 1.25e9
 """Maximum rate of one connection in EC2, which is 10 Gbit/s within a placement group."""
 _TCP_INFO_RTT = struct.Struct("=68xI")
@@ -56,7 +58,7 @@ def _connect_once(host: str, port: int, secret: bytes, timeout_s: float, encrypt
 
 
 def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
-    """Authenticate a client that has called `connect`.
+    """Authenticate a client that has connected with `connect`.
 
     Raises:
         OSError: the client belongs to another job, or has a different protocol version.
@@ -66,10 +68,11 @@ def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
 
 
 def prepare(sock: socket.socket, timeout_s: float) -> None:
-    """Set the options of a blocking socket. The time limit applies to each byte, because one read may take minutes."""
+    """Set the options of a blocking socket. `timeout_s` limits the time without a byte and not a whole transfer,
+    because one transfer may take minutes."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # detects the loss of a node while the connection is idle
+    # keepalive detects the loss of a node while the connection is idle
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
@@ -82,11 +85,12 @@ def prepare(sock: socket.socket, timeout_s: float) -> None:
 
 
 def send_buffer(rtt_s: float) -> int | None:
-    """Return the size of a send buffer that does not slow down a connection with this round trip time.
+    """Return the size in bytes of a small send buffer if the buffer does not slow down a connection with this round
+    trip time.
 
-    None: leave the size to the kernel.
+    Returns None if the kernel should choose the size.
     """
-    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel doubles the size
+    return _SEND_BUFFER if rtt_s * _FLOW_BYTES_PER_S <= 2 * _SEND_BUFFER else None  # the kernel doubles this size
 
 
 def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
@@ -107,20 +111,21 @@ def set_timeout(sock: socket.socket, option: int, seconds: float) -> None:
 
 
 def receive_checked(sock: socket.socket, destination: memoryview, previous: int = 0) -> int:
-    """Fill `destination` from the socket. Returns the CRC64-NVME of its bytes, continued from `previous`."""
+    """Fill `destination` from the socket. Returns the CRC64-NVME of the received bytes, continued from the checksum
+    `previous`."""
     checksum, filled = previous, 0
     while filled < len(destination):
         count = _fill(sock, destination[filled : filled + PIECE])
         if count == 0:
-            raise wire.WireError("the peer closed in the middle of a snapshot")
+            raise wire.WireError("the peer closed the connection in the middle of a snapshot")
         checksum = crc64nvme(destination[filled : filled + count], checksum)
         filled += count
     return checksum
 
 
 def _fill(sock: socket.socket, piece: memoryview) -> int:
-    """Fill `piece`. Returns the number of received bytes, which is smaller only if the peer has closed the
-    connection."""
+    """Fill `piece` from the socket. Returns the number of received bytes, which is less than the size of `piece` only
+    if the peer has closed the connection."""
     if not isinstance(sock, ssl.SSLSocket):
         return sock.recv_into(piece, 0, socket.MSG_WAITALL)
     filled = 0
@@ -130,7 +135,8 @@ def _fill(sock: socket.socket, piece: memoryview) -> int:
 
 
 def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], previous: int = 0) -> int:
-    """Fill all `destinations` in order. Returns the CRC64-NVME of the received bytes, continued from `previous`."""
+    """Fill all `destinations` in order. Returns the CRC64-NVME of the received bytes, continued from the checksum
+    `previous`."""
     checksum = previous
     for batch in _batches(destinations):
         if len(batch) == 1 or isinstance(sock, ssl.SSLSocket):
@@ -139,7 +145,7 @@ def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], p
             continue
         count = sock.recvmsg_into(batch, 0, socket.MSG_WAITALL)[0]
         if count == 0:
-            raise wire.WireError("the peer closed in the middle of a snapshot")
+            raise wire.WireError("the peer closed the connection in the middle of a snapshot")
         for buffer in batch:
             here = min(count, len(buffer))
             checksum = crc64nvme(buffer[:here], checksum) if here else checksum
@@ -149,7 +155,7 @@ def receive_scattered(sock: socket.socket, destinations: Sequence[memoryview], p
 
 
 def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
-    """Group `destinations`, in order, into batches of one large buffer or many small buffers."""
+    """Group `destinations`, in order, into batches that each have either one large buffer or several small buffers."""
     batches: list[list[memoryview]] = [[]]
     nbytes = 0
     for buffer in destinations:
@@ -162,7 +168,8 @@ def _batches(destinations: Sequence[memoryview]) -> list[list[memoryview]]:
 
 
 def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseException]:
-    """Run `work(0)` ... `work(count - 1)` at the same time. Returns their errors once all have ended."""
+    """Call `work` with each number from 0 to `count - 1`, all at the same time, in one thread each. Returns the errors
+    of these calls once all threads have ended."""
     failures: list[BaseException] = []
 
     def guarded(index: int) -> None:
@@ -176,7 +183,7 @@ def in_threads(work: Callable[[int], None], count: int, name: str) -> list[BaseE
         thread = threading.Thread(target=guarded, args=(index,), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no thread is left
+        except RuntimeError as error:  # the system allows no further thread
             failures.append(error)
             break
         threads.append(thread)

@@ -1,4 +1,6 @@
-"""Rebuilds a lost rank's snapshot from the other images of its stripe and from parity pieces on their nodes."""
+"""Rebuilds the snapshot of a rank that was lost with its node. The snapshot is rebuilt from the snapshots of the other
+ranks in its stripe (ranks on different nodes that share parity), and from parity pieces (XOR of parts of these
+snapshots) on their nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from hyperpod_ext.runtime.snapshot.xor import xor_into
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A snapshot to rebuild, with a verified manifest. The caller must compare the bytes from `load` with the
+    """A snapshot to rebuild, with a verified manifest. The caller must verify the bytes that `load` returns against the
     manifest."""
 
     manifest: Manifest
@@ -24,28 +26,29 @@ class Rebuilt:
     _lost: int
     _stripe: Stripe
     _nbytes: Mapping[int, Mapping[int, int]]
-    """Length of each image that has a part in a piece, by the rank under which the piece is stored."""
+    """Sizes of the snapshots that have parts in the parity pieces. The first key is the rank under which a piece is
+    stored, and the second key is the rank of a snapshot."""
     _peers: Mapping[int, PeerClient]
 
     @classmethod
     def open(cls, peers: Mapping[int, PeerClient], lost: int, save_id: str, *, job: str) -> Rebuilt:
-        """Read the descriptions of the pieces of a lost rank's stripe.
+        """Read the descriptions of the parity pieces from which a lost rank's snapshot is rebuilt.
 
         Args:
-            peers: memory server of each other rank in the stripe, by rank. The server has the rank's image and
-                one piece.
+            peers: for each other rank in the stripe, its node's memory server, which has the rank's snapshot and one
+                parity piece.
 
         Raises:
-            NotFoundError: a node no longer has its piece.
-            CorruptSnapshotError: the nodes have different manifests, or the manifests of another job.
-            UnreachableError: a node is gone.
+            NotFoundError: a node no longer has its parity piece.
+            CorruptSnapshotError: the nodes have different manifests for the lost rank, or manifests of another job.
+            UnreachableError: a node's memory server does not answer.
         """
         heads = {rank: peer.open_piece(rank, save_id, lost, job=job) for rank, peer in sorted(peers.items())}
         (first, plan), *others = heads.values()
         for rank, (head, _) in heads.items():
             if list(head.stripe) != sorted({lost, *peers}) or set(head.nbytes) != set(head.stripe) - {rank}:
                 raise CorruptSnapshotError(
-                    f"parity of {save_id} under rank {rank} is of other ranks than {list(peers)}"
+                    f"the parity piece of {save_id} under rank {rank} has other ranks than {list(peers)}"
                 )
         if any(head.manifest != first.manifest or head.stripe != first.stripe for head, _ in others):
             raise CorruptSnapshotError(f"parity of {save_id}: nodes have different manifests of rank {lost}")
@@ -53,11 +56,11 @@ class Rebuilt:
         return cls(first.manifest, plan, lost, Stripe(tuple(first.stripe)), nbytes, peers)
 
     def load(self) -> memoryview:
-        """Return the image, whose parts are all rebuilt at the same time.
+        """Return the lost rank's snapshot. All parts of the snapshot are rebuilt at the same time, in one thread each.
 
         Raises:
-            NotFoundError: an image or a piece no longer exists.
-            UnreachableError: a node is gone.
+            NotFoundError: a snapshot or a parity piece no longer exists.
+            UnreachableError: a node's memory server does not answer.
         """
         image, save_id = memoryview(bytearray(self.plan.nbytes)), str(self.manifest["save_id"])
         spans = list(self._stripe.spans(self._lost, self.plan.nbytes).items())

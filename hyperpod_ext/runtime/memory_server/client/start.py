@@ -32,7 +32,8 @@ _LONGEST_SOCKET = 107  # the kernel's limit, in bytes
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the directory for this user's sockets, which other users cannot access. Makes a missing directory.
+    """Return the directory for this user's sockets, which other users cannot access. Creates the directory if it does
+    not exist.
 
     Raises:
         HyperpodExtError: the directory belongs to another user, or another user can access it.
@@ -44,15 +45,15 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     known = path.lstat()
     if not stat.S_ISDIR(known.st_mode) or known.st_uid != os.getuid() or known.st_mode & 0o077:
         raise HyperpodExtError(
-            f"{path} is not a directory of this user alone, so no socket is put there",
-            hint=f"Remove it, or name another directory in {ENV_SOCKET_DIR}.",
+            f"{path} is not a directory of this user alone, so no socket is created there",
+            hint=f"Remove {path}, or set {ENV_SOCKET_DIR} to another directory.",
         )
     return path
 
 
 def place_of(directory: Path) -> str:
-    """Return an identifier of the machine and the directory. Containers that do not share the directory have different
-    identifiers."""
+    """Return an identifier of the machine and of the directory on it. Two containers get the same identifier only if
+    they share the directory."""
     known = directory.stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{known.st_dev}-{known.st_ino}"
@@ -60,10 +61,10 @@ def place_of(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerFiles:
-    """The files of one node of one job.
+    """The files in the socket directory that belong to one node of one job.
 
-    `index` distinguishes nodes on the same machine, as in a rehearsal. `index` is 0 for a node with a machine of its
-    own, even if torchrun changes the node's number.
+    `index` distinguishes nodes that share a machine, as in a rehearsal. `index` is 0 for a node that has a machine of
+    its own, whatever number torchrun assigns to the node.
     """
 
     directory: Path
@@ -73,7 +74,7 @@ class ServerFiles:
     def _file(self, suffix: str) -> Path:
         path = self.directory / f"{self.job}.{self.index}.{suffix}"
         if len(os.fsencode(path)) > _LONGEST_SOCKET:
-            raise HyperpodExtError(f"{path} is too long for a socket", hint=f"Name a short one in {ENV_SOCKET_DIR}.")
+            raise HyperpodExtError(f"{path} is too long for a socket", hint=f"Set {ENV_SOCKET_DIR} to a shorter path.")
         return path
 
     @property
@@ -86,7 +87,8 @@ class ServerFiles:
 
     @property
     def events(self) -> Path:
-        """Directory of the node's events, in a job without our agent. The memory server uploads these events."""
+        """Directory to which the node's processes write events in a job without our agent. The memory server uploads
+        the events."""
         return self.socket.with_suffix(EVENTS)
 
     @property
@@ -95,13 +97,13 @@ class ServerFiles:
 
 
 def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
-    """Return the file with the job's secret on this machine. Makes a missing file.
+    """Return the file with the job's secret on this machine. Creates the file if it does not exist.
 
-    The file is in the user's state folder, because the secret must survive a reboot, as the durable copies do that need
-    it. For a job without durable copies, the file is next to the socket if the user has no state folder.
+    The file is in the user's state folder, because durable checkpoints survive a reboot and cannot be read without the
+    secret. If the user has no state folder and the job has no durable checkpoints, the file is next to the socket.
 
     Raises:
-        HyperpodExtError: there is no state folder, but the job has durable copies.
+        HyperpodExtError: there is no state folder, but the job has durable checkpoints.
     """
     try:
         return _secret_in(state_folder(environ) / "hyperpod_ext" / "secrets", job)
@@ -111,7 +113,7 @@ def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable
         why = str(error).partition("\n")[0]
         raise HyperpodExtError(
             f"the secret of job {job}, which its durable checkpoints need, cannot be kept on this machine: {why}",
-            hint=f"Put at least 16 random bytes into a file of mode 600 and name it in {ENV_SECRET_FILE}; or set "
+            hint=f"Put at least 16 random bytes into a file of mode 600 and set {ENV_SECRET_FILE} to its path; or set "
             "XDG_STATE_HOME to a folder that this user can write to.",
         ) from error
 
@@ -123,14 +125,14 @@ def _secret_in(directory: Path, job: str) -> Path:
     if not path.exists():
         write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # the link is complete or absent, and never replaces another process's file
+            os.link(partial, path)  # a link never exposes half a file, and never replaces another process's file
         partial.unlink()
     return path
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock on a file. The lock is released at the end of the `with` block, or when the process ends."""
+    """Lock a file inside the `with` block. The lock is also released when the process ends."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -145,9 +147,9 @@ def start_server(
     """Return a connection to the node's memory server. Starts the server if it does not run.
 
     Raises:
-        UnreachableError: the server does not start. The message contains the end of its output.
+        UnreachableError: the server does not start; the error's message contains the end of the server's output.
     """
-    # hold the lock until the server has our connection, because an idle server could end at this moment
+    # without the lock, an idle server could end before it has accepted our connection
     with locked(place.lock):
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
         client.ask(Handshake())
@@ -162,7 +164,7 @@ def _connect(path: Path) -> MemoryClient | None:
 
 
 def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
-    # a killed server may have left it; the lock excludes a server that is starting
+    # a killed server may have left its socket; because of the lock, no other process is starting a server now
     place.socket.unlink(missing_ok=True)
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
@@ -181,5 +183,5 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
             output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
             raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
-    process.returncode = 0  # keeps Popen from warning that nobody waited for the process
+    process.returncode = 0  # keeps Popen from warning that this process has not waited for the server
     return client

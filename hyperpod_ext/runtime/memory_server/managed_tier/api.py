@@ -1,8 +1,8 @@
-"""Serve `Blobs` over HTTP/1.1 with the paths, methods and answers of AWS's API; one thread per connection.
+"""Serves `Blobs` over HTTP/1.1 with the paths, methods and answers of AWS's API. Each connection has its own thread.
 
-Bodies are received directly into their final memory, and sent from there. Errors are JSON: `{"detail": ...}`. Clients
-are not authenticated, because AWS's client sends no credentials. Only a reset of everything requires a token. So listen
-on an address that only the job's own nodes can reach.
+A blob is received directly into the memory in which it stays, and is sent from this memory. An error is a JSON object
+with the field `detail`. Clients are not authenticated, because AWS's client sends no credentials. So the server must
+listen on an address that only the job's own nodes can reach. Only the request that deletes everything requires a token.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from hyperpod_ext.errors import ConflictError, MemoryTierFullError, NotFoundErro
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
 
-PIECE = 1 << 20  # size of a piece, which is hashed while it is still in the cache; one send must end within the timeout
+# bytes that are received and hashed at once: few enough for the CPU cache, and to be sent within the timeout
+PIECE = 1 << 20
 IDLE_S = 120.0
 MAX_RANKS = 1 << 20
 MAX_STEPS_RETAINED = 1000
@@ -34,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 
 def reset_token(secret: bytes) -> str:
-    """Return the token for a reset of everything, which clients send as `Authorization: Bearer`."""
+    """Return the bearer token that clients must send to delete everything."""
     return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
 
 
 def holders_of(secret: bytes) -> Callable[[str], bool]:
-    """Return a function that compares a token with the reset token of `secret`."""
+    """Return a function that compares a token with the reset token derived from `secret`."""
     return lambda token: hmac.compare_digest(token.encode(), reset_token(secret).encode())
 
 
 class ApiServer(socketserver.ThreadingTCPServer):
-    """Serves `blobs` on one address. `may_reset` checks the token for a reset of everything."""
+    """Serves `blobs` on one address. `may_reset` returns whether a token allows the request that deletes everything."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -55,10 +56,10 @@ class ApiServer(socketserver.ThreadingTCPServer):
         self.address_family = family
         self.blobs, self.may_reset = blobs, may_reset
         self.algorithms = shard_meta.algorithms()
-        super().__init__(address, _Conversation)  # type: ignore[arg-type]  # address of either family
+        super().__init__(address, _Conversation)  # type: ignore[arg-type]  # an IPv4 or IPv6 address
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        # the connection ended between two requests, so no data is lost
+        # the client closed the connection between two requests, so no data is lost
         _log.debug("%s went away", client_address, exc_info=True)
 
 
@@ -84,13 +85,13 @@ class _Conversation(BaseHTTPRequestHandler):
     do_POST = do_DELETE = do_GET  # noqa: N815  (http.server requires these names)
 
     def handle_expect_100(self) -> bool:
-        return True  # `_put` sends 100 Continue when it has memory for the body
+        return True  # `_put` sends the 100 Continue answer once it has memory for the body
 
     def log_message(self, *_: Any) -> None:
-        pass  # one line per request would hide the job's own lines
+        pass  # one log line per request would hide the job's own log lines
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that the standard library has refused, which then closes the connection."""
+        """Answer a request that the standard library refuses. The standard library then closes the connection."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._answer({"detail": message or explain or status.phrase}, status, Connection="close")
 
@@ -142,10 +143,10 @@ class _Conversation(BaseHTTPRequestHandler):
             case ["health"]:
                 routes = {"GET": lambda: self._answer({"status": "healthy"})}
             case _:
-                raise NotFoundError("no such path; AWS's are below /v1/cp/")
+                raise NotFoundError("no such path; the paths of AWS's API begin with /v1/cp/")
         if self.command not in routes:
             raise _RefusedError(
-                HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not for this path", Allow=", ".join(routes)
+                HTTPStatus.METHOD_NOT_ALLOWED, f"{self.command} is not allowed for this path", Allow=", ".join(routes)
             )
         routes[self.command]()
 
@@ -168,7 +169,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _put(self, name: str, rank: int, step: int) -> None:
         header = self.headers.get("Shard-Meta", "")
-        if not header.isprintable():  # the header is sent back unchanged, so it must not contain line breaks
+        if not header.isprintable():  # clients that read the blob get this header, which must not contain line breaks
             raise ValueError("Shard-Meta has characters that are not printable")
         algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
         checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
@@ -180,7 +181,7 @@ class _Conversation(BaseHTTPRequestHandler):
                 self.end_headers()
             self._receive(blob.memory, checksum)
             if checksum is not None and not hmac.compare_digest(checksum.digest(), digest):
-                raise ValueError(f"the {len(blob.memory)} bytes do not match the {algorithm} of Shard-Meta; not kept")
+                raise ValueError(f"the {len(blob.memory)} bytes do not match the {algorithm} in Shard-Meta")
             self.server.blobs.keep(name, rank, step, blob, header)
         self._answer({"status": "ok"})
 
@@ -204,7 +205,7 @@ class _Conversation(BaseHTTPRequestHandler):
         if not self.server.may_reset(self.headers.get("Authorization", "").removeprefix("Bearer ")):
             raise _RefusedError(
                 HTTPStatus.UNAUTHORIZED,
-                "a reset of everything needs `Authorization: Bearer` and the token of the job's secret",
+                "a reset of everything needs `Authorization: Bearer` with the token of the job's secret",
                 **{"WWW-Authenticate": "Bearer"},
             )
         self.server.blobs.reset()
@@ -212,8 +213,8 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _body_length(self) -> int:
         if "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # the end of the body is unknown
-            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "chunked bodies are not read; send a Content-Length")
+            self.close_connection = True  # this server cannot find the end of the body
+            raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "chunked bodies are not supported; send a Content-Length")
         lengths = self.headers.get_all("Content-Length", ["0"])
         if len(lengths) != 1 or not _NUMBER.fullmatch(lengths[0].strip()):
             self.close_connection = True
@@ -221,7 +222,8 @@ class _Conversation(BaseHTTPRequestHandler):
         return int(lengths[0])
 
     def _receive(self, memory: memoryview, checksum: shard_meta.Checksum | None = None) -> None:
-        """Fill `memory` from the body. Bytes that the reader has not buffered are received directly into it."""
+        """Fill `memory` from the request's body. Bytes that the reader has not buffered yet are received directly into
+        `memory`."""
         for start in range(0, len(memory), PIECE):
             with memory[start : start + PIECE] as piece:
                 received = self.rfile.readinto(piece)
@@ -232,9 +234,10 @@ class _Conversation(BaseHTTPRequestHandler):
                     checksum.update(piece)
 
     def _drain(self) -> None:
-        """Read a refused body to its end, because a client reads the answer only after it has sent the whole body."""
+        """Read the rest of a refused request's body, because a client reads the answer only after it has sent the whole
+        body."""
         if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
-            self.close_connection = True  # the client may or may not send its body now
+            self.close_connection = True  # it is unknown whether the client still sends its body
         scratch = memoryview(bytearray(min(self._unread, PIECE)))
         try:
             while self._unread and not self.close_connection:
@@ -260,7 +263,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
 def _named(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError(f"namespace {text!r:.80} is not letters, digits, `_`, `-` and `.`, 256 at most")
+        raise ValueError(f"namespace {text!r:.80} is not 1 to 256 letters, digits, `_`, `-` and `.`")
     return text
 
 

@@ -1,4 +1,4 @@
-"""Blobs in memory by namespace, step and rank, and their eviction. Thread-safe. Uses no sockets.
+"""Stores blobs in memory by namespace, step and rank, and evicts old blobs. Thread-safe. This module uses no sockets.
 
 A step is complete once each rank of its namespace has stored a blob. AWS's client counts the metadata as one more rank.
 The newest complete step of a namespace is never evicted in favour of a newer, incomplete step.
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 @dataclass(eq=False)
 class Blob:
-    """One rank's bytes for one step. The memory is freed when the last user releases the blob."""
+    """One rank's bytes for one step. The blob's memory is freed when its last user releases it."""
 
     memory: memoryview
     cost: int
@@ -28,12 +28,12 @@ class Blob:
     namespace: Namespace
     shard_meta: str = ""
     users: int = 1
-    """Number of users. The store is one user, and so is each running transfer."""
+    """Number of users of the memory: 1 for the store while it keeps the blob, and 1 for each running transfer."""
 
 
 @dataclass(eq=False)
 class Namespace:
-    """The steps of one job. The first two fields have the names that AWS's API uses."""
+    """The stored steps of one job. `num_ranks` and `steps_to_retain_per_rank` are names of AWS's API."""
 
     num_ranks: int
     steps_to_retain_per_rank: int
@@ -43,26 +43,27 @@ class Namespace:
         return max((step for step, ranks in self.steps.items() if len(ranks) == self.num_ranks), default=None)
 
     def steps_without(self, rank: int, just_put: int) -> list[int]:
-        """Return the steps to evict after `rank` has stored step `just_put`: its oldest steps beyond the number to
-        retain."""
+        """Return the steps to evict after `rank` has stored step `just_put`: the rank's oldest steps above
+        `steps_to_retain_per_rank`."""
         newest = self.newest_complete()
         held = sorted((step for step, ranks in self.steps.items() if rank in ranks), reverse=True)
         return [s for s in held[self.steps_to_retain_per_rank :] if s not in (just_put, newest)]
 
 
 class Blobs:
-    """All blobs of one server. `usable_bytes`: returns the node's free memory in bytes."""
+    """All blobs of one server. `usable_bytes` returns the node's free memory in bytes; `budget` is the maximum size of
+    all blobs, or None for no maximum."""
 
     def __init__(self, *, budget: int | None, usable_bytes: Callable[[], int]) -> None:
         self._budget, self._usable_bytes = budget, usable_bytes
         self._namespaces: dict[str, Namespace] = {}
         self._reserved = 0
-        self._arriving = 0  # reserved bytes that may not be written yet, so that the system still counts them as free
+        self._arriving = 0  # reserved bytes that the system may still count as free, because they are not written yet
         self._lock = threading.Lock()
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory of all blobs: stored blobs, arriving blobs, and evicted blobs that are still being read."""
+        """Number of bytes of all blobs: stored blobs, arriving blobs, and evicted blobs that are still being read."""
         return self._reserved
 
     def create(self, name: str, num_ranks: int, steps_retained: int) -> None:
@@ -94,10 +95,11 @@ class Blobs:
 
     @contextmanager
     def arriving(self, name: str, rank: int, nbytes: int) -> Iterator[Blob]:
-        """Yield memory into which to receive `nbytes`. `keep` makes the blob visible; otherwise it is freed at the end.
+        """Yield a new blob with memory to receive `nbytes`. The blob is freed at the end of the `with` block, unless
+        `keep` has stored it.
 
         Raises:
-            MemoryTierFullError: there is not enough memory. Stored blobs stay.
+            MemoryTierFullError: there is not enough memory; stored blobs are kept.
         """
         cost = max(1, -(-nbytes // mmap.PAGESIZE)) * mmap.PAGESIZE
         with self._lock:
@@ -109,8 +111,8 @@ class Blobs:
                 pages = mmap.mmap(-1, cost, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as error:
                 raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
-            with suppress(OSError):  # a kernel without huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time of storing a blob, which is mostly page faults
+            with suppress(OSError):  # the kernel does not support huge pages
+                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time to store a blob, most of which is page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
             self._reserved += cost
             self._arriving += cost
@@ -122,7 +124,7 @@ class Blobs:
                 self._let_go(blob)
 
     def keep(self, name: str, rank: int, step: int, blob: Blob, shard_meta: str) -> None:
-        """Store the blob of `rank` for `step`. Replaces an earlier blob."""
+        """Store the blob of `rank` for `step`. Replaces an earlier blob of the same rank and step."""
         with self._lock:
             namespace = blob.namespace
             if self._namespaces.get(name) is not namespace:
@@ -133,13 +135,13 @@ class Blobs:
             blob.shard_meta = shard_meta
             blob.users += 1
             ranks[rank] = blob
-            # a step that lacks one rank cannot be restored, so all of its blobs are deleted
+            # evict whole steps, because a step without the blob of one rank cannot be restored
             self._give_up(namespace, *namespace.steps_without(rank, step))
 
     @contextmanager
     def reading(self, name: str, rank: int, step: int) -> Iterator[Blob]:
-        """Yield the blob. The blob's memory stays valid inside the `with` block even if the blob is deleted
-        meanwhile."""
+        """Yield the blob of `rank` for `step`. The blob's memory stays valid inside the `with` block even if the blob
+        is deleted meanwhile."""
         with self._lock:
             blob = self._find(self.namespace(name), name, rank, step)
             blob.users += 1
@@ -182,11 +184,11 @@ class Blobs:
         blob.users -= 1
         if blob.users == 0:
             self._reserved -= blob.cost
-            blob.memory = memoryview(b"")  # drops the last reference, so that the pages are unmapped
+            blob.memory = memoryview(b"")  # drops the last reference to the pages, which are then unmapped
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
-        """Delete as many steps older than the newest complete step as needed. Deletes no step if that would not
-        suffice."""
+        """Delete as many of the steps before the newest complete step as needed to free `cost` bytes. Deletes no step
+        if that would not free enough."""
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._reserved)
         complete = namespace.newest_complete()

@@ -1,4 +1,5 @@
-"""Starts the API: command-line arguments, budget and secret. Other commands add these arguments to their own."""
+"""Starts the HTTP API, with its command-line arguments, budget and secret. Other commands add the API's arguments to
+their own arguments."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `serve`. Not `--parent`, because every memory server has this argument."""
+    """Add the command-line arguments that `serve` needs, except `--parent`, which every memory server has."""
     parser.add_argument(
-        "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client asks for port 9200"
+        "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client connects to port 9200"
     )
     parser.add_argument("--budget-mib", type=_positive, help="memory for all blobs; default: the node's free memory")
     parser.add_argument("--open-reset", action="store_true", help="let anybody reset everything, as AWS's API does")
@@ -41,8 +42,7 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _may_reset(anybody: bool) -> Callable[[str], bool]:
-    """Return a function that checks the reset token. Without a secret, the function refuses every token, which is
-    safe."""
+    """Return a function that checks the reset token. If the process has no secret, the function refuses every token."""
     if anybody:
         return lambda _: True
     secret_file = os.environ.get(ENV_SECRET_FILE)

@@ -1,7 +1,8 @@
-"""The `Shard-Meta` header, which contains the checksum of a blob that its sender has computed.
+"""The HTTP header `Shard-Meta`, which contains a blob's checksum, computed by the client that stores the blob.
 
 AWS's client sends `{"checksum": <base64 of xxh3_128>, "algorithm": "xxh3_128"}`. `xxhash` is an optional package.
-Without it, the header is stored and returned unchecked, and the client still checks the blobs that it reads.
+Without this package, the server stores and returns the header without checking the blob, and clients still check the
+blobs that they read.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def _importable(module: str) -> Any:
 
 
 def algorithms() -> dict[str, Callable[[], Checksum]]:
-    """Return the checksums that can be computed here, first the one of AWS's client."""
+    """Return the checksum algorithms that can be computed in this process, by name. The algorithm of AWS's client comes
+    first."""
     known: dict[str, Callable[[], Checksum]] = {}
     if xxhash := _importable("xxhash"):
         known[XXH3] = xxhash.xxh3_128
@@ -55,7 +57,7 @@ def algorithms() -> dict[str, Callable[[], Checksum]]:
 
 
 def encode(algorithm: str, digest: bytes, more: dict[str, Any] | None = None) -> str:
-    """Return the value of the header. `more`: additional fields, which AWS's client ignores."""
+    """Return the value of the header. `more` has additional fields, which AWS's client ignores."""
     return json.dumps({**(more or {}), "checksum": base64.b64encode(digest).decode(), "algorithm": algorithm})
 
 

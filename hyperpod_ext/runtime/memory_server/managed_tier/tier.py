@@ -1,8 +1,8 @@
 """Stores snapshots in AWS's managed tier, or in another server of its HTTP API, as one blob per rank and step.
 
-AWS's service does not authenticate clients: every process that can reach it can read, replace and delete blobs. The
-checksum in this module detects damage, but not an attack. So put a signed record at the start of the blob. The service
-decides where copies are stored and when they are lost.
+AWS's service does not authenticate clients: every process that can reach the service can read, replace and delete
+blobs. The checksum in this module detects damage, but not an attack. To detect an attack, put a signed record at the
+start of the blob. The service decides where it stores copies, and how long it keeps them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 
-# size of a piece, which is hashed while it is still in the cache; one send or receive must end within the timeout
+# bytes that are sent or received at once: few enough for the CPU cache when hashed, and for the timeout
 PIECE = 1 << 20
-MAX_META = 16 << 10  # bytes of a header line; servers commonly refuse 64 KiB
+MAX_META = 16 << 10  # maximum bytes in the Shard-Meta header; servers commonly refuse a header line of 64 KiB
 MAX_MESSAGE = 1 << 20
 
 
 class ManagedTier:
-    """The blobs of one job. Thread-safe, because each call opens its own connection."""
+    """Client for the blobs of one job. Thread-safe, because each call opens its own connection."""
 
     AWS_URL = "http://ai-toolkit-gossip-headless.aws-hyperpod.svc.cluster.local:9200"
     """Address at which AWS's client looks for the service on HyperPod with EKS."""
@@ -46,7 +46,7 @@ class ManagedTier:
         *,
         timeout: timedelta = timedelta(seconds=60),
     ) -> None:
-        """`timeout`: maximum time without a byte from the service during a call."""
+        """`timeout` is the maximum time without a byte from the service during a call."""
         url = urlsplit(base_url)
         if url.scheme != "http" or not url.hostname:
             raise ValueError(f"{base_url!r} is not http://HOST:PORT")
@@ -58,7 +58,7 @@ class ManagedTier:
             raise HyperpodExtError("no checksum can be computed here", hint="pip install 'hyperpod-ext[runtime]'")
 
     def create(self) -> None:
-        """Create the namespace, unless it already exists with the same numbers.
+        """Create the namespace, unless it already exists with the same number of ranks and of steps to retain.
 
         Raises:
             ConflictError: the namespace exists with a different number of ranks or of steps to retain.
@@ -73,7 +73,7 @@ class ManagedTier:
             found = self._ask("GET", self._namespace_path())
         if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:
             raise ConflictError(
-                f"namespace {self._namespace!r} of the managed tier is {found}, and not {wanted}",
+                f"namespace {self._namespace!r} of the managed tier has {found}, and not {wanted}",
                 hint="Give the job another namespace, or delete this one.",
             )
 
@@ -82,7 +82,7 @@ class ManagedTier:
     ) -> None:
         """Store the concatenated parts as the blob of `rank` for `step`. The parts are not copied in memory.
 
-        `meta`: a few plain values, which are sent in a header together with the checksum.
+        `meta` has a few plain values, which are sent in a header together with the checksum.
 
         Raises:
             MemoryTierFullError: the service has not enough memory.
@@ -94,20 +94,21 @@ class ManagedTier:
             checksum.update(piece)
         header = shard_meta.encode(algorithm, checksum.digest(), meta)
         if len(header) > MAX_META:
-            raise ValueError(f"meta is {len(header)} bytes of a header; put it into the blob")
+            raise ValueError(f"meta needs a header of {len(header)} bytes, which is too long; put it into the blob")
         with self._connection() as connection:
             connection.putrequest("POST", self._blob_path(rank, step))
             connection.putheader("Content-Length", str(sum(len(view) for view in views)))
             connection.putheader("Content-Type", "application/octet-stream")
             connection.putheader("Shard-Meta", header)
             connection.endheaders()
-            with suppress(ConnectionError):  # a server may refuse a blob before its end; then the answer has the reason
+            with suppress(ConnectionError):  # a server may refuse a blob before it is sent; the answer says why
                 for piece in _pieces(views):
                     connection.send(piece)
             self._check(connection.getresponse())
 
     def get(self, rank: int, step: int, into: memoryview | None = None) -> tuple[memoryview, dict[str, Any]]:
-        """Return the blob of `rank` for `step`, at the start of `into` or in new memory, and the blob's `meta`.
+        """Return the blob of `rank` for `step`, and the blob's `meta`. The blob is at the start of `into`, or in new
+        memory if `into` is None.
 
         Raises:
             NotFoundError: the blob does not exist.
@@ -124,7 +125,7 @@ class ManagedTier:
             except KeyError as error:
                 raise HyperpodExtError(
                     f"rank {rank}'s step {step} in the managed tier cannot be verified here: its checksum is {error}",
-                    hint="Install the Python package that computes it, such as `xxhash`.",
+                    hint="Install a Python package that computes this checksum, such as `xxhash`.",
                 ) from None
             data = _receive(response, into)
         for piece in _pieces([data]):
@@ -134,13 +135,14 @@ class ManagedTier:
         return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
-        """Return the newest steps that any rank has stored, newest first. A returned step may be incomplete."""
+        """Return the newest steps that any rank has stored, newest first. Some ranks may have stored no blob for a
+        returned step."""
         try:
             found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
         except NotFoundError:
             return []
         if not isinstance(found, list) or not all(type(step) is int for step in found):
-            raise UnreachableError(f"the managed tier answers {found!r:.100} for a list of steps")
+            raise UnreachableError(f"the managed tier answers {found!r:.100} instead of a list of steps")
         return sorted(found, reverse=True)
 
     def delete(self, rank: int, step: int) -> None:
@@ -203,7 +205,8 @@ def _pieces(views: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> memoryview:
-    """Return the whole body, which is received directly into its final memory.
+    """Return the whole body of a response. The body is received directly into `into`, or into new memory if `into` is
+    None.
 
     Raises:
         HTTPException: the body ended too early.
@@ -229,5 +232,5 @@ def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> mem
 def _start_of(into: memoryview, length: int) -> memoryview:
     view = into.cast("B")
     if len(view) < length:
-        raise ValueError(f"the blob has {length} bytes, the buffer {len(view)}")
+        raise ValueError(f"the blob has {length} bytes, but the buffer only {len(view)}")
     return view[:length]

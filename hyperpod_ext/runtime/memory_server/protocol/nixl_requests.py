@@ -17,19 +17,19 @@ class Started(Declared):
 
 
 class Lane(Request[Done]):
-    """Also read requests from another socket, whose descriptor comes with this message. There is no answer."""
+    """Read requests from one more socket, whose file descriptor comes with this message. There is no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["lane"] = "lane"
 
 
 class MapRegion(Request[Done]):
-    """Map a region of shared memory for reading and writing. The region's descriptor comes with this message."""
+    """Map a region of shared memory for reading and writing. The region's file descriptor comes with this message."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["map_region"] = "map_region"
     region: Count
-    """Number by which later requests name the region."""
+    """Number by which later requests identify the region."""
     nbytes: Bytes
 
 
@@ -41,7 +41,7 @@ class Exposed(Declared):
 
 
 class Expose(Request[Exposed]):
-    """Let other nodes read a region until `withdraw`."""
+    """Allow other nodes to read a region until a `withdraw` request."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["expose"] = "expose"
@@ -49,7 +49,7 @@ class Expose(Request[Exposed]):
 
 
 class Withdraw(Request[Done]):
-    """End one `expose` of a region. There is no answer."""
+    """End the access that one `expose` request has allowed. There is no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["withdraw"] = "withdraw"
@@ -65,7 +65,7 @@ class Forget(Request[Done]):
 
 
 class ReadRemote(Request[Done]):
-    """Read bytes of another node's memory into a region."""
+    """Read bytes from another node's memory into a region."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["read_remote"] = "read_remote"

@@ -1,8 +1,8 @@
 """Requests to the memory server of another node over TCP, and the answers. Memory servers and restoring workers send
 these requests.
 
-Both sides have already proved that they have the job's secret. The first message of a connection contains only the
-version of the protocol.
+Before the first request on a connection, both sides have proved that they have the job's secret. The first message of a
+connection contains only the version of the protocol.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class PeerOpen(Request[SnapshotHead]):
 
 
 class SnapshotPart(Declared):
-    """The bytes of a part follow this message."""
+    """The requested bytes of a snapshot or parity piece follow this message."""
 
     nbytes: Bytes
 
 
 class Read(Request[SnapshotPart]):
-    """Read a part of an opened image."""
+    """Return a part of a snapshot."""
 
     sender = "worker"
     op: Literal["read"] = "read"
@@ -64,15 +64,16 @@ class Read(Request[SnapshotPart]):
 
 
 class VerifiedParts(Declared):
-    """The bytes of all parts follow this message, in order."""
+    """The bytes of all requested parts follow this message, in the order of the request."""
 
     nbytes: Bytes
     crc64nvme: str
-    """Checksum of all these bytes together."""
+    """CRC64-NVME of the bytes of all parts together."""
 
 
 class ReadParts(Request[VerifiedParts]):
-    """Verify the whole of an opened image, then read parts of it. Used to restore with a different number of ranks."""
+    """Verify all bytes of a snapshot, then return parts of the snapshot. Sent to restore with a different number of
+    ranks."""
 
     sender = "worker"
     op: Literal["read_parts"] = "read_parts"
@@ -80,38 +81,39 @@ class ReadParts(Request[VerifiedParts]):
     """Rank that saved the snapshot."""
     save_id: str
     starts: Listed[Bytes]
-    """First byte of each part."""
+    """Offset of each part in the snapshot."""
     nbytes: Listed[Bytes]
-    """Length of each part."""
+    """Number of bytes in each part."""
 
 
 class PieceHead(Declared):
-    """Description of a lost rank's image and of a parity piece."""
+    """Description of a lost rank's snapshot, and of a parity piece from which a part of the snapshot can be rebuilt."""
 
     manifest: dict[str, Any]
     """Manifest of the lost rank's snapshot."""
     plan: dict[str, Any]
     """Layout of the lost rank's snapshot."""
     stripe: Listed[Count]
-    """Ranks of the stripe, in the order in which their images are cut."""
+    """Ranks that share the parity (the stripe), in ascending order."""
     nbytes: ByNumber[Bytes]
-    """Length of each image that has a part in the piece, by rank."""
+    """Size of each snapshot that has a part in the piece, by rank."""
 
 
 class PieceOpen(Request[PieceHead]):
-    """Open a parity piece, to rebuild the state of a rank that was lost with its node."""
+    """Open a parity piece (XOR of parts of other nodes' snapshots), to rebuild the state of a rank that was lost with
+    its node."""
 
     sender = "worker"
     op: Literal["piece_open"] = "piece_open"
     owner: Count
-    """Rank of the receiving node in the same stripe. The piece is stored under this rank."""
+    """Rank under which the receiving node stores the piece, which is the node's own rank in the stripe."""
     save_id: str
     lost: Count
     """Lost rank whose state is to be rebuilt."""
 
 
 class PieceRead(Request[SnapshotPart]):
-    """Read a part of a parity piece."""
+    """Return a part of a parity piece."""
 
     sender = "worker"
     op: Literal["piece_read"] = "piece_read"
@@ -127,14 +129,14 @@ class ReplicaBegun(Declared):
     set."""
 
     token: Count | None = None
-    """Token for the chunks, which may now be sent."""
+    """Token that the sender must put into each chunk; null if the sender must not send chunks now."""
     first: Count = 0
-    """Number of bytes from the start of the image that the receiver already has, because these parameters are
-    frozen."""
+    """Number of bytes at the snapshot's start that the receiver already has from an earlier replica, because they are
+    frozen parameters."""
     need_plan: bool = False
     """Whether the receiver lacks the layout, so that the request must be sent again with the layout."""
     have: bool = False
-    """Whether the receiver already has the replica."""
+    """Whether the receiver already has the replica, or the complete parity piece."""
 
 
 class ReplicaBegin(Request[ReplicaBegun]):
@@ -158,24 +160,24 @@ class PartBegin(Request[ReplicaBegun]):
     plan: dict[str, Any] | None = None
     """The layout, if the receiver lacks it (`need_plan`)."""
     stripe: Listed[Count]
-    """Ranks of the stripe, as the sender knows them."""
+    """Ranks that share the parity (the stripe), according to the sender."""
     crc64nvme: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["00000000000000ab"])]
-    """Checksum of the part."""
+    """CRC64-NVME of the part."""
 
 
 class PieceComplete(Declared):
     complete: bool
-    """Whether the piece is complete. False if parts of other ranks have not arrived yet."""
+    """Whether the parity piece is complete; false if parts of other ranks have not arrived yet."""
 
 
 class AskPiece(Request[PieceComplete]):
-    """Return whether a parity piece has the parts of all its ranks. Until the piece is complete, the sender keeps the
-    previous step."""
+    """Return whether a parity piece has the parts of all ranks that share it. Until the piece is complete, the sender
+    keeps its snapshot of the previous step."""
 
     sender = "memory server"
     op: Literal["ask_piece"] = "ask_piece"
     owner: Count
-    """Rank whose part the sender has sent."""
+    """Rank of the sender's node whose part was sent for the piece."""
     save_id: str
     step: Count
     wait_s: Annotated[Seconds, Field(le=10.0)]
@@ -184,33 +186,35 @@ class AskPiece(Request[PieceComplete]):
 
 class OfferAnswer(Declared):
     why_not: str = ""
-    """Why the receiver cannot read the memory, so that the bytes must be sent as `chunk`s. Empty if it can."""
+    """Why the receiver cannot read the sender's memory, so that the sender must send `chunk` messages; empty if the
+    receiver can read the memory."""
 
 
 class OfferMemory(Request[OfferAnswer]):
-    """Read the bytes of a replica, after `replica_begin`, from the sender's memory with NIXL."""
+    """Offer the sender's memory, from which the receiver can read the bytes of a replica with NIXL. Sent after
+    `replica_begin`."""
 
     sender = "memory server"
     op: Literal["offer_memory"] = "offer_memory"
     token: Count
     version: str
-    """Version of NIXL, which must be the same on both sides."""
+    """Version of NIXL on the sender's node, which must be the same on the receiver's node."""
     metadata: Annotated[str, Field(max_length=1 << 20)]
     """NIXL's metadata for access to the offered memory, in base64."""
     address: Count
-    """Start address of the image in the offered memory."""
+    """Start address of the snapshot in the offered memory."""
     signature: str
-    """Signature of all fields with the job's secret, because NIXL must only read metadata of the job's own
+    """Signature of all fields with the job's secret, because NIXL must be given only metadata from the job's own
     processes."""
 
 
 class ChunksRead(Declared):
     failed: str = ""
-    """Why the read failed, so that the chunks must be sent. Empty if the read succeeded."""
+    """Why the read failed, so that the sender must send the chunks; empty if the read succeeded."""
 
 
 class ReadChunks(Request[ChunksRead]):
-    """Read bytes of a replica from the offered memory, several chunks at once."""
+    """Read several chunks of a replica at once from the memory that the sender has offered."""
 
     sender = "memory server"
     op: Literal["read_chunks"] = "read_chunks"
@@ -220,8 +224,8 @@ class ReadChunks(Request[ChunksRead]):
 
 
 class Chunk(Request[Done]):
-    """Receive a chunk of a replica or of a parity part. Its bytes follow. Several may be sent before the first
-    answer."""
+    """Receive a chunk of a replica or of a part for a parity piece. The chunk's bytes follow this message. The sender
+    may send several chunks before it reads the first answer."""
 
     sender = "memory server"
     op: Literal["chunk"] = "chunk"
@@ -231,7 +235,7 @@ class Chunk(Request[Done]):
 
 
 class ReplicaEnd(Request[Done]):
-    """Complete a replica or a parity part after its last chunk."""
+    """Complete a replica, or a part for a parity piece, after its last chunk."""
 
     sender = "memory server"
     op: Literal["replica_end"] = "replica_end"
@@ -244,7 +248,7 @@ class PeerEvents(Request[Done]):
     sender = "memory server"
     op: Literal["events"] = "events"
     epoch: float
-    """Unix time at 0 of the clock that the events use."""
+    """Unix time at which the clock of the events was 0."""
     lines: Listed[str]
     """Lines of an event log."""
 

@@ -21,7 +21,8 @@ class Request(Declared, Generic[A_co]):
     @classmethod
     def answer_kind(cls) -> type[A_co]:
         """Return the type of the answer."""
-        # pydantic keeps a model's type arguments there; it has no public function for them
+        # pydantic keeps a generic model's type arguments in this attribute, and has no public function that returns
+        # them
         kind: type[A_co] = cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
         return kind
 
@@ -34,7 +35,7 @@ def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
     """Return the parsed answer to a request.
 
     Raises:
-        HyperpodExtError: the server has sent an error, which is raised as its own type.
+        HyperpodExtError: the server has sent an error, which is raised with its original type.
         WireError: the message is not an answer to this request.
     """
     if "error" in answer:

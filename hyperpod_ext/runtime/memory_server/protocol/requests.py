@@ -34,7 +34,7 @@ CheckpointId = Annotated[tuple[str, str], Strict(False)]
 
 
 class Mapped(Declared):
-    """The slots of a rank. A descriptor of the slots' memory comes with this message, unless `slots` is 0."""
+    """A rank's snapshot slots. A file descriptor of the slots' memory comes with this message, unless `slots` is 0."""
 
     slots: Count
     slot_bytes: Bytes = 0
@@ -42,18 +42,18 @@ class Mapped(Declared):
 
 
 class Map(Request[Mapped]):
-    """Return the slots of a rank as shared memory."""
+    """Return a rank's snapshot slots (places for one snapshot each) in shared memory."""
 
     sender = "worker"
     op: Literal["map"] = "map"
     owner: Count
     """Rank that owns the slots."""
     slot_bytes: Bytes
-    """Minimum size of each slot. 0 to get only existing slots of an earlier process of the rank."""
+    """Minimum size of each slot; 0 to get only slots that an earlier process of the rank has left."""
 
 
 class AddPlan(Request[Done]):
-    """Store a new layout of a rank's state."""
+    """Store a new layout (plan) of a rank's state."""
 
     sender = "worker"
     op: Literal["add_plan"] = "add_plan"
@@ -64,11 +64,12 @@ class AddPlan(Request[Done]):
 
 class FreeSlot(Declared):
     next_slot: Count | None
-    """Index of the slot; null to skip this save."""
+    """Index of the slot to write; null if the rank must skip this save."""
 
 
 class NextSlot(Request[FreeSlot]):
-    """Return the slot for a rank's next save. Needed only if no earlier answer contained the slot."""
+    """Return the slot for a rank's next save. Sent only if the rank has no slot from the answer to an earlier `seal`
+    request."""
 
     sender = "worker"
     op: Literal["next_slot"] = "next_slot"
@@ -79,7 +80,7 @@ class NextSlot(Request[FreeSlot]):
 
 
 class Begin(Request[Done]):
-    """Let a rank write to a slot. The rank reads the answer later."""
+    """Allow a rank to write to a slot. The rank continues at once, and reads the answer later."""
 
     sender = "worker"
     op: Literal["begin"] = "begin"
@@ -108,15 +109,16 @@ class SaveRecord(Declared):
     own_digest: str
     """Digest of the state that only this rank has."""
     plan: str
-    """Digest of the layout."""
+    """Digest of the snapshot's layout."""
     nbytes: Bytes
-    """Size of the image."""
+    """Size of the snapshot."""
     values: list[Any]
-    """Plain values in the state, in the order of the layout."""
+    """Plain values (not tensors) in the state, in the order of the layout."""
     extras: dict[str, Any]
     saved_at: Annotated[float, Unit("Unix s")]
     checked: Annotated[tuple[Bytes, str], Strict(False)] | None = None
-    """Number of bytes from the image's start whose CRC64-NVME is known, and that checksum."""
+    """Number of bytes from the snapshot's start whose CRC64-NVME the rank has already computed, and this checksum; null
+    if it has computed none."""
     provisional: bool = False
     """Whether the snapshot must not be copied to other tiers before a `resolve` request."""
 
@@ -124,11 +126,12 @@ class SaveRecord(Declared):
 class Sealed(Declared):
     crc64nvme: str
     next_slot: Count | None
-    """Slot for the next save; null if no slot is free yet."""
+    """Index of the slot for the rank's next save; null if no slot is free yet."""
 
 
 class Seal(Request[Sealed]):
-    """Compute the checksum of a written slot, and seal the slot. The rank reads the answer later."""
+    """Compute the checksum of a written slot, and mark the snapshot in it as complete (sealed). The rank continues at
+    once, and reads the answer later."""
 
     sender = "worker"
     op: Literal["seal"] = "seal"
@@ -139,7 +142,7 @@ class Seal(Request[Sealed]):
 
 
 class Resolve(Request[Done]):
-    """Keep or drop a provisional snapshot. The rank reads the answer later."""
+    """Confirm or drop a provisional snapshot. The rank continues at once, and reads the answer later."""
 
     sender = "worker"
     op: Literal["resolve"] = "resolve"
@@ -147,21 +150,21 @@ class Resolve(Request[Done]):
     """Rank that saved the snapshot."""
     save_id: str
     keep: bool
-    """Whether the snapshot is consistent and must be kept; false to drop it."""
+    """Whether the snapshot is consistent and must be kept; false to drop the snapshot."""
 
 
 # --- restores -----------------------------------------------------------------------------------
 
 
 class Image(Declared):
-    """An image, whose memory's descriptor comes with this message."""
+    """A snapshot. A file descriptor of the memory that contains the snapshot's bytes comes with this message."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any] | None
-    """The layout; null if its digest is `known_plan`."""
+    """The snapshot's layout; null if the layout's digest is the request's `known_plan`."""
     offset: Bytes
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes; false if the checkpoint has no MACs."""
+    """Whether MACs prove that the job wrote the snapshot's bytes; false if the snapshot's checkpoint has no MACs."""
 
 
 class Open(Request[Image]):
@@ -173,11 +176,11 @@ class Open(Request[Image]):
     """Rank that saved the snapshot."""
     save_id: str
     known_plan: str = ""
-    """Digest of a layout that the sender already has, so that the server need not send it again."""
+    """Digest of a layout that the sender already has, so that the server need not send this layout; empty if none."""
 
 
 class Fetch(Request[Image]):
-    """Read a rank's snapshot from a durable tier into this node's memory, and return it."""
+    """Read a rank's snapshot from a durable tier into this node's memory, and return the snapshot."""
 
     sender = "worker"
     op: Literal["fetch"] = "fetch"
@@ -187,17 +190,18 @@ class Fetch(Request[Image]):
 
 
 class ImageHead(Declared):
-    """The description of an image, without its bytes."""
+    """The description of a snapshot in a durable tier, without the snapshot's bytes."""
 
     manifest: dict[str, Any]
     plan: dict[str, Any]
     """The layout."""
     bound: bool = True
-    """Whether MACs prove that the job wrote the bytes; false if the checkpoint has no MACs."""
+    """Whether MACs prove that the job wrote the snapshot's bytes; false if the snapshot's checkpoint has no MACs."""
 
 
 class FetchHead(Request[ImageHead]):
-    """Return the description of a snapshot in a durable tier, so that a rank can check which parts it needs."""
+    """Return the description of a snapshot in a durable tier, so that a rank can choose which parts of the snapshot to
+    read."""
 
     sender = "worker"
     op: Literal["fetch_head"] = "fetch_head"
@@ -211,40 +215,40 @@ class Snapshots(Declared):
     """Fields of each complete snapshot: rank, world_size, step, save_id, nbytes, crc64nvme, plan, own_digest, saved_at,
     generation, content, sharing, state, and whether it is a replica of another node's rank."""
     pieces: Listed[dict[str, Any]] = ()
-    """Fields of each complete parity piece: this node's rank in the stripe, world_size, step, save_id, generation,
-    nbytes, and stripe (the ranks whose images protect each other)."""
+    """Fields of each complete parity piece: rank (rank of this node under which the piece is stored), world_size, step,
+    save_id, generation, nbytes, and stripe (the ranks that share the parity)."""
     disk: dict[str, Any] = {}
     """Contents of the node's disks: snapshots, newest generation and problems; see `DiskState`."""
 
 
 class Held(Request[Snapshots]):
-    """List the snapshots in this node's memory: those of its own ranks, and replicas of other nodes' ranks."""
+    """List the snapshots in this node's memory: snapshots of this node's ranks, and replicas of other nodes' ranks."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["held"] = "held"
     owner: Count | None = None
-    """If set, answer only after the requests of this rank's earlier processes are done."""
+    """If set, the server answers only after it has handled all requests of this rank's earlier processes."""
     pid: Count = 0
-    """Process id of the `owner` process that need not be done."""
+    """Process id of the current process of rank `owner`, for whose requests the server does not wait."""
 
 
 class DurableCheckpoints(Declared):
     checkpoints: Listed[dict[str, Any]]
     """Fields of each checkpoint: step, generation, save_id, world_size, tier, url, folder."""
     generation: Count
-    """Newest generation in any tier."""
+    """Newest generation that is recorded in any durable tier."""
     problems: Listed[str]
     unreachable: Listed[str]
     """Problems of durable tiers that may hide a newer checkpoint."""
 
 
 class Durable(Request[DurableCheckpoints]):
-    """List the newest checkpoints in durable tiers, because memory alone is not enough to restore."""
+    """List the newest checkpoints in durable tiers. Sent if the snapshots in memory are not enough for a restore."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["durable"] = "durable"
     exclude: Listed[CheckpointId] = ()
-    """Checkpoints that ranks have refused, to leave out of the answer."""
+    """Checkpoints that ranks have refused, and that the answer must not contain."""
 
 
 # --- generations, nodes and ranks ---------------------------------------------------------------
@@ -257,14 +261,15 @@ class Fence(Request[Done]):
     op: Literal["fence"] = "fence"
     generation: Count
     step: Start | None = None
-    """Step after which the generation begins. Later snapshots of earlier generations are dropped. If null, the step is
-    not decided yet, and no snapshot is dropped."""
+    """Step after which the generation begins. Snapshots of earlier generations after this step are dropped. If null,
+    the step is not decided yet, and no snapshot is dropped."""
     run: str = ""
     """Name of this run, which distinguishes it from other runs of jobs with the same name."""
     stored: Listed[str] = ()
-    """URLs of the durable tiers that already have this step."""
+    """URLs of the durable tiers that already have `step`."""
     again: bool = True
-    """Whether the generation saves this step again, so that an upload of the earlier snapshot must be cancelled."""
+    """Whether the generation saves `step` again, so that an upload of an earlier snapshot of this step must be
+    cancelled."""
 
 
 class Enter(Request[Done]):
@@ -293,7 +298,7 @@ class PeerPort(Declared):
 
 
 class Listen(Request[PeerPort]):
-    """Serve other nodes on a port, and return the port."""
+    """Start to serve other nodes on a free TCP port, and return the port."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["listen"] = "listen"
@@ -302,13 +307,12 @@ class Listen(Request[PeerPort]):
 
 
 class Peers(Request[Done]):
-    """Use these memory servers of other nodes. Sent after nodes joined or left, or after a memory server was
-    restarted."""
+    """Set the memory servers of all nodes. Sent after nodes joined or left, or after a memory server was restarted."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["peers"] = "peers"
     peers: ByNumber[Address]
-    """Address of each node's memory server, including that of this node."""
+    """Address of each node's memory server, including this node's own server."""
     domains: ByNumber[str]
     """Name of each node's failure domain."""
     servers_lost: Count = 0
@@ -339,7 +343,8 @@ class ReleaseDeparted(Request[Done]):
 
 
 class KeepOnly(Request[Done]):
-    """Free the memory of all other ranks, from earlier runs. Sent once this node's ranks have several snapshots."""
+    """Free the memory of all ranks except `ranks`, because other ranks belong to earlier runs. Sent once this node's
+    ranks have several snapshots."""
 
     sender = "rank 0 of a node"
     op: Literal["keep_only"] = "keep_only"
@@ -348,7 +353,7 @@ class KeepOnly(Request[Done]):
 
 
 class Ended(Request[Done]):
-    """Stop reading requests of a dying worker."""
+    """Stop receiving requests from a dying worker, after the requests that it has already sent."""
 
     sender = "agent"
     op: Literal["ended"] = "ended"
@@ -357,16 +362,16 @@ class Ended(Request[Done]):
 
 class Others(Declared):
     others: Listed[Count]
-    """Processes of other scripts that may still be saving."""
+    """Process ids of other scripts that may still be saving under the job's name."""
 
 
 class WaitOthers(Request[Others]):
-    """Wait until no process of another script can be saving under the job's name. Sent when a script begins."""
+    """Wait until no process of another script may still be saving under the job's name. Sent when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["wait_others"] = "wait_others"
     pids: Listed[Count]
-    """Processes of the sender's script."""
+    """Process ids of the sender's own script."""
     timeout_s: Seconds
     """Maximum number of seconds to wait until the other processes end."""
 
@@ -375,13 +380,14 @@ class WaitOthers(Request[Others]):
 
 
 class ScheduleCopy(Request[Done]):
-    """Copy a step to a tier whose interval is a time, or whose steps the coordinator chooses."""
+    """Copy a step to a tier. Sent for tiers whose interval is in seconds, and for tiers whose steps the coordinator
+    chooses."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["schedule_copy"] = "schedule_copy"
     step: Count
     kind: str | None = None
-    """Kind of the tier; null: every durable tier."""
+    """Kind of the tier; null for every durable tier."""
 
 
 class PeerSchedule(Request[Done]):
@@ -390,7 +396,7 @@ class PeerSchedule(Request[Done]):
     sender = "agent"
     op: Literal["peer_schedule"] = "peer_schedule"
     step: Count | None
-    """Next step to copy; null if the policy's `every_steps` applies."""
+    """Step that was scheduled last for copies to peers; null if the policy's `every_steps` applies."""
 
 
 class ReplicateNow(Request[Done]):
@@ -402,10 +408,10 @@ class ReplicateNow(Request[Done]):
 
 class UploadProgress(Declared):
     idle: bool
-    """Whether the uploads are done. False if the time limit came first."""
+    """Whether all uploads are done; false if the time limit was reached before."""
     tiers: Listed[dict[str, Any]]
-    """Fields of each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. Empty if this node has no such
-    snapshot."""
+    """Fields of each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. The list is empty if this node
+    has no snapshot of the checkpoint."""
 
 
 class UploadNow(Request[UploadProgress]):
@@ -419,7 +425,7 @@ class UploadNow(Request[UploadProgress]):
 
 class Idle(Declared):
     idle: bool
-    """Whether the copies are done. False if the time limit came first."""
+    """Whether all due copies are done; false if the time limit was reached before."""
 
 
 class WaitIdle(Request[Idle]):
@@ -432,7 +438,7 @@ class WaitIdle(Request[Idle]):
 
 class Reached(Declared):
     reached: bool
-    """Whether the state was reached. False if the time limit came first."""
+    """Whether the snapshot has reached the state; false if the time limit was reached before."""
 
 
 class WaitState(Request[Reached]):
@@ -467,7 +473,8 @@ class ServerStatus(Declared):
 
 
 class Status(Request[ServerStatus]):
-    """Return the server's snapshots and copies. Sent every few seconds for events, and by `hp-ext checkpoints`."""
+    """Return the state of the server's snapshots and copies. Sent by the agent every few seconds to log events about
+    copies, and by `hp-ext checkpoints`."""
 
     sender = "agent, command line"
     op: Literal["status"] = "status"

@@ -1,1 +1,1 @@
-"""Copies of snapshots on other nodes: choosing their holders, sending them, and receiving them."""
+"""Copies of snapshots on other nodes: choosing these nodes, sending copies, and receiving copies."""

@@ -1,4 +1,5 @@
-"""Incoming replicas: where their chunks are stored, and the guarantee that no thread writes to a dropped slot."""
+"""Receives replicas of other nodes' snapshots: stores the received chunks in a slot, and ensures that no thread writes
+to the slot of a dropped replica."""
 
 from __future__ import annotations
 
@@ -26,17 +27,18 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 )
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
-"""Reads bytes of an image. Arguments: position in the image, region, position in the region, number of bytes, stop.
-Writes no bytes after it has returned or raised."""
+"""Function that reads bytes of a snapshot from the sender's memory. The function's arguments are: offset in the
+snapshot, region to write to, offset in the region, number of bytes, and a function that returns whether to stop. After
+the function has returned or raised, it writes no more bytes."""
 
 MOST_CHUNKS_READ = 4
-"""Maximum number of chunks that are read with one message. A cancelled read ends after at most this many chunks."""
-_SLOT_WAIT_S = 10.0  # a replica's slot is in use only while another process reads it
+"""Maximum number of chunks that are read for one message. A cancelled read ends after at most this many chunks."""
+_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a replica's slot is in use only while a node reads it
 
 
 @dataclass(eq=False, slots=True)
 class Incoming:
-    """One incomplete replica. Any connection that knows its token may send chunks."""
+    """One incomplete replica, whose chunks may arrive over any connection if the sender knows the replica's token."""
 
     owner: int
     index: int
@@ -48,13 +50,14 @@ class Incoming:
     """Checksum of each chunk, by the chunk's start; None while the chunk is being received."""
     receiving: set[socket.socket] = field(default_factory=set)
     read_into: ReadInto | None = None
-    """Reads from the sender's memory; None if the sender has not offered its memory."""
-    unreadable: str = "its memory was not offered"
+    """Function that reads from the sender's memory; None if the sender has not offered its memory."""
+    unreadable: str = "the sender has not offered its memory"
     given_up: bool = False
 
 
 class IncomingReplicas:
-    """Incoming replicas, at most one per owner. A newer attempt replaces an older one."""
+    """The replicas that this node is receiving, at most one per rank. A newer attempt to send a rank's replica replaces
+    an older attempt."""
 
     def __init__(self, replicas: Regions, cpu_priority: CpuPriority) -> None:
         self._replicas, self._cpu_priority = replicas, cpu_priority
@@ -64,12 +67,13 @@ class IncomingReplicas:
         self._changed = threading.Condition()
 
     def begin(self, manifest: Manifest, begun_by: socket.socket) -> tuple[int, int]:
-        """Reserve a slot for the snapshot of a checked manifest.
+        """Reserve a slot for a replica of the snapshot that `manifest` describes. The caller has verified the manifest.
 
-        Returns the token for its chunks, and the number of bytes from the image's start that are already in the slot.
+        Returns the token for the replica's chunks, and the number of bytes from the snapshot's start that are already
+        in the slot.
 
         Raises:
-            MemoryTierFullError: this node has not enough memory, or every slot is being read.
+            MemoryTierFullError: this node has not enough memory, or every slot for the rank's replicas is being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
@@ -90,10 +94,10 @@ class IncomingReplicas:
             return token, len(known) * ps.CHUNK
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Receive one chunk from `sock` directly into its slot.
+        """Receive one chunk from `sock` directly into the replica's slot.
 
         Raises:
-            NotFoundError: this chunk is not expected. No byte of the chunk was read.
+            NotFoundError: this chunk is not expected; no byte of the chunk was read from `sock`.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -108,12 +112,12 @@ class IncomingReplicas:
             self._find(token).read_into = read_into
 
     def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Read several chunks from the sender's memory directly into their slot. After a failure, the chunks are
-        expected again.
+        """Read several chunks from the sender's memory directly into the replica's slot. After a failure, the same
+        chunks are expected again.
 
         Raises:
             NotFoundError: these chunks are not expected.
-            NixlFailure: the read failed. No other chunks of this replica will be read.
+            NixlFailure: the read failed, and no further chunks of this replica will be read from the sender's memory.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
@@ -131,7 +135,8 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
 
     def _begin_chunks(self, sock: socket.socket, token: int, start: int, nbytes: int, chunks: int) -> Incoming:
-        """Return the replica to which these chunks belong, and reserve the chunks for `sock`.
+        """Return the replica with this token, and reserve the given chunks for `sock`, so that no other connection can
+        send them.
 
         Raises:
             NotFoundError: the chunks are not expected.
@@ -147,7 +152,7 @@ class IncomingReplicas:
                 or not 0 < len(starts) <= chunks
                 or nbytes != min(len(starts) * ps.CHUNK, len(replica.data) - start)
             ):
-                raise NotFoundError(f"no {nbytes} bytes at {start} are due of {replica.manifest['save_id']}")
+                raise NotFoundError(f"no {nbytes} bytes at {start} are expected for {replica.manifest['save_id']}")
             replica.checksums.update(dict.fromkeys(starts))
             replica.receiving.add(sock)
             return replica
@@ -159,7 +164,8 @@ class IncomingReplicas:
         checksums: Mapping[int, int | None],
         due_again: Iterable[int] = (),
     ) -> None:
-        """End the reservation for `sock`. Chunks without a checksum are expected again, and may come another way."""
+        """End the reservation of chunks for `sock`, and store the checksums of received chunks. Chunks in `due_again`
+        are expected again, from the sender's memory or over any connection."""
         with self._changed:
             for start in due_again:
                 del replica.checksums[start]
@@ -168,11 +174,11 @@ class IncomingReplicas:
             self._changed.notify_all()
 
     def end(self, token: int) -> None:
-        """Check all chunks together after the last chunk, and register the replica.
+        """Verify the checksum of the whole replica after its last chunk, and register the replica.
 
         Raises:
             CorruptSnapshotError: the bytes do not match the manifest.
-            StaleGenerationError: a newer generation began meanwhile.
+            StaleGenerationError: a newer generation has begun while the replica was received.
         """
         with self._changed:
             owner = self._find(token).owner
@@ -187,7 +193,7 @@ class IncomingReplicas:
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the replicas that were begun over a lost connection."""
+        """Drop the incomplete replicas that were begun over the lost connection `sock`."""
         self._give_up(lambda other: other.begun_by is sock)
 
     def close(self) -> None:
@@ -195,11 +201,12 @@ class IncomingReplicas:
 
     def _find(self, token: int) -> Incoming:
         if (replica := self._by_token.get(token)) is None:
-            raise NotFoundError("this replica was given up")
+            raise NotFoundError("this replica was dropped")
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:
-        """Drop the selected replicas. Returns once no thread writes to their slots any more."""
+        """Drop the replicas for which `which` returns true. Returns once no thread writes to the slots of these
+        replicas any more."""
         with self._changed:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():
@@ -213,8 +220,9 @@ class IncomingReplicas:
 
 
 def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dict[int, int]:
-    """Return the checksums, by start, of the first chunks with frozen parameters that two snapshots have in common
-    (`frozen` in both manifests). The bytes of replica `before` in the slot are read to verify them."""
+    """Return the checksums, by start, of the first chunks of a snapshot that are already in the slot, because they
+    contain frozen parameters. The slot's old snapshot `before` must have the same frozen parameters (`frozen` in both
+    manifests). The bytes in the slot are read to verify the frozen parameters."""
     frozen = manifest.get("extras", {}).get("frozen")
     if not frozen or (before.get("plan"), before.get("extras", {}).get("frozen")) != (manifest["plan"], frozen):
         return {}
@@ -227,10 +235,11 @@ def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dic
 
 
 def _received(replica: Incoming) -> tuple[int, int]:
-    """Return the number of bytes that were received without a gap, and their checksum."""
+    """Return the number of received bytes, and the checksum of all these bytes. Raises CorruptSnapshotError if a chunk
+    is missing."""
     nbytes, parts = len(replica.data), []
     for start in range(0, nbytes, ps.CHUNK):
         if (checksum := replica.checksums.get(start)) is None:
-            raise CorruptSnapshotError(f"replica of rank {replica.owner}: the bytes from {start} on never came")
+            raise CorruptSnapshotError(f"replica of rank {replica.owner}: the bytes from {start} on were not received")
         parts.append((checksum, min(ps.CHUNK, nbytes - start)))
     return nbytes, join_checksums(parts)

@@ -1,7 +1,8 @@
-"""Incoming parts of other nodes' snapshots. Each part is XORed into this node's piece of a step.
+"""Receives parts of other nodes' snapshots, and XORs all parts of a step into one parity piece on this node.
 
-A piece counts once all parts have arrived and match their checksums. Until then, the piece of an earlier step counts.
-An interrupted part has been XORed only in half, so its piece is dropped, and the next step makes a new piece.
+A piece can be used once all its parts have arrived and match their checksums. Until a piece is complete, the piece of
+an earlier step is used. If the transfer of a part is interrupted, only some of the part's bytes are in the piece, so
+the piece is dropped, and a new piece is made at the next step.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
 _FIRST_TOKEN = 1 << 32
-"""First token of parts. Tokens of whole copies are smaller."""
-_SLOT_WAIT_S = 10.0  # a piece's slot is in use only while another process reads it
+"""First token that is used for parts. Tokens of replicas are smaller."""
+_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a piece's slot is in use only while a node reads it
 _TIMEOUT_S = 2 * ps.TIMEOUT_S
-"""Maximum seconds without a byte to wait for nodes that have not sent their parts."""
+"""Maximum seconds without a received byte to wait for nodes that have not sent their parts of a piece."""
 
 
 @dataclass(eq=False, slots=True)
 class _Piece:
-    """One incomplete piece."""
+    """One incomplete parity piece."""
 
     stripe: Stripe
     holder: int
@@ -44,7 +45,7 @@ class _Piece:
     data: memoryview
     moved_at: float
     manifests: dict[int, Manifest] = field(default_factory=dict)
-    """Manifests of the parts that have begun, by rank."""
+    """Manifests of the snapshots whose parts have begun to arrive, by rank."""
     ended: set[int] = field(default_factory=set)
     given_up: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -68,10 +69,11 @@ class _Part:
 
 
 class IncomingParts:
-    """The pieces of this node, one for the stripe of each of its ranks. Thread-safe.
+    """The parity pieces on this node. Each rank of the node belongs to a different stripe (ranks that share parity),
+    and the node has one piece for each of these stripes. Thread-safe.
 
     Args:
-        pieces: memory of the pieces. Each piece is stored under this node's rank in its stripe.
+        pieces: memory of the pieces, each of which is stored under the rank of this node that is in the piece's stripe.
     """
 
     def __init__(self, pieces: Regions, cpu_priority: CpuPriority, timeout_s: float = _TIMEOUT_S) -> None:
@@ -80,9 +82,11 @@ class IncomingParts:
         self._unfinished: dict[int, _Piece] = {}
         self._parts: dict[int, _Part] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
-        """Newest step whose piece was dropped, by rank. Later parts for that piece are refused."""
+        """Generation and step of the newest piece that was dropped, by this node's rank in the stripe. Parts that
+        arrive later for the dropped piece are refused."""
         self._asked: dict[int, tuple[tuple[int, int], float]] = {}
-        """Step that was requested last, and the time of its first request."""
+        """For each rank of this node, the step of the piece about which a sender has asked last (`AskPiece`), and the
+        time of the first request for this step."""
         self._tokens = itertools.count(_FIRST_TOKEN)
         self._beginning = threading.Lock()
         self._changed = threading.Condition()
@@ -93,26 +97,28 @@ class IncomingParts:
         return token >= _FIRST_TOKEN
 
     def set_group(self, group: ParityGroup | None, *, replaced: bool) -> None:
-        """Set the nodes that keep parity for each other. `replaced`: whether a node of the group was replaced."""
+        """Set the group of nodes that keep parity for each other. `replaced` is true if a node of the group was
+        replaced."""
         with self._beginning, self._changed:
             if replaced or group != self.group:
                 self._give_up([*self._unfinished.values()])
             self.group = group
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Drop pieces in the same way as `Regions.fence`, and stop waits for the dropped pieces."""
+        """Begin a generation: drop pieces of earlier generations after `step`, as `Regions.fence` does for snapshots,
+        and end all waits for the dropped pieces."""
         self.pieces.fence(generation, step)
         with self._changed:
             if step is not None:
                 self._give_up([p for p in self._unfinished.values() if p.number[1] > step and p.number[0] < generation])
 
     def begin(self, manifest: Manifest, ranks: Sequence[int], checksum: str, begun_by: socket.socket) -> int | None:
-        """Reserve a place for a part of a checked manifest's snapshot. Returns its token, or None if the piece is
-        complete.
+        """Prepare to receive a part of the snapshot that `manifest` describes, whose signature the caller has verified.
+        Returns the part's token, or None if the piece is already complete.
 
         Raises:
-            NotFoundError: this node keeps no piece of this stripe, or no longer keeps one of this step.
-            MemoryTierFullError: this node has not enough memory, or every slot is being read.
+            NotFoundError: this node keeps no parity piece for these ranks, or has dropped the piece of this step.
+            MemoryTierFullError: this node has not enough memory, or every slot for the piece is being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id = int(manifest["rank"]), str(manifest["save_id"])
@@ -124,7 +130,7 @@ class IncomingParts:
             with self._changed:
                 piece = self._unfinished.get(holder)
                 if number <= self._given_up.get(holder, (0, -1)) or (piece is not None and number < piece.number):
-                    raise NotFoundError(f"parity of {save_id} was given up")
+                    raise NotFoundError(f"the parity piece of {save_id} was dropped")
                 if piece is not None and number > piece.number:
                     self._give_up([piece])
                     piece = None
@@ -138,14 +144,15 @@ class IncomingParts:
                 self._grow(piece, needed)
             with self._changed:
                 if piece.given_up or owner in piece.manifests:
-                    raise NotFoundError(f"parity of {save_id} was given up, or has the part of rank {owner}")
+                    raise NotFoundError(f"parity of {save_id} was dropped, or already has the part of rank {owner}")
                 piece.manifests[owner] = manifest
                 token, nbytes = next(self._tokens), stripe.span(owner, holder, int(manifest["nbytes"])).nbytes
                 self._parts[token] = _Part(piece, owner, nbytes, checksum, begun_by)
                 return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """XOR one chunk from `sock` into its piece. A chunk that was received before is read and dropped.
+        """Receive one chunk from `sock`, and XOR it into its parity piece. A chunk that was received before is read and
+        dropped.
 
         Raises:
             NotFoundError: this chunk is not expected.
@@ -159,12 +166,13 @@ class IncomingParts:
         checksum = self._take(sock, part.piece if part is not None else None, start, nbytes)
         with self._changed:
             if part is None or part.piece.given_up:
-                raise NotFoundError("this part was given up, or these bytes of it are not due")
+                raise NotFoundError("this part was dropped, or these bytes of the part are not expected")
             part.checksums[start] = checksum
             part.piece.moved_at = time.monotonic()
 
     def _take(self, sock: socket.socket, piece: _Piece | None, start: int, nbytes: int) -> int:
-        """Receive bytes and XOR them into `piece` from `start` on, unless it is dropped. Returns their checksum."""
+        """Receive bytes, and XOR them into `piece` from offset `start` on, unless the piece is dropped. Returns the
+        checksum of the received bytes."""
         scratch = getattr(self._scratch, "buffer", None)
         if scratch is None:
             scratch = self._scratch.buffer = memoryview(bytearray(ps.PIECE))
@@ -179,15 +187,15 @@ class IncomingParts:
         return checksum
 
     def end(self, token: int) -> None:
-        """End a part after its last chunk. The last part completes the piece.
+        """Verify a part after its last chunk. The last part of a parity piece completes the piece.
 
         Raises:
-            CorruptSnapshotError: the bytes do not match the announced checksum.
-            StaleGenerationError: a newer generation began meanwhile.
+            CorruptSnapshotError: the part's bytes do not match the checksum that its sender has announced.
+            StaleGenerationError: a newer generation has begun while the piece was received.
         """
         with self._changed:
             if (part := self._parts.pop(token, None)) is None:
-                raise NotFoundError("this part was given up")
+                raise NotFoundError("this part was dropped")
             piece = part.piece
             if (why := _incomplete(part)) is not None:
                 self._give_up([piece])
@@ -206,8 +214,8 @@ class IncomingParts:
                 self._changed.notify_all()
 
     def wait_complete(self, owner: int, save_id: str, step: int, seconds: float) -> bool:
-        """Wait at most `seconds` for the piece with the part of `owner` or of this node. Returns whether it is
-        complete.
+        """Wait at most `seconds` until the parity piece for the stripe of rank `owner` is complete. Returns whether the
+        piece is complete.
 
         Raises:
             NotFoundError: the piece was dropped, or a newer piece has replaced it.
@@ -217,7 +225,7 @@ class IncomingParts:
         with self._changed:
             if self._changed.wait_for(lambda: self._is_decided(stripe, holder, number), seconds):
                 if not self._is_complete(stripe, holder, save_id):
-                    raise NotFoundError(f"parity of {save_id} was given up")
+                    raise NotFoundError(f"the parity piece of {save_id} was dropped")
                 return True
             piece, now = self._unfinished.get(holder), time.monotonic()
             asked = self._asked.get(holder)
@@ -227,11 +235,11 @@ class IncomingParts:
                 if piece is not None:
                     self._give_up([piece])
                 self._given_up[holder] = max(number, self._given_up.get(holder, number))
-                raise NotFoundError(f"parity of {save_id} was given up: parts of others did not come")
+                raise NotFoundError(f"the parity piece of {save_id} was dropped: other nodes did not send their parts")
             return False
 
     def _is_decided(self, stripe: Stripe, holder: int, number: tuple[int, int]) -> bool:
-        """Return whether the piece of this step is complete or never will be."""
+        """Return whether the piece of this step is complete, or will never be complete."""
         piece = self._unfinished.get(holder)
         if self._given_up.get(holder, (0, -1)) >= number or (piece is not None and piece.number > number):
             return True
@@ -257,7 +265,7 @@ class IncomingParts:
         ]
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the pieces whose parts were begun over a lost connection."""
+        """Drop the incomplete pieces for which the lost connection `sock` has begun a part."""
         with self._changed:
             self._give_up([part.piece for part in self._parts.values() if part.begun_by is sock])
 
@@ -268,11 +276,12 @@ class IncomingParts:
     # --- inside ---------------------------------------------------------------------------------
 
     def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
-        """Return the stripe of a rank, and this node's rank in it. `ranks`: the stripe as the sender knows it."""
+        """Return the stripe of rank `owner`, and the rank of this node in the stripe. `ranks` is the stripe according
+        to the sender, or None if unknown."""
         group = self.group
         stripe = group.stripe(owner) if group is not None else None
         if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):
-            raise NotFoundError(f"this node keeps no parity with rank {owner} in it, or with other ranks")
+            raise NotFoundError(f"this node keeps no parity piece of rank {owner}, or keeps it with other ranks")
         return stripe, group.holder(stripe)
 
     def _is_complete(self, stripe: Stripe, holder: int, save_id: str) -> bool:
@@ -284,7 +293,7 @@ class IncomingParts:
     def _reserve(
         self, holder: int, number: tuple[int, int], save_id: str, nbytes: int
     ) -> tuple[int, memoryview, float]:
-        """Reserve a slot that is filled with zeros."""
+        """Reserve a slot for a piece, and fill it with zeros."""
         region, fd = self.pieces.map(holder, nbytes)
         os.close(fd)
         index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
@@ -296,7 +305,7 @@ class IncomingParts:
         return index, data[:nbytes], time.monotonic()
 
     def _grow(self, piece: _Piece, nbytes: int) -> None:
-        """Make room for a part that is longer than the earlier parts."""
+        """Enlarge a piece for a part that is longer than the piece's earlier parts."""
         region, fd = self.pieces.map(piece.holder, nbytes)
         os.close(fd)
         with piece.lock:
@@ -308,7 +317,8 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Drop pieces. Afterwards no thread writes to the slots of these pieces. The caller must hold `_changed`."""
+        """Drop incomplete pieces. After this call, no thread writes to the slots of the dropped pieces. The caller must
+        hold `_changed`."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue
@@ -323,19 +333,19 @@ class IncomingParts:
 
 
 def _incomplete(part: _Part) -> str | None:
-    """Return the error of an incomplete or damaged part; None if the part is correct."""
+    """Return why a part is incomplete or damaged; None if the part is correct."""
     parts = []
     for start in range(0, part.nbytes, ps.CHUNK):
         if (checksum := part.checksums.get(start)) is None:
-            return f"the bytes from {start} on never came"
+            return f"the bytes from {start} on were not received"
         parts.append((checksum, min(ps.CHUNK, part.nbytes - start)))
     found = crc_text(join_checksums(parts))
-    return None if found == part.checksum else f"CRC64-NVME is {found}, {part.checksum} was announced"
+    return None if found == part.checksum else f"CRC64-NVME is {found}, but the sender announced {part.checksum}"
 
 
 def _record(piece: _Piece) -> Manifest:
-    """Return the record of a complete piece. The record is unsigned, because the lost rank's own manifest checks a
-    rebuilt image."""
+    """Return the manifest of a complete piece. This manifest is unsigned, because a rebuilt snapshot is verified with
+    the lost rank's own manifest."""
     any_of_them = next(iter(piece.manifests.values()))
     return {
         "rank": piece.holder,

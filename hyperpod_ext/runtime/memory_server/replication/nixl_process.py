@@ -2,9 +2,10 @@
 
 python -m hyperpod_ext.runtime.memory_server.replication.nixl_process DESCRIPTOR
 
-The process is separate because of UCX, which may end its process, patch `mmap`, and listen for any client. The process
-has neither the job's secret nor the manifests, and decides nothing. The memory server can kill it at any moment to stop
-its writes. The process ends when the memory server closes the socket or ends.
+NIXL runs in a separate process because of UCX, which may end its own process, patch `mmap`, and listen for any client.
+The NIXL process has neither the job's secret nor the manifests, and makes no decisions. The memory server can kill the
+NIXL process at any moment to stop its writes to shared memory. The NIXL process ends when the memory server closes the
+socket or ends.
 """
 
 from __future__ import annotations
@@ -33,20 +34,22 @@ from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 
 MODULES = ("nixl_cu13", "nixl_cu12")
-"""Modules in NIXL's wheels, each of which works for CPU memory."""
+"""Python modules of NIXL's wheels for two CUDA versions. Either module works for CPU memory."""
 _SETTINGS = {
-    # UCX's own TCP transport serves any client, and is slower than ours
+    # exclude UCX's TCP transport, which serves any client, and is slower than the memory server's own TCP transfer
     "UCX_TLS": "^tcp",
-    "UCX_CMA_SEG_SIZE": "4m",  # size per system call; the default of 512 KiB costs more
+    "UCX_CMA_SEG_SIZE": "4m",  # bytes per system call; the default of 512 KiB needs more CPU time
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
 _READING_S = 0.0001
-"""Seconds between two checks of a read, if no core of this machine copies the bytes."""
+"""Seconds between two checks of a running read, while the network hardware copies the bytes and no core of this machine
+does."""
 _EXPOSED_S = (0.0001, 0.016)
-"""Seconds between two checks for requests of other nodes while they may read. Doubled after each idle check."""
+"""Minimum and maximum seconds between two checks for requests of other nodes, while other nodes may read a region.
+Doubled after each check that found no request."""
 _WORKED = 8
-"""A check that takes this many times as long as the shortest check was not idle."""
+"""A check that takes at least this many times as long as the shortest check has done work."""
 _MOST_REMOTES = 64
 
 
@@ -56,7 +59,7 @@ class _Region:
     address: int
     registered: Any
     exposed: int = 0
-    """Number of copies that may be reading the region."""
+    """Number of copies for which other nodes may be reading the region."""
     reads: int = 0
     closed: bool = False
 
@@ -70,11 +73,12 @@ class _Read:
 
 @dataclass(eq=False)
 class NixlProcess:
-    """Answers requests, and drives NIXL's progress while transfers run.
+    """Answers requests of the memory server, and calls NIXL repeatedly while transfers run, so that the transfers make
+    progress.
 
     Args:
-        agent: a `nixl_agent` that has a backend.
-        control: socket to the memory server. This process ends when the socket is closed.
+        agent: a `nixl_agent` with a UCX backend.
+        control: socket to the memory server; this process ends when the memory server closes the socket.
     """
 
     agent: Any
@@ -83,12 +87,12 @@ class NixlProcess:
     _regions: dict[int, _Region] = field(default_factory=dict)
     _reads: list[_Read] = field(default_factory=list)
     _remotes: dict[str, str] = field(default_factory=dict)
-    """Agents by their metadata, oldest first."""
+    """Names of other nodes' NIXL agents, by the agents' metadata, oldest first."""
     _shortest_s: float = math.inf
-    """Duration of the shortest check, in seconds."""
+    """Duration of the shortest check so far, in seconds."""
 
     def serve(self) -> None:
-        """Serve until the memory server has ended."""
+        """Answer requests until the memory server has ended."""
         wait_s: float | None = None
         while True:
             ready, _, _ = select.select([self.control, *self._lanes], [], [], wait_s)
@@ -124,7 +128,7 @@ class NixlProcess:
         try:
             answered = self._answer(sock, n.NIXL_REQUESTS.decode(message), fds)
             answer = encode(answered) if answered is not None else None
-        except Exception as error:  # NIXL may raise any error, and the client has another way to copy
+        except Exception as error:  # NIXL may raise any error; the memory server can copy over TCP instead
             answer = refusal(_described(error))
         if answer is not None:
             wire.send(sock, answer)
@@ -168,7 +172,8 @@ class NixlProcess:
         return _Region(memory, address, self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
 
     def _expose(self, region: _Region) -> n.Exposed:
-        """Expose a region. The metadata names only regions that may be read, and none that is being written."""
+        """Allow other nodes to read a region. The returned metadata gives access only to this region, not to regions
+        that are being written."""
         region.exposed += 1
         metadata = self.agent.get_partial_agent_metadata(region.registered, True, ["UCX"])
         return n.Exposed(metadata=base64.b64encode(metadata).decode(), address=region.address)
@@ -203,7 +208,7 @@ class NixlProcess:
 
     def _progress(self) -> None:
         if not self._reads and self._is_exposed():
-            self.agent.get_new_notifs()  # handles connections of other nodes
+            self.agent.get_new_notifs()  # this call makes NIXL handle connections of other nodes
         for read in list(self._reads):
             answer = encode(Done())
             try:
@@ -212,7 +217,7 @@ class NixlProcess:
                 if state != "DONE":
                     raise HyperpodExtError("NIXL reports an error")
                 read.handle.release()
-            # the memory server then kills this process, because it cannot rely on the library
+            # after this answer, the memory server kills this process, because NIXL can no longer be relied on
             except Exception as error:
                 answer = refusal(_described(error))
             self._reads.remove(read)
@@ -226,7 +231,7 @@ def _described(error: Exception) -> HyperpodExtError:
 
 
 def make_agent() -> tuple[Any, str]:
-    """Return a NIXL agent with UCX, and its version.
+    """Return a NIXL agent with a UCX backend, and NIXL's version.
 
     Raises:
         HyperpodExtError: NIXL is not installed, or does not work on this machine.
@@ -237,7 +242,8 @@ def make_agent() -> tuple[Any, str]:
     for name in MODULES:
         try:
             api = importlib.import_module(f"{name}._api")
-            # with error handling, UCX would not use transports that cannot detect a peer's death, such as shared memory
+            # with UCX's error handling, UCX would not use shared memory, because shared memory cannot detect a peer's
+            # death
             options = {"ucx_error_handling_mode": "none"}
             agent = api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
             agent.create_backend("UCX", options)
@@ -251,7 +257,7 @@ def make_agent() -> tuple[Any, str]:
 
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # the signals come from a terminal or a scheduler, but this process ends with its memory server
+        # ignore signals from a terminal or a scheduler, because this process must end only with its memory server
         signal.signal(signum, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
@@ -260,7 +266,7 @@ def main() -> None:
         wire.send(control, refusal(error))
         return
     wire.send(control, encode(n.Started(version=version)))
-    with contextlib.suppress(ConnectionError):  # the memory server ended in the middle of a message
+    with contextlib.suppress(ConnectionError):  # the memory server ended while it sent or received a message
         NixlProcess(agent, control).serve()
     os._exit(0)  # skip UCX's clean-up
 

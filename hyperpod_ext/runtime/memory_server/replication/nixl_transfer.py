@@ -1,7 +1,9 @@
-"""The memory server's side of the NIXL process. Starts the process at its first use, and kills it if it hangs.
+"""The memory server's interface to the NIXL process (`nixl_process.py`). Starts the process at its first use, and kills
+the process if it hangs.
 
-The receiver of a copy reads, so that no other node gets access to a slot that is being written. If a cancelled read
-does not end within a moment, the process is killed, so that none of its reads can write any more.
+The receiver of a copy reads from the sender's memory, so that no other node gets access to a slot that is being
+written. If a cancelled read does not end within a second, the NIXL process is killed, so that the read can no longer
+write to the slot.
 """
 
 from __future__ import annotations
@@ -31,10 +33,10 @@ from hyperpod_ext.runtime.snapshot.manifest import sign
 
 _START_S = 20.0
 _ANSWER_S = 10.0
-"""Seconds without an answer after which the process counts as hung. The sender of a copy waits longer than both
-limits."""
+"""Seconds without an answer after which the NIXL process counts as hung. The sender of a copy waits longer than
+`_START_S` and `_ANSWER_S`."""
 _GIVEN_UP_S = 1.0
-"""Seconds within which a cancelled read must end on its own."""
+"""Seconds within which a cancelled read must end; after this time, the NIXL process is killed."""
 _LOOK_S = 0.1
 _SEND_S = 1.0
 
@@ -42,11 +44,11 @@ Stop = Callable[[], bool]
 
 
 class NixlFailure(Exception):  # noqa: N818  no data is lost, because TCP can be used instead
-    """NIXL is not available, or has not moved the bytes."""
+    """NIXL is not available, or has failed to copy the bytes."""
 
 
 def signed_offer(token: int, version: str, exposed: n.Exposed, start: int, secret: bytes) -> OfferMemory:
-    """Return a sender's signed offer of the image that begins at `start` in an exposed region."""
+    """Return a signed offer, with which the receiver can read the snapshot at offset `start` in an exposed region."""
     fields = {"token": token, "version": version, "metadata": exposed.metadata, "address": exposed.address + start}
     return OfferMemory.model_validate(sign(fields, secret))
 
@@ -60,20 +62,20 @@ def is_signed(offer: OfferMemory, secret: bytes) -> bool:
 
 @dataclass(eq=False, slots=True)
 class _Process:
-    """A NIXL process that was started."""
+    """A started NIXL process, and the sockets to it."""
 
     popen: subprocess.Popen[bytes]
     control: socket.socket
     version: str
     ended: str = "the NIXL process has ended"
-    """Why the process has ended, as far as known."""
+    """Why the process has ended, as far as the memory server knows."""
     lanes: list[socket.socket] = field(default_factory=list)
-    """Connections to the process that are idle."""
+    """Idle connections to the process. Each request uses a connection of its own."""
     regions: dict[Region, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self, why: str = "") -> None:
-        """Kill the process, which writes nothing after this call has returned."""
+        """Kill the process. After this call, the process writes no more bytes to shared memory."""
         if why and self.popen.poll() is None:
             self.ended = why
         self.popen.kill()
@@ -84,7 +86,7 @@ class _Process:
         try:
             with self.lock:
                 wire.send(self.control, encode(request), None if fd is None else [fd])
-        except OSError:  # the process has ended, or hangs and leaves bytes unread
+        except OSError:  # the process has ended, or hangs and does not read the request
             self.kill()
 
     def lane(self) -> socket.socket:
@@ -101,7 +103,7 @@ class NixlTransfer:
     """Reads other nodes' memory into regions of this node, and exposes regions to other nodes. Thread-safe.
 
     Args:
-        environment: environment variables of the process. Default: those of this process.
+        environment: environment variables of the NIXL process, or None for the variables of this process.
     """
 
     def __init__(self, cpu_priority: CpuPriority, environment: Mapping[str, str] | None = None) -> None:
@@ -112,7 +114,7 @@ class NixlTransfer:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start NIXL, so that later calls do not wait for it.
+        """Start the NIXL process, so that later calls do not have to wait for its start.
 
         Raises:
             NixlFailure: NIXL is not available on this node.
@@ -130,7 +132,7 @@ class NixlTransfer:
 
     @contextmanager
     def expose(self, region: Region, stop: Stop) -> Iterator[n.Exposed]:
-        """Let other nodes read a region inside the `with` block.
+        """Allow other nodes to read a region inside the `with` block.
 
         Raises:
             NixlFailure: NIXL is not available on this node, or `stop()` returned true.
@@ -144,8 +146,8 @@ class NixlTransfer:
             process.tell(n.Withdraw(region=number))
 
     def read(self, offer: OfferMemory, at: int, region: Region, start: int, nbytes: int, stop: Stop) -> None:
-        """Read bytes at `at` in the offered memory to `start` in a region. After an error, no more bytes are written
-        there.
+        """Read `nbytes` bytes from offset `at` of the offered memory to offset `start` of a region. After an error, no
+        more bytes are written to the region.
 
         Raises:
             NixlFailure: the read failed, or `stop()` returned true.
@@ -156,11 +158,11 @@ class NixlTransfer:
         try:
             self._ask(process, request, stop=stop)
         except NixlFailure as failure:
-            process.kill(str(failure))  # after an error in one part, other parts may still be running
+            process.kill(str(failure))  # other parts of the failed read may still be running
             raise
 
     def close(self) -> None:
-        """Stop all reads, and end the NIXL process."""
+        """Stop all reads by killing the NIXL process."""
         with self._lock:
             self._unusable = self._unusable or "it was closed"
             process, self._process = self._process, None
@@ -196,23 +198,24 @@ class NixlTransfer:
             ours.settimeout(_START_S)
             answer = wire.receive(ours)
             if answer is None:
-                raise wire.WireError("its process has ended at its start")
+                raise wire.WireError("the NIXL process has ended during its start")
             if "error" in answer:
                 raise error_of(answer["error"])
             process.version = str(answer["version"])
-            # lower it only now, because a copy waits for the start of the process
+            # lower the CPU priority only now, because a copy waits for the start of the process
             self._cpu_priority.lower_process(popen.pid)
             ours.settimeout(_SEND_S)
         except (OSError, HyperpodExtError) as error:
             process.kill()
             ours.close()
-            if isinstance(error, HyperpodExtError):  # NIXL is not installed, and will not be later
+            if isinstance(error, HyperpodExtError):  # NIXL is not installed or does not work; do not try again
                 self._unusable = str(error)
             raise NixlFailure(f"NIXL cannot be used on this node: {error or type(error).__name__}") from error
         return process
 
     def _number(self, process: _Process, region: Region, stop: Stop) -> int:
-        """Return the number by which the process knows a mapped region."""
+        """Return the number that identifies a region in requests to the process. Maps the region into the process first
+        if necessary."""
         with self._lock:
             if region in process.regions:
                 return process.regions[region]
@@ -240,7 +243,7 @@ class NixlTransfer:
             with process.lock:
                 process.lanes.append(lane)
             return read_answer(request, answer)
-        except HyperpodExtError as error:  # the process has answered
+        except HyperpodExtError as error:  # the process works, and has answered with an error
             raise NixlFailure(str(error)) from error
         except (OSError, NixlFailure) as error:
             why = process.ended if isinstance(error, ConnectionError) else str(error)
@@ -254,4 +257,4 @@ class NixlTransfer:
             if not unwanted and stop():
                 unwanted, until = True, min(until, time.monotonic() + _GIVEN_UP_S)
             if time.monotonic() > until:
-                raise NixlFailure("the copy was given up" if unwanted else f"nothing came for {_ANSWER_S:.0f} s")
+                raise NixlFailure("the copy was cancelled" if unwanted else f"no answer for {_ANSWER_S:.0f} s")

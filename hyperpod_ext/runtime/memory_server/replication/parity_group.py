@@ -1,4 +1,5 @@
-"""The nodes that keep parity for each other's snapshots, as one of these nodes sees them. Pure functions."""
+"""The group of nodes that keep parity for each other's snapshots, from the point of view of one node. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 @dataclass(frozen=True)
 class ParityGroup:
-    """One group that contains `node`. The first ranks of all its nodes form a stripe, the second ranks the next stripe,
-    and so on."""
+    """The parity group that contains `node`. A stripe is a set of ranks, one per node of the group, that share parity:
+    the first ranks of all nodes form a stripe, the second ranks of all nodes the next stripe, and so on."""
 
     node: int
     ranks: Mapping[int, tuple[int, ...]]
@@ -19,7 +20,8 @@ class ParityGroup:
 
     @classmethod
     def of(cls, node: int, ranks: Mapping[int, tuple[int, ...]]) -> ParityGroup | None:
-        """Return the group of these nodes. None if they do not form a group with `node`."""
+        """Return the parity group of the nodes in `ranks`. None if these nodes do not form a group that contains
+        `node`."""
         counts = {len(each) for each in ranks.values()}
         return cls(node, dict(ranks)) if node in ranks and len(ranks) > 2 and len(counts) == 1 else None
 
@@ -28,7 +30,7 @@ class ParityGroup:
         return tuple(node for node in sorted(self.ranks) if node != self.node)
 
     def stripe(self, rank: int) -> Stripe | None:
-        """Return the stripe of a rank of these nodes. None if the rank is in no stripe."""
+        """Return the stripe that contains `rank`. None if the rank is on no node of the group."""
         for ranks in self.ranks.values():
             if rank in ranks:
                 place = sorted(ranks).index(rank)
@@ -39,5 +41,5 @@ class ParityGroup:
         return next(node for node, ranks in self.ranks.items() if rank in ranks)
 
     def holder(self, stripe: Stripe) -> int:
-        """Return this node's rank in a stripe."""
+        """Return which of this node's ranks is in `stripe`."""
         return next(rank for rank in stripe.ranks if rank in self.ranks[self.node])

@@ -1,4 +1,5 @@
-"""Sends the parts of one snapshot to the pieces of its group, and waits until these pieces are complete."""
+"""Sends the parts of one snapshot to the nodes of its parity group, which XOR them into parity pieces, and waits until
+these pieces are complete."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvm
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 _POLL_S = 0.2
-"""Seconds that one check of a piece waits for the parts of other nodes."""
+"""Maximum seconds that one check of a parity piece waits for the parts of other nodes."""
 
 
 class SentParts:
-    """Pins a snapshot until every piece of its stripe is complete.
+    """Sends the parts of a snapshot, and pins the snapshot until all parity pieces of its stripe are complete.
 
-    Until then, the snapshot may be needed together with the pieces of an earlier step, or to rebuild another snapshot.
+    While a piece is incomplete, other nodes may still need the snapshot to rebuild a lost rank's snapshot, so no save
+    may overwrite it.
 
     Args:
-        senders: senders, by the rank whose node keeps the piece.
-        own: the pieces of this node, one of which belongs to the same stripe.
-        stop: returns whether the group has changed.
+        senders: for each other rank in the stripe, the sender to the rank's node, which keeps one parity piece.
+        own: the parity pieces on this node, one of which belongs to the same stripe.
+        stop: returns whether the parity group has changed, so that sending must stop.
     """
 
     def __init__(
@@ -45,14 +47,15 @@ class SentParts:
         self._held = ExitStack()
         self._pin: Pin | None = None
         self._left = [*senders]
-        """Ranks whose nodes have pieces that may be incomplete."""
+        """Ranks whose nodes' parity pieces may still be incomplete."""
 
     def send(self, plan: Plan) -> int:
-        """Send each part to its node. All parts are sent at the same time. Returns the number of bytes sent.
+        """Send each part of the snapshot to the node that keeps the part's parity piece. All parts are sent at the same
+        time. Returns the number of bytes sent.
 
         Raises:
             Superseded: the copy was cancelled.
-            NotFoundError: the snapshot is no longer on this node, or a peer has dropped the piece.
+            NotFoundError: the snapshot is no longer on this node, or a peer has dropped its parity piece.
             UnreachableError: a peer is lost, or does not accept bytes.
             CorruptSnapshotError: the snapshot differs from the sealed one, or received bytes differ from the bytes
                 sent.
@@ -67,7 +70,7 @@ class SentParts:
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
             joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
-            check_crc(self.manifest, nbytes, joined)  # an error in these bytes would get into all pieces
+            check_crc(self.manifest, nbytes, joined)  # without this check, a damaged byte would get into a piece
 
             def work(index: int) -> None:
                 rank, start, length = spans[index]
@@ -76,12 +79,13 @@ class SentParts:
                     sent[rank] = self._senders[rank].send_part(pin, plan, self._stripe, part, checksum, self._stop)
 
             failures = ps.in_threads(work, len(spans), "parts")
-        if failures:  # other failures may be consequences of this one
+        if failures:  # the first failure that is not `Superseded` may have caused the other failures
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
         return sum(sent.values())
 
     def is_complete(self) -> bool:
-        """Return whether all pieces are complete, including this node's own. Waits for a short time at most.
+        """Return whether all parity pieces of the stripe are complete, including the piece on this node. Waits for at
+        most 0.2 seconds.
 
         Raises: the same errors as `send`.
         """
@@ -95,7 +99,7 @@ class SentParts:
         return self._own.wait_complete(self._owner, self._save_id, int(self.manifest["step"]), _POLL_S)
 
     def release(self) -> None:
-        """Release the snapshot's slot."""
+        """Release the snapshot's slot, so that a save may overwrite it."""
         self._held.close()
 
     def _stop(self) -> bool:

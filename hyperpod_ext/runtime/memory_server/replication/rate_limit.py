@@ -1,7 +1,8 @@
 """Limits the rate of copies, so that training steps take only a little longer.
 
-The cost of a copy depends on the node's cores, memory and network, so it is measured. Steps during a copy are compared
-with other steps. If a lower rate does not reduce the cost, the rate is not limited.
+How much a copy slows down training depends on the node's cores, memory and network, so the slowdown is measured. The
+duration of steps during a copy is compared with the duration of other steps. If a lower rate does not reduce the
+slowdown, the rate is not limited.
 """
 
 from __future__ import annotations
@@ -15,34 +16,37 @@ from statistics import median
 
 _IDLE_STEPS = 16
 _ENOUGH = 6
-"""Number of steps of each kind before a decision, so that a single late step does not decide."""
+"""Minimum number of steps with a copy, and of steps without one, before the rate is changed, so that a single late step
+does not change the rate."""
 _SENDING = 0.25
-"""Minimum share of a step during which a copy must run. If the copy begins at the step's end, the snapshot made the
-step longer, and not the copy."""
-_LOOK_S = 0.1  # seconds between two checks whether a waiting copy was cancelled
+"""Minimum share of a step during which a copy must run for the step to count as a step with a copy. If a copy begins
+only at the end of a step, the step was longer because of the snapshot, and not because of the copy."""
+_LOOK_S = 0.1  # seconds between two checks whether a copy that waits was cancelled
 _NO_BETTER = 1.5
-"""A lower rate is worse if it multiplies the time lost per byte by this factor, because a waiting copy often wakes
-up."""
+"""A lower rate counts as worse if the training time lost per byte grows by more than this factor. The lost time per
+byte can grow, because a copy that waits between chunks wakes up often."""
 _REST = 16
-"""Number of decisions before a lower rate is used again after it was worse. Doubled each time."""
+"""Number of decisions until a lower rate is tried again after a lower rate was worse. Doubled each time a lower rate is
+worse."""
 _LONGEST_REST = 1024
 
 
 def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float, floor: float) -> float:
-    """Return the new rate in bytes per second; infinite for no limit.
+    """Return the new maximum rate in bytes per second; infinite for no limit.
 
-    `achieved`: bytes that were really sent per second. `slowdown`: how much longer steps took during copies, as a
-    share.
+    `achieved` is the number of bytes that were sent per second. `slowdown` is how much longer steps took during copies,
+    as a share of a step without a copy.
     """
     if slowdown > max_slowdown:
         share = min(0.9, max(0.5, max_slowdown / slowdown))
         return max(floor, share * min(rate, achieved))
     faster = rate * (1.5 if slowdown < max_slowdown / 2 else 1.1)
-    return max(floor, faster if faster < 2 * achieved else math.inf)  # the copies did not reach the limit
+    # no limit if copies sent less than half of what `faster` would allow
+    return max(floor, faster if faster < 2 * achieved else math.inf)
 
 
 class RateLimit:
-    """Slows senders down to a rate that is adapted to the measured steps. Thread-safe."""
+    """Limits the rate of senders. The limit is adapted to the measured durations of training steps. Thread-safe."""
 
     def __init__(
         self,
@@ -55,12 +59,12 @@ class RateLimit:
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
         self._before: float | None = None
-        """Time lost per byte when a lower rate was chosen; None if the rate is not lower."""
+        """Training time lost per byte when a lower rate was chosen; None if no lower rate is in use."""
         self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
         self._since, self._in_flight_s = 0.0, 0.0
-        self._decided_at, self._sent = 0.0, 0  # seconds in flight at the last decision, and bytes sent since
+        self._decided_at, self._sent = 0.0, 0  # copying seconds at the last decision, and bytes sent since then
         self._lock = threading.Lock()
 
     def copy_begins(self) -> None:
@@ -75,7 +79,7 @@ class RateLimit:
                 self._in_flight_s += self._now() - self._since
 
     def sending_s(self) -> float:
-        """Return the total seconds during which a copy was in flight."""
+        """Return the total number of seconds during which a copy was running."""
         with self._lock:
             return self._sending_s()
 
@@ -83,20 +87,20 @@ class RateLimit:
         return self._in_flight_s + (self._now() - self._since if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
-        """Keep the rate high enough to send `nbytes` within `seconds`, after which the next copy is due."""
+        """Keep the rate high enough to send `nbytes` within `seconds`, because the next copy is due after this time."""
         with self._lock:
             self.floor = nbytes / seconds if seconds > 0 else math.inf
             self.rate = max(self.rate, self.floor)
 
     def unthrottle(self) -> None:
-        """Lift the limit until the next copy is due, because this copy matters more than the time that training
-        loses."""
+        """Remove the limit until the next copy is due, because the current copy is more important than the time that
+        training loses."""
         with self._lock:
             self.rate = self.floor = math.inf
             self._free_at = self._now()
 
     def observe_step(self, seconds: float, sending: float) -> None:
-        """Record the duration of a step, and for how many seconds of it a copy was in flight."""
+        """Record the duration of a step, and the share of the step during which a copy was running."""
         with self._lock:
             if not sending:
                 self._idle.append(seconds)
@@ -113,8 +117,8 @@ class RateLimit:
             self._decided_at, self._sent = self._sending_s(), 0
 
     def _decide(self, slowdown: float, achieved: float, lost: float) -> None:
-        """Choose the next rate. `slowdown`: slowdown of a step, as a share. `lost`: seconds of training lost per
-        byte."""
+        """Choose the next rate. `slowdown` is how much longer a step takes during a copy, as a share of a step without
+        a copy. `lost` is the number of seconds that training loses per byte sent."""
         self._resting = max(0, self._resting - 1)
         if self._before is not None and lost > _NO_BETTER * self._before:
             self.rate, self._before = math.inf, None
@@ -128,7 +132,8 @@ class RateLimit:
         self._before = min(lost, self._before or lost) if self.rate < min(before, achieved) else None
 
     def _achieved(self) -> float:
-        """Return the bytes per second since the last decision, during the time in which copies were in flight."""
+        """Return the number of bytes sent per second since the last decision, counting only the time in which copies
+        were running."""
         return self._sent / (self._sending_s() - self._decided_at) if self._sent else 0.0
 
     def take(self, nbytes: int, stop: Callable[[], bool]) -> None:

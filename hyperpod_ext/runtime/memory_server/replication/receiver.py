@@ -36,7 +36,7 @@ _OUT_OF_DESCRIPTORS_S = 0.1  # seconds between two checks for free file descript
 
 
 class Plans(Protocol):
-    """Layouts that this node knows, by digest."""
+    """Interface of `memory_server/plans.py`: the layouts that this node knows, by digest."""
 
     def get(self, digest: str) -> Plan | None: ...
 
@@ -44,7 +44,7 @@ class Plans(Protocol):
 
 
 class Disk(Protocol):
-    """Snapshots of this node's ranks on the node's disks; see `node_disk.py`."""
+    """Interface of `node_disk.py`: snapshots of this node's ranks on the node's own disks."""
 
     def has(self, owner: int, save_id: str) -> bool: ...
 
@@ -52,7 +52,7 @@ class Disk(Protocol):
 
 
 class PeerServer:
-    """Answers requests of other nodes' memory servers."""
+    """Answers requests of other nodes' memory servers and workers."""
 
     def __init__(
         self,
@@ -87,21 +87,21 @@ class PeerServer:
         self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None
-    """Receives events of other nodes, with the Unix time at 0 of the events' clock."""
+    """Called with the Unix time at which the events' clock was 0, and with event lines of another node."""
 
     @property
     def port(self) -> int:
         return int(self._listener.getsockname()[1])
 
     def start(self) -> None:
-        """Start to answer, in separate threads."""
+        """Start to answer requests, in separate threads."""
         self._accepting.start()
 
     def close(self) -> None:
         """Stop answering."""
         self._closed.set()
         ps.disconnect(self._listener)
-        if self._accepting.is_alive():  # otherwise its next accept could use a reused descriptor
+        if self._accepting.is_alive():  # without the join, the thread could accept on a reused descriptor
             self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -120,14 +120,14 @@ class PeerServer:
             except OSError:
                 if self._closed.is_set():
                     return
-                # no descriptor is left, or the peer closed the connection at once
+                # no file descriptor is left, or the peer closed the connection at once
                 if not self._unproven.hang_up_oldest():
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)
                 continue
             self._unproven.enter(connection)
             try:
                 threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
-            except RuntimeError:  # no thread is left, and the peer may try again
+            except RuntimeError:  # the system allows no further thread now; the peer may try again
                 self._unproven.leave(connection)
                 connection.close()
 
@@ -161,7 +161,7 @@ class PeerServer:
         while ps.wait_readable(connection) and (message := wire.receive(connection)) is not None:
             try:
                 request = p.PEER_REQUESTS.decode(message)
-            except wire.WireError as error:  # an unknown number of image bytes may follow the message
+            except wire.WireError as error:  # an unknown number of bytes may follow the message
                 wire.send(connection, refusal(error))
                 return
             try:
@@ -180,7 +180,7 @@ class PeerServer:
         return True
 
     def _answer(self, connection: socket.socket, request: p.AnyPeerRequest) -> Declared | None:
-        """Return the answer to one request. None if the answer was already sent."""
+        """Return the answer to one request, or None if the answer was already sent."""
         match request:
             case p.Chunk():
                 self._take_chunk(connection, request.token, request.start, request.nbytes)
@@ -228,12 +228,13 @@ class PeerServer:
             return p.ReplicaBegun(need_plan=True)
         if self._has(manifest):
             return p.ReplicaBegun(have=True)
-        self._cpu_priority.lower_this_thread()  # from here on, this connection only transfers replicas
+        self._cpu_priority.lower_this_thread()  # from now on, this connection transfers only replicas
         token, first = self._incoming.begin(manifest, connection)
         return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
-        """Return whether this node knows the plan of a checked manifest. Adds `document` first if it is needed."""
+        """Verify a manifest, and return whether this node knows the manifest's plan. If the plan is unknown and
+        `document` contains it, adds the plan first."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
@@ -248,9 +249,9 @@ class PeerServer:
     # --- NIXL -----------------------------------------------------------------------------------
 
     def _take_offer(self, offer: p.OfferMemory) -> str:
-        """Return why this node does not read the offered memory; empty if it will read it."""
+        """Return why this node will not read the memory that the sender offers; empty if it will read it."""
         if self._nixl is None:
-            return "the checkpoint policy of the other node has another transport"
+            return "the checkpoint policy of the other node does not use NIXL"
         if not is_signed(offer, self._secret):
             return "the offer was not signed with the job's secret"
         try:
@@ -274,7 +275,7 @@ class PeerServer:
         parts = self._keeps_parity()
         if not self._knows_plan(request.manifest, request.plan):
             return p.ReplicaBegun(need_plan=True)
-        self._cpu_priority.lower_this_thread()  # from here on, this connection only transfers parts
+        self._cpu_priority.lower_this_thread()  # from now on, this connection transfers only parts for parity
         token = parts.begin(request.manifest, request.stripe, request.crc64nvme, connection)
         return p.ReplicaBegun(token=token, have=token is None)
 
@@ -283,17 +284,17 @@ class PeerServer:
         manifest = piece["manifests"].get(request.lost)
         plan = self._plans.get(str(manifest["plan"])) if manifest is not None else None
         if manifest is None or plan is None:
-            raise NotFoundError(f"parity of {request.save_id} here has no part of rank {request.lost}, or not its plan")
+            raise NotFoundError(f"parity of {request.save_id}: no part of rank {request.lost} here, or no plan for it")
         nbytes = {rank: int(each["nbytes"]) for rank, each in piece["manifests"].items()}
         return p.PieceHead(manifest=manifest, plan=plan.to_json(), stripe=piece["stripe"], nbytes=nbytes)
 
     def _keeps_parity(self) -> IncomingParts:
         if self._parts is None:
-            raise NotFoundError("this node keeps no parity: its checkpoint policy is another")
+            raise NotFoundError("this node keeps no parity: its checkpoint policy does not have it")
         return self._parts
 
     def _parts_of(self, token: int) -> IncomingParts | None:
-        """Return the parity parts if `token` belongs to one of them; None for the token of a whole copy."""
+        """Return the receiver of parity parts if `token` belongs to a parity part; None if it belongs to a replica."""
         return self._parts if IncomingParts.is_token(token) else None
 
     # --- bytes ----------------------------------------------------------------------------------
@@ -304,14 +305,14 @@ class PeerServer:
 
     def _take_chunk(self, connection: socket.socket, token: int, start: int, nbytes: int) -> None:
         if not 0 < nbytes <= ps.CHUNK:
-            raise wire.WireError(f"a chunk of {nbytes} bytes was announced; {ps.CHUNK} is the most")
+            raise wire.WireError(f"a chunk of {nbytes} bytes was announced; the maximum is {ps.CHUNK}")
         if (parts := self._parts_of(token)) is not None:
             parts.receive(connection, token, start, nbytes)
             return
         try:
             self._incoming.receive(connection, token, start, nbytes)
         except NotFoundError:
-            # skip these bytes, because the next request follows them
+            # read and drop the chunk's bytes, because the next request follows them
             ps.receive_checked(connection, memoryview(bytearray(nbytes)))
             raise
 
@@ -334,12 +335,13 @@ class PeerServer:
                 connection.sendall(part)
 
     def _send_parts(self, connection: socket.socket, request: p.ReadParts) -> None:
-        """Send parts of an image. Verifies the whole image first, because the receiver of parts cannot do that."""
+        """Send parts of a snapshot. Verifies the whole snapshot first, because the receiver of parts cannot verify
+        it."""
         owner, save_id = request.owner, request.save_id
         who, parts = f"read by {connection.getpeername()}", list(zip(request.starts, request.nbytes, strict=True))
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:
             if any(start + nbytes > len(data) for start, nbytes in parts):
-                raise NotFoundError(f"{save_id} of rank {owner} has {len(data)} bytes, and was asked for more")
+                raise NotFoundError(f"{save_id} of rank {owner} has only {len(data)} bytes, but more were requested")
             check_bytes(pin.manifest, data)
             checksum = 0
             for start, nbytes in parts:

@@ -1,4 +1,4 @@
-"""Sends copies of snapshots to one peer, over a few open connections, directly from the mapped memory."""
+"""Sends copies of snapshots to one peer over a few open connections, directly from shared memory."""
 
 from __future__ import annotations
 
@@ -36,23 +36,24 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 T = TypeVar("T")
 
 _LOOK_S = 0.1  # seconds between two checks for cancellation while the peer accepts no bytes
-_UNANSWERED = 8  # maximum number of chunks that are sent before the peer has answered
-_UNREAD = 1  # maximum number of read requests, each for several chunks, that are sent before the peer has answered
+_UNANSWERED = 8  # maximum number of chunks on one connection that the peer has not answered yet
+_UNREAD = 1  # maximum number of read requests (for several chunks each) that the peer has not answered yet
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
 
 
 class Superseded(Exception):  # noqa: N818  nothing went wrong
-    """The copy was cancelled, because a save needs its snapshot's slot."""
+    """The copy was cancelled, because a save needs the slot of the copied snapshot."""
 
 
 class _Remaining:
-    """The remaining chunks of an image, which several connections share. Thread-safe.
+    """The chunks of a snapshot that must still be sent. Several connections share this object and take chunks from it.
+    Thread-safe.
 
     Args:
-        first: number of bytes from the image's start that the peer already has.
-        by_nixl: whether the peer reads the chunks with NIXL.
+        first: number of bytes from the snapshot's start that the peer already has.
+        by_nixl: whether the peer reads the chunks from this node's memory with NIXL.
     """
 
     def __init__(self, nbytes: int, first: int, *, by_nixl: bool) -> None:
@@ -61,9 +62,10 @@ class _Remaining:
         self._lock = threading.Lock()
 
     def take(self, together: int) -> tuple[int, int, bool] | None:
-        """Return start, length, and whether the peer reads these chunks. None if no chunks are left.
+        """Return the start and length of the next chunks, and whether the peer reads them with NIXL. None if no chunks
+        are left.
 
-        `together`: maximum number of chunks in one read.
+        `together` is the maximum number of chunks in one read with NIXL.
         """
         with self._lock:
             if not self._chunks:
@@ -75,7 +77,8 @@ class _Remaining:
             return start, nbytes, self._by_nixl
 
     def send(self, start: int, nbytes: int) -> None:
-        """Send these bytes and all remaining chunks, because the peer could not read them."""
+        """Put these bytes back, and send them and all remaining chunks over TCP, because the peer could not read the
+        bytes with NIXL."""
         with self._lock:
             self._by_nixl = False
             self._chunks.extendleft(reversed(_chunks(start, nbytes)))
@@ -86,7 +89,7 @@ def _chunks(start: int, nbytes: int) -> list[tuple[int, int]]:
 
 
 class PeerSender:
-    """Sends snapshots to one peer, one at a time. Connects before the first snapshot."""
+    """Sends snapshots to one peer, one at a time. `connect` must be called before each snapshot."""
 
     def __init__(
         self,
@@ -103,7 +106,7 @@ class PeerSender:
     ) -> None:
         self._encrypted, self._nixl = encrypted, nixl
         self.fell_back = ""
-        """Why copies use TCP although NIXL is configured; empty if they use NIXL."""
+        """Why copies use TCP although NIXL is configured; empty if copies use NIXL or NIXL is not configured."""
         self.address = (host, port)
         self._secret, self._streams, self._rate_limit, self._timeout_s = secret, streams, rate_limit, timeout_s
         self._cpu_priority = cpu_priority
@@ -120,19 +123,20 @@ class PeerSender:
                 ps.disconnect(sock)
 
     def try_nixl_again(self) -> None:
-        """Allow NIXL again after the nodes have changed, because the cause of a failure may be gone."""
+        """Use NIXL again, if it is configured. Called after the nodes have changed, because the cause of NIXL's failure
+        may be gone."""
         self.fell_back = ""
 
     def connect(self) -> None:
-        """Open the connections, and start NIXL, before a snapshot is pinned.
+        """Open the connections, and start NIXL. Called before a snapshot is pinned, because connecting may take long.
 
         Raises:
-            UnreachableError: the peer is unreachable, or was unreachable a moment ago.
+            UnreachableError: the peer is unreachable, or was unreachable so recently that no new attempt is made yet.
         """
         if (left := self._not_before - time.monotonic()) > 0:
             raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
         if any(ps.wait_readable(sock, 0) for sock in self._sockets):
-            # readable although no answer is due: the peer was restarted, and has closed the connection
+            # a socket is readable although no answer is due, so the peer was restarted and has closed the connection
             self._disconnect()
         try:
             while len(self._sockets) < self._streams:
@@ -156,18 +160,18 @@ class PeerSender:
         Raises:
             Superseded: the pin was cancelled.
             UnreachableError: the peer is lost, or does not accept bytes.
-            HyperpodExtError: the peer has answered with this error.
+            HyperpodExtError: any other error with which the peer has answered.
         """
         return self._guarded(lambda: self._send(pin, plan))
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Return `work()`. Closes the connections after an error."""
+        """Call `work` and return its result. Closes the connections after an error."""
         try:
             done = work()
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
-            self._disconnect()  # a message may be sent only in half, and the peer then drops its part of the copy
+            self._disconnect()  # half a message may have been sent; the peer drops the copy when the connection ends
             raise
         self._wait_s = 0.0
         return done
@@ -196,7 +200,8 @@ class PeerSender:
         return self._guarded(bring)
 
     def wait_piece(self, pin: Pin, wait_s: float, stop: Stop) -> bool:
-        """Wait at most `wait_s` for the peer's piece that has a part of this snapshot. Returns whether it is complete.
+        """Wait at most `wait_s` until the peer's parity piece with a part of this snapshot is complete. Returns whether
+        the piece is complete.
 
         Raises: the same errors as `send`.
         """
@@ -204,7 +209,7 @@ class PeerSender:
         request = AskPiece(
             owner=int(manifest["rank"]), save_id=str(manifest["save_id"]), step=int(manifest["step"]), wait_s=wait_s
         )
-        self.connect()  # a refusal of another snapshot may have closed the connections
+        self.connect()  # an error for another snapshot may have closed the connections
         try:
             return self._ask(self._sockets[0], request, stop).complete
         except OSError as error:
@@ -243,13 +248,14 @@ class PeerSender:
             except CorruptSnapshotError as error:
                 if not offered:
                     raise
-                self.fell_back = f"what was read is not what was sealed: {error}"
+                self.fell_back = f"the bytes that the peer read differ from the snapshot: {error}"
                 continue
             return len(data) - begun.first
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
-        """Offer this process's memory to the peer. Yields whether the peer reads the snapshot from it."""
+        """Offer this process's memory to the peer, so that the peer can read the snapshot with NIXL. Yields whether the
+        peer has accepted the offer."""
         with ExitStack() as stack:
             accepted = False
             if self._nixl is not None and not self.fell_back:
@@ -266,8 +272,8 @@ class PeerSender:
             yield accepted
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop, first: int = 0, *, by_nixl: bool = False) -> None:
-        """Send all chunks from byte `first` on, over all connections. `by_nixl`: whether the peer reads the chunks
-        instead."""
+        """Send all chunks from byte `first` on, over all connections. If `by_nixl`, send only requests with which the
+        peer reads the chunks."""
         left, failed = _Remaining(len(data), first, by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
@@ -279,7 +285,7 @@ class PeerSender:
                 raise
 
         failures = ps.in_threads(work, len(self._sockets), f"to {self}")
-        if failures:  # other failures are consequences of this one
+        if failures:  # a failure that is not `Superseded` has caused the other failures
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
@@ -297,7 +303,7 @@ class PeerSender:
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
 
     def _together(self) -> int:
-        """Return the number of chunks in one read, which is 1 if the rate is limited."""
+        """Return the maximum number of chunks in one read with NIXL, which is 1 if the rate is limited."""
         return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
@@ -312,7 +318,7 @@ class PeerSender:
         return self._answer(sock, request, stop)
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
-        """Send all bytes, as `sendall` does, unless `stop()` returns true."""
+        """Send all bytes, as `sendall` does. Raises Superseded once `stop()` returns true."""
         gives_up_at = time.monotonic() + self._timeout_s
         ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
         while len(data):
@@ -322,7 +328,7 @@ class PeerSender:
                 data = data[sock.send(data) :]
             except (BlockingIOError, TimeoutError):
                 if time.monotonic() > gives_up_at:
-                    raise TimeoutError(f"it took no bytes for {self._timeout_s:.0f} s") from None
+                    raise TimeoutError(f"it accepted no bytes for {self._timeout_s:.0f} s") from None
             else:
                 gives_up_at = time.monotonic() + self._timeout_s
 

@@ -1,1 +1,2 @@
-"""Shared memory for snapshots: regions, slots, pins and the memory budget."""
+"""Shared memory for snapshots: regions of memory, slots for one snapshot each, pins that protect slots, and the memory
+budget."""

@@ -1,4 +1,5 @@
-"""The budget of the memory tier on this node. Memory is reserved before it is touched, or refused with the numbers."""
+"""The budget of the memory tier on this node. Memory is reserved before pages are allocated; a reservation above the
+budget is refused with an error that states the sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ _MIB = 1 << 20
 
 
 class Budget:
-    """Limits the memory of all kinds of snapshots together. `usable_bytes`: returns the node's free memory in bytes."""
+    """Limits the total memory of own snapshots, replicas and parity pieces on this node. `limit` is the maximum in
+    bytes, or None if only the node's free memory limits the total. `usable_bytes` returns the node's free memory in
+    bytes."""
 
     def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
         self._limit, self._usable_bytes = limit, usable_bytes
@@ -21,7 +24,7 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, needed: int, what: str) -> None:
-        """Reserve memory before it is touched.
+        """Reserve `needed` bytes before their pages are allocated. `what` names the purpose in an error.
 
         Raises:
             MemoryTierFullError: there is not enough memory.
@@ -44,14 +47,15 @@ class Budget:
             self._reserved += needed
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
-        """Return a region whose memory is reserved, including pages that are not touched yet."""
+        """Reserve memory for a region and return the region. The reservation includes pages that are not allocated
+        yet."""
         needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:
             region = Region(name, slot_bytes, slots)
         except OSError as error:
             self.give_back(needed)
-            raise MemoryTierFullError(f"{what}: the system gives no shared memory: {error.strerror}") from error
+            raise MemoryTierFullError(f"{what}: the system cannot allocate shared memory: {error.strerror}") from error
         with self._lock:
             self._filling.append(region)
         return region

@@ -1,4 +1,4 @@
-"""The free memory of this node: of the machine, or of the container if that is less."""
+"""The free memory of this node, which is the free memory of the machine or of the container, whichever is less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _KEEP_FREE = 0.05
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of bytes that can be reserved now if 5 % of the memory must stay free."""
+    """Return the number of bytes that can be reserved now. 5 % of the available memory is left free."""
     return int((1 - _KEEP_FREE) * min(_machine_available(proc), _cgroup_available(proc, cgroup)))
 
 
@@ -21,7 +21,8 @@ def _machine_available(proc: Path) -> int:
 
 
 def _cgroup_available(proc: Path, cgroup: Path) -> float:
-    """Return the memory left under the tightest cgroup v2 limit above this process; infinite without such a limit."""
+    """Return the number of bytes left under the strictest cgroup v2 memory limit that applies to this process; infinite
+    if no limit applies."""
     available = float("inf")
     for line in (proc / "self/cgroup").read_text().splitlines():
         if not line.startswith("0::"):

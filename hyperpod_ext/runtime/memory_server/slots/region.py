@@ -1,4 +1,4 @@
-"""The slots of one owner in one memfd, which is shared memory that workers map and that outlives them."""
+"""The slots of one rank (the owner) in one memfd. Workers map this shared memory, which outlives the workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-# since Linux 5.14; the first touch of a page costs ten times the copy that follows
+# since Linux 5.14; allocating a page at its first use takes ten times as long as copying the page
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2 << 20
@@ -30,19 +30,20 @@ def page_aligned(nbytes: int) -> int:
 
 
 class Region:
-    """Shared memory that is divided into slots. A background thread touches its pages before the first save."""
+    """Shared memory that is divided into slots. A background thread allocates the pages before the first save."""
 
     def __init__(self, name: str, slot_bytes: int, slots: int) -> None:
         self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.closed: Callable[[], None] = lambda: None
-        """Called when the region is closed. Mappings in other processes stay valid until they are unmapped."""
+        """Called when the region is closed. Other processes' mappings of the region stay valid until those processes
+        unmap it."""
         self._closing = False
         self._touched = 0
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.nbytes)
-            # a worker that truncates the memory must not kill this process with SIGBUS
+            # these seals keep a worker from truncating the memory, which would kill this process with SIGBUS
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.memory = map_memory(self.fd, self.nbytes)
             self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
@@ -50,7 +51,7 @@ class Region:
         except OSError:
             os.close(self.fd)
             raise
-        except RuntimeError as error:  # no thread is left
+        except RuntimeError as error:  # the system allows no further thread
             os.close(self.fd)
             raise OSError(errno.EAGAIN, str(error)) from error
 
@@ -64,16 +65,16 @@ class Region:
 
     @property
     def untouched(self) -> int:
-        """Number of reserved bytes for which the system has not allocated pages yet."""
+        """Number of the region's bytes for which the system has not allocated pages yet."""
         return self.nbytes - self._touched if self._populating.is_alive() else 0
 
     def close(self) -> None:
-        """Free the memory. Mappings in other processes stay valid."""
+        """Free this process's memory of the region. Other processes' mappings of the region stay valid."""
         self._closing = True
         self._populating.join()
         self.closed()
         os.close(self.fd)
-        self.memory = memoryview(b"")  # the memory is unmapped once its last view is released
+        self.memory = memoryview(b"")  # the memory is unmapped once the last view of it is released
 
     def _populate(self) -> None:
         populate(self.memory, self._may_populate)
@@ -84,7 +85,7 @@ class Region:
 
 
 def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
-    """Map a whole memfd as writable, at a multiple of the huge page size, so that huge pages can be mapped.
+    """Map a whole memfd as writable. The address is a multiple of the huge page size, so that huge pages can be used.
 
     Args:
         private: whether writes are visible only to this process.
@@ -93,7 +94,7 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
         OSError: the system refuses the mapping.
     """
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    # unmapping it also unmaps the mapping that is made inside it
+    # the memfd is mapped inside this larger mapping; unmapping the larger one also unmaps the memfd
     around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)
     skipped = -_address(around) % _HUGE_PAGE
     flags = _MAP_FIXED | (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
@@ -106,15 +107,15 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 def populate(
     memory: memoryview, may: Callable[[int, int], bool] = lambda start, end: True, *, make: bool = True
 ) -> None:
-    """Touch every page of a writable mapping. Missing pages are allocated, and all other pages are mapped.
+    """Map every page of a writable mapping into this process in advance. Missing pages are allocated first.
 
-    Huge pages are used if the system has them. Allocating them is faster, and a process that maps them later has 1 page
-    fault instead of 32.
+    Huge pages are used if the system has them. Huge pages are allocated faster, and cause 1 page fault instead of 32 in
+    a process that maps the memory later.
 
     Args:
-        may: called before each part, with its start and end. Returns whether to continue.
-        make: whether to allocate pages. False if all pages exist, as `may` ensures; they are then mapped many at a
-            time.
+        may: called before each part of the memory with the part's start and end; returns whether to continue.
+        make: whether to allocate missing pages; false if `may` waits until all pages exist, so that the pages only need
+            to be mapped, many at a time.
     """
     address, in_huge = _address(memory), make
     for start in range(0, len(memory), _STRIDE):
@@ -123,21 +124,22 @@ def populate(
             return
         in_huge = in_huge and _collapse(address + start, length)
         if _advise(address + start, length, _MADV_POPULATE_WRITE if make else _MADV_POPULATE_READ) != 0:
-            return  # the kernel is too old; then only the first save is slower
+            return  # the kernel is too old for this advice, so the first save will be slower
 
 
 def _collapse(address: int, nbytes: int) -> bool:
-    """Move memory into huge pages and keep its contents. Returns False if the system has no huge pages."""
+    """Move the memory's contents into huge pages. Returns False if the system has no huge pages."""
     starts = range(address, address + nbytes - nbytes % _HUGE_PAGE, _HUGE_PAGE)
     found = 0
     for start in starts:
-        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages can be collapsed
+        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages can be joined into a huge page
         found += _advise(start, _HUGE_PAGE, _MADV_COLLAPSE) in (0, errno.EAGAIN)
     return found > 0 or not starts
 
 
 def _advise(address: int, nbytes: int, advice: int) -> int:
-    """Call madvise. Returns 0 or the number of the error. Uses ctypes, because mmap.madvise keeps the GIL."""
+    """Call madvise. Returns 0 or the error number. Uses ctypes, because `mmap.madvise` holds the GIL during the
+    call."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 

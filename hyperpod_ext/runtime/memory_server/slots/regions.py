@@ -1,4 +1,5 @@
-"""All snapshots of one kind on this node: the regions of owners, their slots, and pins by copies. Thread-safe."""
+"""All snapshots of one kind on this node: for each rank (owner), its regions of memory, the slots in them, and the pins
+of running copies. Thread-safe."""
 
 from __future__ import annotations
 
@@ -28,15 +29,17 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 
 _MIB = 1 << 20
 _LOOK_S = 0.5
-"""Seconds between two checks that the process that waits for a slot is alive, because its death causes no wake-up."""
+"""Seconds between two checks that a process that waits for a slot is still alive, because the death of a process does
+not wake the waiting thread."""
 
 
 class Regions:
-    """All regions of one kind, which is either this node's own snapshots or replicas of other nodes' snapshots."""
+    """All regions of one kind: regions for own snapshots, for replicas of other nodes' snapshots, or for parity
+    pieces."""
 
     def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
         self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
-        # newest region last; an older region stays until the newest one is full
+        # newest region last; an older region stays until newer ones have enough complete snapshots
         self._regions: dict[int, list[Region]] = {}
         self._pins: list[Pin] = []
         self._generation = 0
@@ -44,10 +47,11 @@ class Regions:
         self._changed = threading.Condition()
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Return the region of `owner` with slots of `slot_bytes`, and a descriptor of its memory.
+        """Return the region of rank `owner` whose slots have at least `slot_bytes`, and a file descriptor of the
+        region. Creates the region if necessary.
 
         Raises:
-            MemoryTierFullError: the node has not enough memory. Existing snapshots stay.
+            MemoryTierFullError: the node has not enough memory; existing snapshots are kept.
         """
         with self._changed:
             held = self._regions.setdefault(owner, [])
@@ -57,7 +61,8 @@ class Regions:
             return held[-1], os.dup(held[-1].fd)
 
     def attach(self, owner: int) -> tuple[Region, int] | None:
-        """Return the existing region of `owner`, and a descriptor of its memory. None if it has no region."""
+        """Return the existing region of rank `owner`, and a file descriptor of the region. None if the rank has no
+        region."""
         with self._changed:
             held = self._regions.get(owner)
             return (held[-1], os.dup(held[-1].fd)) if held else None
@@ -70,16 +75,18 @@ class Regions:
         *,
         gone: Callable[[], bool] = lambda: False,
     ) -> int | None:
-        """Return a slot that `owner` may write. Waits as `when_busy` says. None if the save must be skipped.
+        """Return the index of the slot to which rank `owner` may write its next snapshot. If all slots are in use,
+        waits for a slot, skips the save or cancels a copy, as `when_busy` says. Returns None if the save must be
+        skipped.
 
         Raises:
-            NotFoundError: the owner has no region, or `gone()` reports that the owner died while it waited.
+            NotFoundError: the rank has no region, or `gone()` reports that its process died while it waited.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             while True:
                 if gone():
-                    raise NotFoundError(f"rank {owner} asked for a slot and is gone")
+                    raise NotFoundError(f"the process of rank {owner} ended while it waited for a slot")
                 slots = self._newest_region(owner).slots
                 index = s.pick_slot(slots)
                 if index is not None:
@@ -97,16 +104,16 @@ class Regions:
                 self._changed.wait(_LOOK_S if left is None else min(left, _LOOK_S))
 
     def wake(self) -> None:
-        """Make all waiting calls check again whether the process for which they wait has ended."""
+        """Make all calls that wait for a slot check again whether the process that needs the slot has ended."""
         with self._changed:
             self._changed.notify_all()
 
     def _give_one_up(self, owner: int, at_most: Hold = Hold.BEGUN) -> bool:
-        """Cancel the copies of one snapshot, but never of the newest complete one. Returns whether its slot is free at
-        once.
+        """Cancel the copies of one snapshot, but never of the newest complete snapshot. Returns whether the cancelled
+        snapshot's slot is free at once.
 
-        The snapshot that is cheapest to cancel is chosen (see `Hold`; its most expensive pin counts). Among equals, the
-        oldest is chosen. `at_most`: maximum cost."""
+        The snapshot with the lowest cost is chosen, which is the highest `Hold` of its pins. Among snapshots with equal
+        cost, the oldest is chosen. A snapshot whose cost is above `at_most` is not chosen."""
         slots = self._newest_region(owner).slots
         newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
@@ -119,24 +126,26 @@ class Regions:
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()
-                if not pin.reading:  # no reader has to end first
+                if not pin.reading:  # no thread is reading the bytes, so the slot is free now
                     pin.slot.pins.discard(pin.who)
         return given_up is not None and not given_up.pins
 
     def begin_copy(self, pin: Pin) -> bool:
-        """Begin a copy that was pinned for later. Returns False if its slot was overwritten meanwhile."""
+        """Begin a copy whose snapshot was pinned earlier. Returns False if the copy was cancelled meanwhile, because a
+        save needed the slot."""
         with self._changed:
             pin.hold = Hold.BEGUN
             return not pin.cancelled()
 
     def begin_reading(self, pin: Pin) -> bool:
-        """Begin to read the bytes. Returns False if the slot was overwritten meanwhile."""
+        """Begin to read the pinned snapshot's bytes. Returns False if the pin was cancelled meanwhile, because a save
+        needed the slot."""
         with self._changed:
             pin.reading = not pin.cancelled()
             return pin.reading
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
-        """Let `owner` write to a slot. The old snapshot in the slot no longer exists afterwards.
+        """Allow rank `owner` to write to a slot. The old snapshot in the slot no longer exists afterwards.
 
         Raises:
             StaleGenerationError: a newer generation has begun.
@@ -146,7 +155,7 @@ class Regions:
             self._check_generation(owner, step, generation)
             slots = self._newest_region(owner).slots
             if not s.may_write(slots, index):
-                raise NotFoundError(f"slot {index} of rank {owner} is not free to be written")
+                raise NotFoundError(f"slot {index} of rank {owner} must not be overwritten now")
             self._saves += 1
             slots[index] = s.Slot(s.State.WRITING, self._saves, step, generation, save_id)
 
@@ -158,10 +167,11 @@ class Regions:
             )
 
     def seal(self, owner: int, index: int, record: Mapping[str, Any], *, provisional: bool = False) -> Manifest:
-        """Compute the checksum of the bytes in the slot, and sign their manifest. From then on, the snapshot exists. A
-        provisional snapshot is not copied before `keep`.
+        """Compute the checksum of the bytes in the slot, and sign their manifest. After this call, the snapshot can be
+        read and copied. A provisional snapshot is not copied before `keep` confirms it.
 
-        `checked` in the record: a number of bytes from the start, and their checksum, which the owner has computed.
+        The record's field `checked` has the number of bytes from the start for which the rank has already computed the
+        checksum, and this checksum.
         """
         with self._changed:
             region = self._newest_region(owner)
@@ -170,10 +180,10 @@ class Regions:
             raise NotFoundError(f"slot {index} of rank {owner} is not being written as {record.get('save_id')}")
         nbytes = int(record["nbytes"])
         if not 0 < nbytes <= region.slot_bytes:
-            raise NotFoundError(f"slot {index} of rank {owner} does not hold {nbytes} bytes")
+            raise NotFoundError(f"slot {index} of rank {owner} has no room for {nbytes} bytes")
         checked, before = record.get("checked") or (0, crc_text(0))
         if not 0 <= int(checked) <= nbytes:
-            raise NotFoundError(f"slot {index} of rank {owner}: {checked} of {nbytes} bytes cannot be checked already")
+            raise NotFoundError(f"slot {index} of rank {owner}: `checked` is {checked}, not 0 to {nbytes} bytes")
         with region.view(index, nbytes) as data:
             checksum = crc64nvme(data[int(checked) :], crc_value(before))
         record = {key: value for key, value in record.items() if key != "checked"}
@@ -184,22 +194,23 @@ class Regions:
         return manifest
 
     def adopt(self, owner: int, index: int, manifest: Manifest, *, provisional: bool = False) -> None:
-        """Register the snapshot of `manifest`, whose bytes are already in the slot.
+        """Register the snapshot that `manifest` describes. The snapshot's bytes are already in the slot.
 
         Raises:
-            StaleGenerationError: a newer generation began meanwhile.
+            StaleGenerationError: a newer generation has begun while the snapshot was written.
         """
         with self._changed:
             region = self._newest_region(owner)
             slot = region.slots[index]
             if slot.state is not s.State.WRITING or slot.save_id != manifest["save_id"]:
-                raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was given up while it was written")
+                raise StaleGenerationError(f"{manifest['save_id']} of rank {owner} was dropped while it was written")
             slot.manifest, slot.state, slot.provisional = manifest, s.State.SEALED, provisional
             self._close_older(owner)
             self._changed.notify_all()
 
     def _close_older(self, owner: int) -> None:
-        """Free regions without readers, once newer regions hold as many snapshots as an owner needs."""
+        """Free a rank's older regions that no copy reads, once newer regions contain the minimum number of
+        snapshots."""
         newer = 0
         for region in self._regions[owner][::-1]:
             if newer >= s.MIN_SLOTS and not any(slot.pins for slot in region.slots):
@@ -209,18 +220,18 @@ class Regions:
             newer += sum(slot.sealed for slot in region.slots)
 
     def keep(self, owner: int, save_id: str) -> None:
-        """Confirm a provisional snapshot."""
+        """Confirm a provisional snapshot, so that it may be copied."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 slot.provisional = slot.provisional and slot.save_id != save_id
 
     def take_back(self, owner: int, save_id: str) -> None:
-        """Drop an invalid snapshot."""
+        """Drop a provisional snapshot that the rank has found to be invalid."""
         with self._changed:
             for region, slot in self._sealed(owner):
                 if slot.save_id == save_id:
                     slot.state, slot.manifest = s.State.EMPTY, {}
-                    for other in region.slots:  # another snapshot is now the newest, so the next slot is chosen again
+                    for other in region.slots:  # the newest snapshot has changed, so the next slot is chosen again
                         other.promised = False
             self._changed.notify_all()
 
@@ -228,11 +239,14 @@ class Regions:
     def pin(
         self, owner: int, save_id: str, who: str, *, hold: Hold = Hold.BEGUN, restoring: bool = False
     ) -> Iterator[Pin]:
-        """Pin a snapshot while it is copied. With a `hold` other than the default, the snapshot is read later, after
-        `begin_reading`, and may be cancelled before. `restoring`: no write to the slot may begin until the end.
+        """Pin a snapshot inside the `with` block, so that no save overwrites it.
+
+        A pin whose `hold` is not the default is for a later copy, and may be cancelled at any time before
+        `begin_reading`. `restoring` is true for reads of a restore, which may pin even a slot that was promised to a
+        save.
 
         Raises:
-            NotFoundError: the snapshot is no longer on this node, or is about to be overwritten.
+            NotFoundError: the snapshot is no longer on this node, or a save is about to overwrite it.
         """
         with self._changed:
             region, index, slot = self._find(owner, save_id)
@@ -251,7 +265,7 @@ class Regions:
                 self._changed.notify_all()
 
     def mark(self, owner: int, save_id: str, state: s.State) -> None:
-        """Set the state of a snapshot, if the snapshot still exists."""
+        """Raise the state of a snapshot to `state`, if the snapshot still exists."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 if slot.save_id == save_id and slot.state < state:
@@ -285,7 +299,8 @@ class Regions:
             return self._find(owner, save_id)[2].manifest
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Begin a generation at `step`: refuse writers of earlier generations, and drop their later snapshots."""
+        """Begin a generation at `step`: refuse writers of earlier generations, and drop snapshots of earlier
+        generations after `step`."""
         with self._changed:
             self._generation = max(self._generation, generation)
             for regions in self._regions.values():
@@ -297,14 +312,14 @@ class Regions:
             self._changed.notify_all()
 
     def drop(self, owner: int) -> None:
-        """Free all memory of an owner that is now on another node."""
+        """Free all memory of a rank that is no longer on this node."""
         with self._changed:
             for region in self._regions.pop(owner, []):
                 region.close()
                 self._budget.give_back(region.nbytes)
 
     def drop_unused(self, owner: int) -> None:
-        """Free memory as `drop` does, except slots that are being copied."""
+        """Free a rank's memory as `drop` does, except regions with slots that are being copied."""
         with self._changed:
             for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
                 self._regions[owner].remove(region)
@@ -344,17 +359,17 @@ class Regions:
             for index, slot in enumerate(region.slots):
                 if slot.sealed and slot.save_id == save_id:
                     return region, index, slot
-        raise NotFoundError(f"no whole snapshot {save_id!r} of rank {owner} among the {self._kind} snapshots here")
+        raise NotFoundError(f"this node has no complete snapshot {save_id!r} of rank {owner} ({self._kind})")
 
     def _newest_region(self, owner: int) -> Region:
         regions = self._regions.get(owner)
         if not regions:
-            raise NotFoundError(f"rank {owner} has no memory on this node; it must map some first")
+            raise NotFoundError(f"rank {owner} has no memory on this node; it must send a `map` request first")
         return regions[-1]
 
 
 def summary_of(manifest: Manifest) -> dict[str, Any]:
-    """Return the fields of a snapshot's manifest that its offer needs."""
+    """Return the fields of a snapshot's manifest that nodes need to choose the step to restore."""
     keys = ("rank", "world_size", "step", "save_id", "nbytes", "crc64nvme", "plan", "own_digest", "saved_at")
     return {
         **{key: manifest.get(key) for key in keys},

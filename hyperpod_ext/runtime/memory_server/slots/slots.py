@@ -1,9 +1,10 @@
-"""Chooses the next slot to write, and tracks existing snapshots. Pure functions, which touch no memory.
+"""Chooses the next slot to write, and tracks existing snapshots. Pure functions, which read and write no shared memory.
 
     EMPTY -> WRITING -> SEALED -> REPLICATED -> DURABLE
 
-The newest complete slot of an owner is never overwritten, so that no complete snapshot is lost if a writer dies
-halfway. A pinned slot is never overwritten either, because it is being copied to another tier.
+The newest complete snapshot of a rank is never overwritten, so that a complete snapshot remains if the rank's process
+dies while it writes the next one. A pinned slot is never overwritten, because its snapshot is being copied to another
+tier.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import IntEnum
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 MIN_SLOTS = 2
-"""Minimum number of slots: one complete slot, and one that is being written."""
+"""Minimum number of slots per rank: one with a complete snapshot, and one that is being written."""
 
 
 class State(IntEnum):
@@ -28,12 +29,12 @@ class State(IntEnum):
 
 @dataclass(slots=True)
 class Slot:
-    """A place for one snapshot."""
+    """A part of a region that has room for one snapshot."""
 
     state: State = State.EMPTY
     sequence: int = -1
-    """Increased by one with each save of the owner. Unlike the step number, the sequence never goes back after a
-    restore."""
+    """Number of the save that wrote the slot, counted over all ranks of the node. Unlike the step number, this number
+    does not go back after a restore."""
     step: int = -1
     generation: int = 0
     save_id: str = ""
@@ -41,9 +42,9 @@ class Slot:
     pins: set[str] = field(default_factory=set)
     """Names of the copies that have pinned the slot."""
     provisional: bool = False
-    """Whether the owner must still confirm the snapshot, which is not copied before that."""
+    """Whether the rank must still confirm the snapshot, which is not copied before the rank has confirmed it."""
     promised: bool = False
-    """Whether the owner may begin to write the slot at any moment, so that it cannot be copied."""
+    """Whether the rank may begin to write to the slot at any moment, so that no copy of the slot may begin."""
 
     @property
     def sealed(self) -> bool:
@@ -51,28 +52,29 @@ class Slot:
 
 
 def pick_slot(slots: Sequence[Slot]) -> int | None:
-    """Return the index of the slot to overwrite: an unfinished slot, or else the oldest. None if all slots are in
-    use."""
+    """Return the index of the slot to overwrite: a slot without a complete snapshot, or else the slot with the oldest
+    snapshot. None if all slots are in use."""
     newest = newest_sealed(slots)
     free = [index for index, slot in enumerate(slots) if index != newest and not slot.pins]
     return min(free, key=lambda index: (slots[index].sealed, slots[index].sequence), default=None)
 
 
 def may_write(slots: Sequence[Slot], index: int) -> bool:
-    """Return whether the slot contains neither the newest complete snapshot nor one that is being copied."""
+    """Return True if the slot contains neither the newest complete snapshot nor a snapshot that is being copied, so
+    that the slot may be overwritten."""
     return 0 <= index < len(slots) and index != newest_sealed(slots) and not slots[index].pins
 
 
 def newest_sealed(slots: Sequence[Slot]) -> int | None:
-    """Return the index of the slot that was sealed last; None if none is sealed."""
+    """Return the index of the slot that was sealed (completed) last; None if no slot is sealed."""
     sealed = [index for index, slot in enumerate(slots) if slot.sealed]
     return max(sealed, key=lambda index: slots[index].sequence, default=None)
 
 
 def forget_newer(slots: Sequence[Slot], step: int, generation: int) -> None:
-    """Drop snapshots of earlier generations after `step`, where this generation began.
+    """Drop snapshots of earlier generations after `step`, the step after which `generation` began.
 
-    Abandoned steps must neither be restored nor hide the valid step.
+    The dropped steps were abandoned, so they must not be restored, and must not hide the valid newest step.
     """
     for slot in slots:
         if slot.step > step and slot.generation < generation and slot.state is not State.EMPTY:

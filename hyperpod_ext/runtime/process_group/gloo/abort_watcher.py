@@ -1,4 +1,6 @@
-"""A thread that looks for lost wake-ups after an abort, until this rank has left the generation."""
+"""A thread that looks for lost wake-ups in gloo after an abort, until this rank has left the generation.
+
+A wake-up is lost if gloo does not wake an operation although the operation's connection has ended (see `waits.py`)."""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
-"""Seconds between the first checks after an abort, the factor by which they grow, and their maximum."""
+"""Seconds between the first checks after an abort, the factor by which the pauses grow, and the longest pause."""
 _LOOK_SHARE = 0.1
-"""Maximum share of time for checks. With few cores for many ranks, checks delay ranks that are still waiting."""
+"""Maximum share of time for checks. If many ranks share few cores, checks delay other ranks that are still waiting."""
 
 
 class Over:
     """An aborted generation that this rank has not left yet.
 
     Args:
-        look: checks for lost wake-ups. The watcher's thread calls it repeatedly.
+        look: checks once for lost wake-ups. The watcher's thread calls it repeatedly.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -30,24 +32,24 @@ class Over:
         self._rest_until = 0.0
 
     def rest(self, seconds: float) -> None:
-        """Pause the checks for a little more than `seconds`, because the rank is about to leave."""
+        """Pause the checks for a little more than `seconds`, because this rank is about to leave the generation."""
         self._rest_until = time.monotonic() + seconds + _LOOK_S
 
     def leave(self) -> None:
-        """Stop the checks, and wait until a running check is done."""
+        """Stop the checks. Waits until a check that is running has ended."""
         self._left.set()
         with self._looking:
             pass
 
     def watch(self) -> None:
-        """Check repeatedly until the rank has left."""
+        """Check repeatedly until this rank has left the generation."""
         if self._left.wait(_LOOK_S):
             return
-        # most ranks are woken normally once they get a core
+        # gloo wakes most ranks normally as soon as they get a core, so the first check can wait
         pause_s = cpu_contention.turn_s(cpu_contention.per_core())
         every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
-            if time.monotonic() < self._rest_until:  # the rank has begun to leave
+            if time.monotonic() < self._rest_until:  # this rank has begun to leave
                 continue
             began = time.thread_time()
             with self._looking:
@@ -55,21 +57,22 @@ class Over:
                     return
                 try:
                     self._look()
-                except Exception:  # no file descriptor may be left, for example; only this check is lost
+                except Exception:  # for example, no file descriptor is free; only this check is lost
                     traceback.print_exc()
             every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
 class AbortWatcher:
-    """The watching thread, started early because starting it during an abort took as long as the abort itself."""
+    """The watching thread. The thread is started early: starting it during an abort took as long as the abort
+    itself."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="hpx-abort", daemon=True).start()
 
     def look_after(self, over: Over) -> None:
-        """Watch an aborted generation. The rank must have left the previous one."""
+        """Start to watch an aborted generation. This rank must have left the previously watched generation."""
         self._overs.put(over)
 
     def end(self) -> None:

@@ -1,4 +1,6 @@
-"""Finds and ends waits whose wake-up gloo has lost after its connections ended, so that nothing else will end them."""
+"""Finds waits whose wake-up gloo has lost after a connection ended, and ends them, because nothing else would end them.
+
+An event thread is gloo's thread that waits in epoll for events on a group's sockets."""
 
 from __future__ import annotations
 
@@ -9,21 +11,22 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import EventLoop, answer_fo
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, StuckWait, ran_s
 
 _CIRCLES_S = 0.005
-"""CPU time, in seconds, after which an event thread has processed all ended connections."""
+"""CPU time, in seconds, after which a busy event thread has surely processed all ended connections."""
 _SURELY_S = 0.5
-"""Seconds after which waits are ended even if a running thread may belong to gloo."""
+"""Time in seconds after which waits are ended even if a running thread may be an event thread of gloo."""
 _WHY = "Connection closed by peer: this generation of the job is over"
 
 
 class LostWakeupMonitor:
-    """Checks repeatedly. Ends waits that are asleep in two checks after all event threads have done their work.
+    """Checks repeatedly, and ends each wait that was asleep in two checks after all event threads have done their work.
 
-    An event thread that has noticed all ended connections sleeps again. An event thread that has not had a core yet
-    will still wake some waits itself, and these must not be touched. A spinning event thread has run for a while.
+    An event thread that has processed all ended connections sleeps again, or spins; a spinning thread counts as done
+    when it has used some CPU time. An event thread that has not had a core yet will still wake some waits itself. Waits
+    that will be woken must not be touched.
 
     Args:
-        waits: the waits of this process.
-        loops: returns the event threads of this process's groups.
+        waits: finds and ends the waits of this process.
+        loops: returns the event loops (epoll set and sockets) of this process's groups.
         places: number of ranks in the largest group.
     """
 
@@ -35,8 +38,9 @@ class LostWakeupMonitor:
         self._ran: dict[int, float] = {}
 
     def look(self, busy: Collection[int]) -> None:
-        """Check once. `busy`: epoll sets of event threads that have not noticed ended connections, or have only just
-        done so."""
+        """Check once.
+
+        `busy`: epoll sets whose event threads have not processed ended connections yet, or only just now."""
         seen = self._waits.look()
         quiet = seen.polled.issuperset(busy) or self._in_circles(seen.running)
         before, self._before = self._before, seen.asleep if quiet else []
@@ -53,7 +57,7 @@ class LostWakeupMonitor:
         return bool(running) and all(ran_s(thread) - since >= _CIRCLES_S for thread, since in self._ran.items())
 
     def _answer(self) -> bool:
-        """Answer for members that will never connect. Returns False if that was done before."""
+        """Connect to each new group in place of members that will never connect. Returns False if no group is new."""
         new = [loop for loop in self._loops() if loop.address not in self._answered]
         for loop in new:
             self._answered.add(loop.address)

@@ -1,7 +1,7 @@
-"""Finds gloo's open sockets in the epoll sets of its event threads.
+"""Finds gloo's open sockets in the epoll sets of gloo's event threads.
 
-If connections are made at their first use, a group never has all of its sockets at one moment. The epoll set of its
-event thread contains exactly the sockets in use.
+If a group makes connections at their first use, there is no moment at which it has all of its sockets. But the epoll
+set of the group's event thread always contains exactly the sockets in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY_FD = 2
 _INT_BYTES = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick_libc = ctypes.PyDLL(None)
-"""Calls through this object keep the GIL. For calls that take less time than releasing the GIL."""
+"""libc for calls that take less time than releasing the GIL: calls through this object keep the GIL."""
 
 
 class _Event(ctypes.Structure):
@@ -36,35 +36,35 @@ class _Event(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """One of a group's registered sockets, which is connected or connecting."""
+    """A socket that is registered in a group's epoll set. The socket is connected or connecting."""
 
     fd: int
-    """The descriptor at registration. An epoll set keeps a socket that is open elsewhere, in a duplicate or in a forked
-    process, even after the descriptor number is reused."""
+    """The descriptor number when the socket was registered. The number may mean another file by now: an epoll set keeps
+    a socket that is still open through a duplicate or in a forked process."""
     events: int
     data: int
-    """A pointer to gloo's handler for events on the socket."""
+    """A pointer to gloo's object that handles events on the socket."""
     inode: int
 
     @property
     def armed(self) -> bool:
-        """Whether gloo waits for events on the socket."""
+        """Whether gloo now waits for events on the socket."""
         return bool(self.events & (select.EPOLLIN | select.EPOLLOUT))
 
 
 @dataclass(frozen=True, slots=True)
 class EventLoop:
-    """The event thread of one group: its epoll set and its sockets."""
+    """The event thread's data of one group: its epoll set, its sockets and its listener."""
 
     epoll: int
     connections: dict[int, Connection]
-    """Connections, by inode."""
+    """Registered sockets other than the listener, by inode."""
     address: tuple[str, int]
-    """Address of the group's listener."""
+    """Address of the group's listening socket."""
 
 
 def next_descriptor() -> int:
-    """Return the next descriptor number of this process. The kernel uses the lowest free number."""
+    """Return the descriptor number that the next opened file will get: the lowest free number."""
     number = os.dup(_ANY_FD)
     os.close(number)
     return number
@@ -73,30 +73,30 @@ def next_descriptor() -> int:
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
     """Return the event loop of every gloo group in this process: an epoll set with a pipe and one listening socket.
 
-    Includes groups of a parent process, because epoll sets are inherited.
+    The result includes groups of a parent process, because a forked process inherits epoll sets.
 
     Args:
-        known: inodes of known connections, which need no check.
+        known: inodes of known connections, which are not checked again.
     """
     numbers = os.listdir("/proc/self/fd")  # noqa: PTH208  (names suffice; Path objects would be slow)
     return list(event_loops_among(map(int, numbers), known))
 
 
 def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Iterator[EventLoop]:
-    """Yield the event loops that are among these descriptors."""
+    """Yield the event loops whose epoll sets are among these descriptors."""
     for number in numbers:
         try:
             if stat.S_IFMT(os.fstat(number).st_mode):
-                continue  # skip files, pipes and sockets; the kernel reports no file type for epoll sets
+                continue  # no epoll set: only an epoll set has no file type
             loop = _read(number, known)
-        except OSError:  # the descriptor is not an epoll set, or was just closed
+        except OSError:  # the descriptor is no epoll set, or was just closed
             continue
         if loop is not None:
             yield loop
 
 
 def read_proc(path: str) -> str:
-    """Read a file in /proc. Takes a third of the time of Python's own file objects.
+    """Read a file in /proc, in a third of the time that Python's file objects take.
 
     Raises:
         OSError: the file's process, thread or descriptor no longer exists.
@@ -112,7 +112,7 @@ def read_proc(path: str) -> str:
 
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
-    """Return the event loop of an epoll set. None for any other descriptor, or if the epoll set is not gloo's."""
+    """Return the event loop of an epoll set; None if the descriptor is no epoll set of gloo."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
@@ -120,7 +120,7 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
         with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             status = os.fstat(registered.fd)
             if status.st_ino != registered.inode:
-                continue  # the descriptor number was reused
+                continue  # the descriptor number means another file by now
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
@@ -132,34 +132,34 @@ def _read(epoll: int, known: Container[int]) -> EventLoop | None:
 
 
 def _registered(fdinfo: str) -> list[Connection]:
-    """Parse an epoll set's entries, from lines like `tfd: 29 events: 19 data: 7f12ac0  pos:0 ino:3d sdev:9`."""
+    """Parse the entries of an epoll set, from lines like `tfd: 29 events: 19 data: 7f12ac0  pos:0 ino:3d sdev:9`."""
     found = []
     for line in fdinfo.splitlines():
         if line.startswith("tfd:"):
             words = line.split()
             fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
-            if data & 0xFFFFFFFF != fd:  # the data is a pointer; Python and libuv store the descriptor there
+            if data & 0xFFFFFFFF != fd:  # gloo stores a pointer in data; Python and libuv store the descriptor
                 found.append(Connection(fd, events, data, int(words[7].removeprefix("ino:"), 16)))
     return found
 
 
 def quieten(loop: EventLoop) -> None:
-    """Limit the remaining events to one on each armed socket.
+    """Allow each armed socket of a group only one more event, so that the group can be destroyed.
 
-    If no buffer exists for a message, neither the message nor the end of its connection is ever read. The event thread
-    then spins, and destroying the group waits for that thread forever.
+    If gloo has no buffer for a message, it never reads the message or the end of its connection. The event thread then
+    spins, and destroying the group would wait for that thread forever.
 
-    Sockets that are armed for a single event are left alone, because their handler is deleted after that event.
+    Sockets that are armed for a single event are left as they are, because gloo deletes their handler after that event.
     """
     for connection in loop.connections.values():
         if connection.armed and not connection.events & select.EPOLLONESHOT:
             event = _Event(select.EPOLLONESHOT, connection.data)
-            # fails if the socket was closed meanwhile
+            # the call fails if the socket was closed meanwhile, which does not matter
             _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))
 
 
 def _listens_at(fd: int) -> tuple[str, int] | None:
-    """Return the address of a listening socket; None for any other socket."""
+    """Return the address at which a socket listens; None if the socket does not listen."""
     listens, size = ctypes.c_int(), ctypes.c_uint(_INT_BYTES)
     wanted = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
     failed = _quick_libc.getsockopt(fd, *wanted, ctypes.byref(listens), ctypes.byref(size))
@@ -171,14 +171,15 @@ def _listens_at(fd: int) -> tuple[str, int] | None:
 
 
 def answer_for(loop: EventLoop, places: int) -> None:
-    """Connect to a group as each of its other members would, and close these connections.
+    """Connect to a group as each of its other members would, and close these connections again.
 
-    A thread that waits for a member's connection gets this one, which is closed. Later connections are ignored. A
-    member identifies itself by its index in the group, in eight bytes.
+    A thread of this process that waits for a member's connection gets this connection, and raises because it is closed.
+    gloo ignores later connections of the same member. A member identifies itself by its index in the group, in eight
+    bytes.
     """
     family = family_of(loop.address[0])
     for place in range(places):
-        # an error means that the group is being destroyed
+        # an error means that the group is being destroyed, so no thread waits any more
         with contextlib.suppress(OSError), socket.socket(family) as connection:
             connection.settimeout(1.0)
             connection.connect(loop.address)
@@ -186,7 +187,8 @@ def answer_for(loop: EventLoop, places: int) -> None:
 
 
 def duplicate(fd: int, inode: int) -> int | None:
-    """Return a duplicate of a connection's descriptor. The inode is checked, in case the number was reused."""
+    """Return a duplicate of a connection's descriptor. None if the number no longer means the socket with this
+    inode."""
     try:
         copy = os.dup(fd)
     except OSError:
@@ -198,5 +200,5 @@ def duplicate(fd: int, inode: int) -> int | None:
 
 
 def end_reading(fd: int) -> None:
-    """Shut down reading, so that readers get the end of the connection. Has no effect on an unconnected socket."""
+    """Shut down reading, so that readers get end-of-file. Has no effect on an unconnected socket."""
     _quick_libc.shutdown(fd, socket.SHUT_RD)

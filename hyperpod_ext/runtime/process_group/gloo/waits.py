@@ -1,13 +1,13 @@
-"""Finds and ends waits of threads in gloo for an event that will never come.
+"""Finds threads that wait in gloo for an event that will never come, and ends their waits.
 
 When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer. The
 thread of that operation sleeps until the group's timeout, which is half an hour by default. A thread that waits for a
-connection that the peer will never make has the same problem. Both kinds of threads wait on a condition variable inside
-a gloo object. The kernel shows the address on which a thread sleeps, and the object around this address is recognized
-by its virtual function table. gloo's own function, which libtorch exports, then makes a buffer's wait raise. A wait for
-a connection is ended by an ordinary connection (`sockets.answer_for`).
+connection that the peer will never make has the same problem. Both kinds of threads sleep on a condition variable
+inside a gloo object. The kernel shows the address on which a thread sleeps. The gloo object around this address is
+recognized by its virtual function table. gloo's function `signalException`, which libtorch exports, then makes the wait
+for a buffer raise. A wait for a connection is ended by making a connection (`sockets.answer_for`).
 
-Nothing here depends on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
+This code does not depend on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _LIST_EVERY = 8
-"""Number of checks of gloo's threads after which the threads are listed again."""
+"""Number of checks of gloo's threads after which the list of threads is made again."""
 
 _X86 = os.uname().machine == "x86_64"
 _FUTEX = 202 if _X86 else 98
@@ -36,14 +36,14 @@ _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _RUNTIME_ERROR_BYTES = 16
 _SYSCALL_BYTES = 256
-"""Buffer size that suffices for a system call's number, six arguments and two registers."""
+"""Buffer size in bytes that suffices for a system call's number, six arguments and two registers in /proc."""
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
-"""Maximum offset of the condition variable in its object. In torch 2.13 the offsets are 120 and 528 bytes."""
+"""Maximum offset in bytes of the condition variable in each object. In torch 2.13 the offsets are 120 and 528."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sleep:
-    """A thread that sleeps until it is woken or until a timeout."""
+    """A thread that sleeps on a futex until another thread wakes it, or until a timeout."""
 
     thread: int
     address: int
@@ -52,7 +52,7 @@ class Sleep:
 
 
 def sleeping(thread: int) -> Sleep | None:
-    """Return the futex wait of a thread of this process; None if the thread does anything else."""
+    """Return the futex on which a thread of this process sleeps; None if the thread is not in a futex wait."""
     try:
         return _sleep(thread, read_proc(f"/proc/self/task/{thread}/syscall"))
     except OSError:  # the thread has just ended
@@ -60,7 +60,7 @@ def sleeping(thread: int) -> Sleep | None:
 
 
 def ran_s(thread: int) -> float:
-    """Return the CPU time of a thread of this process, in seconds; infinite if the thread has ended."""
+    """Return the CPU time that a thread of this process has used, in seconds; infinite if the thread has ended."""
     try:
         return int(read_proc(f"/proc/self/task/{thread}/schedstat").split()[0]) / 1e9
     except OSError:
@@ -75,7 +75,7 @@ def _sleep(thread: int, syscall: str) -> Sleep | None:
 
 
 def threads(name: str = "") -> list[int]:
-    """Return the threads of this process whose names begin with `name`."""
+    """Return the ids of this process's threads whose names begin with `name`."""
     found = []
     for task in os.listdir("/proc/self/task"):  # noqa: PTH208  (names suffice; Path objects would be slow)
         with contextlib.suppress(OSError):  # the thread has just ended
@@ -85,10 +85,10 @@ def threads(name: str = "") -> list[int]:
 
 
 def work_threads() -> list[int]:
-    """Return the threads that run gloo's operations.
+    """Return the ids of the threads that run gloo's operations.
 
-    In older versions of torch these threads have no name. Then all threads count that are not Python's and do not wait
-    for socket events.
+    In older versions of torch these threads have no name. For such versions, return all threads that are not Python's
+    and do not wait for socket events.
     """
     if named := threads("pt_gloo"):
         return named
@@ -106,13 +106,13 @@ def _waits_for_events(thread: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StuckWait:
-    """A thread that sleeps inside a gloo object."""
+    """A thread that sleeps inside a gloo object: in a wait for a buffer or for a connection."""
 
     sleep: Sleep
     buffer: int
-    """Address of the buffer that is being sent or filled; 0 if there is none."""
+    """Address of the gloo buffer that is being sent or filled; 0 if the thread waits for no buffer."""
     in_pair: bool
-    """Whether the thread waits for a connection. A buffer may be set too, because unwritten memory may look like an old
+    """Whether the thread waits for a connection. `buffer` may be set too, because unused stack memory may look like a
     buffer."""
 
 
@@ -122,17 +122,18 @@ class Look:
 
     asleep: list[StuckWait]
     polled: set[int]
-    """Epoll sets on which a thread waits."""
+    """Epoll sets on which some thread waits."""
     running: list[int]
-    """Threads that are running or could run."""
+    """Threads that run, or are ready to run."""
 
 
 class LostWakeups:
-    """Finds and ends lost waits in this process."""
+    """Finds and ends waits in this process whose wake-up gloo has lost."""
 
     def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
         self._c = c
-        # an object's first word points behind the first two words of the table, which are its offset and its type
+        # an object's first word points behind the first two words of its class's table: they are the offset and the
+        # type
         self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
         self._tell = torch[_TELL_BUFFER]
         self._type = _address(cpp, "_ZTISt13runtime_error")
@@ -144,7 +145,7 @@ class LostWakeups:
 
     @classmethod
     def find(cls) -> LostWakeups | None:
-        """Return an instance with the functions of this process's torch; None if a function is missing."""
+        """Return an instance that uses the functions of this process's torch; None if a function is missing."""
         if os.uname().machine not in ("x86_64", "aarch64"):
             return None
         import torch
@@ -156,7 +157,7 @@ class LostWakeups:
             return None
 
     def look(self) -> Look:
-        """Return the threads that now sleep in gloo. Most of them will be woken normally."""
+        """Return the threads that sleep in gloo now. gloo will wake most of them normally."""
         own, seen = threading.get_native_id(), Look([], set(), [])
         for thread in threads():
             if thread == own:
@@ -174,11 +175,11 @@ class LostWakeups:
         return seen
 
     def end(self, lost: StuckWait, why: str) -> None:
-        """Make a buffer's wait raise. Call this only for waits that nothing else can end, because a thread that
-        continues on its own could free the object meanwhile.
+        """Make a wait for a buffer raise. Call this only for a wait that nothing else can end: if the thread continued
+        on its own, it could free the buffer meanwhile.
 
-        The GIL is held from the last check to the call, so that a woken Python thread cannot free the object. So this
-        code uses neither Python's own files nor a library that releases the GIL.
+        The GIL is held from the last check to the call of gloo's function, so that a Python thread that was woken
+        cannot free the buffer. So this code uses neither Python's file objects nor a library that releases the GIL.
         """
         pointer = self._exception(why)
         target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
@@ -187,7 +188,7 @@ class LostWakeups:
         self._let_go(argument)
 
     def _sleeping_still(self, sleep: Sleep) -> bool:
-        """Return whether the thread still sleeps on the same futex. Does not release the GIL."""
+        """Return whether the thread still sleeps on the same futex. This method does not release the GIL."""
         file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
         if file < 0:
             return False
@@ -197,12 +198,13 @@ class LostWakeups:
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
     def _object_around(self, sleep: Sleep) -> StuckWait | None:
-        """Return the gloo object around the futex, which begins close before the futex's address."""
+        """Return the gloo object that contains the futex. The object begins a short distance before the futex's
+        address."""
         place, words = sleep.address & ~7, b""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
-                with contextlib.suppress(OSError):  # the previous page may not be mapped
+                with contextlib.suppress(OSError):  # the page before may not be mapped
                     words = words or os.pread(memory, place - start, start)
         finally:
             os.close(memory)
@@ -210,13 +212,13 @@ class LostWakeups:
         for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
             if value == self._pair:
-                buffer, in_pair = 0, True  # objects that begin before a pair also end before it
+                buffer, in_pair = 0, True  # an object that begins before this pair also ends before it
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
         return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None
 
     def _exception(self, why: str) -> ctypes.c_void_p:
-        """Return a `std::exception_ptr` that holds a `std::runtime_error`."""
+        """Return a `std::exception_ptr` to a `std::runtime_error` with the message `why`."""
         error = ctypes.c_void_p(self._allocate(ctypes.c_size_t(_RUNTIME_ERROR_BYTES)))
         self._prepare(error, ctypes.c_void_p(self._type), ctypes.cast(self._destruct, ctypes.c_void_p))
         self._construct(error, ctypes.c_char_p(why.encode()))
@@ -230,15 +232,15 @@ def _address(library: ctypes.PyDLL, name: str) -> int:
 
 
 def wait_until_idle(limit_s: float = 10.0) -> None:
-    """Wait until no thread of gloo has work left.
+    """Wait until no thread of gloo has work left, at most `limit_s` seconds. Call this before destroying a group.
 
-    The group's destructor joins gloo's threads while it holds the GIL. A thread that must still release a tensor, or
-    return from our store, waits for the GIL. So destroying the group right after its last operation would deadlock. A
-    thread without work sleeps without a timeout; a thread that waits for the GIL sleeps with one.
+    A group's destructor joins gloo's threads while it holds the GIL. A thread that must still release a tensor, or
+    return from our store, waits for the GIL. So destroying a group right after its last operation would deadlock. A
+    thread without work sleeps without a timeout, whereas a thread that waits for the GIL sleeps with a timeout.
     """
     deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():
-        time.sleep(0.0005)  # lets other threads take the GIL
+        time.sleep(0.0005)  # let other threads take the GIL
         if number % _LIST_EVERY == 0:
             threads = work_threads()
         sleeps = [sleeping(thread) for thread in threads]

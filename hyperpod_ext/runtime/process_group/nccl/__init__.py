@@ -1,1 +1,1 @@
-"""Requirements for aborting NCCL's groups: environment variables and library versions."""
+"""Requirements for aborting NCCL's groups: environment variables and versions of libraries."""

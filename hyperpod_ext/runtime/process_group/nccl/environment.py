@@ -1,11 +1,12 @@
-"""Environment variables of torch and NCCL that recovery needs. Without them, a fault ends surviving processes.
+"""Environment variables of torch and NCCL that recovery needs. Without these variables, a fault ends surviving
+processes.
 
 Pure functions. `nccl_environment` returns the variables to set before the first NCCL group, because torch reads them
-when a group is made. If user values contradict the table, a single error names all such variables.
+when a group is made. If variables that the user has set contradict the table, one error names all these variables.
 
-Sources: `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` among the headers of torch 2.13 and
-2.15 (names, former names, parsing), `ProcessGroupNCCL.cpp` of both engines (effects), and the usage guide of NVIDIA's
-resiliency extension for in-process restart (`NCCL_NVLS_ENABLE`). Runs on a GPU: docs/gpu.md.
+Sources: the headers `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` of torch 2.13 and 2.15
+    (names, former names, parsing), `ProcessGroupNCCL.cpp` of both implementations (effects), and NVIDIA's guide for
+    in-process restart with its resiliency extension (`NCCL_NVLS_ENABLE`). For runs on a GPU see docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from typing import Literal
 from hyperpod_ext.errors import ConfigError, Problem
 
 Engine = Literal["nccl", "nccl2"]
-"""`nccl`: torch's first implementation, the default from 2.6 to 2.14. `nccl2`: the default from 2.15 on."""
+"""Torch's implementation of backend `nccl`: the first is the default from 2.6 to 2.14, `nccl2` from 2.15 on."""
 
 _LEGACY: tuple[Engine, ...] = ("nccl",)
 _SECOND: tuple[Engine, ...] = ("nccl2",)
 _BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
 
 _FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
-"""Values that torch's `getCvarBool` accepts, in upper or lower case. Any other value raises an error."""
+"""Values that torch's `getCvarBool` accepts, in upper or lower case. For any other value torch raises an error."""
 _DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """One environment variable, and the values with which recovery works."""
+    """An environment variable, and the values with which recovery works."""
 
     name: str
     value: str
-    """The value that recovery needs. If `is_set`, the variable gets this value unless the user has set one."""
+    """The value that recovery needs. If `is_set`, we set this value unless the user has set one."""
     why: str
     engines: tuple[Engine, ...]
-    """Implementations that read the variable."""
+    """Implementations of backend `nccl` that read the variable."""
     kind: Literal["flag", "integer", "debug level"] = "flag"
-    """How torch parses the text of the variable."""
+    """How torch parses the variable's text."""
     former: tuple[str, ...] = ()
-    """Other names that torch also reads. The first name that is set counts."""
+    """Other names under which torch reads the variable. The first name that is set counts."""
     least: int = 0
     most: int = 0
-    """User values from `least` to `most` are accepted. A flag is 0 or 1."""
+    """Values of the user from `least` to `most` are accepted. A flag counts as 0 or 1."""
     is_set: bool = True
-    """Whether to set the variable. False leaves it unset, because the default is right."""
+    """Whether we set the variable. False for a variable whose default is right: only the user's value is checked."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -59,12 +60,13 @@ class Variable:
 
 
 VARIABLES = (
-    # nccl2 reads it only for groups without reconfiguration; groups with reconfiguration are revoked in any case
-    # (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). It is set anyway, for other groups of a script
+    # nccl2 reads this variable only for groups without reconfiguration; it revokes groups with reconfiguration in any
+    # case (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). We set the variable for a script's other
+    # groups
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "0",
-        "else torch's watchdog ends the process when a peer has died",
+        "otherwise torch's watchdog ends the process when a peer has died",
         _BOTH,
         kind="integer",
         former=("NCCL_ASYNC_ERROR_HANDLING",),
@@ -72,7 +74,7 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_DESYNC_DEBUG",
         "0",
-        "it makes torch raise TORCH_NCCL_ASYNC_ERROR_HANDLING from 0 to 3",
+        "a value of 1 makes torch raise TORCH_NCCL_ASYNC_ERROR_HANDLING from 0 to 3",
         _LEGACY,
         former=("NCCL_DESYNC_DEBUG",),
         is_set=False,
@@ -89,32 +91,32 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_RETHROW_CUDA_ERRORS",
         "0",
-        "else the watchdog rethrows what an abort leads to, and the process ends",
+        "otherwise the watchdog rethrows errors that follow an abort, and the process ends",
         _LEGACY,
     ),
     Variable(
         "TORCH_NCCL_TEARDOWN_ON_TIMEOUT",
         "0",
-        "it ends the process at a timeout although TORCH_NCCL_RETHROW_CUDA_ERRORS is 0",
+        "a value of 1 ends the process at a timeout, even if TORCH_NCCL_RETHROW_CUDA_ERRORS is 0",
         _LEGACY,
         is_set=False,
     ),
     Variable(
         "TORCH_NCCL_ENABLE_MONITORING",
         "0",
-        "else the heartbeat monitor ends a process whose watchdog is busy, and asks the store each second",
+        "otherwise the heartbeat monitor ends a process whose watchdog is busy, and queries the store each second",
         _LEGACY,
     ),
     Variable(
         "TORCH_NCCL_DUMP_ON_TIMEOUT",
         "0",
-        "else the watchdog signals a dump to all ranks and sleeps",
+        "otherwise the watchdog signals a dump to all ranks and sleeps",
         _LEGACY,
     ),
     Variable(
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
         "1",
-        "the watchdog sleeps four times this long after a fault, should it dump all the same",
+        "if the watchdog dumps nevertheless, it sleeps four times this long after a fault",
         _LEGACY,
         kind="integer",
         most=100,
@@ -122,14 +124,14 @@ VARIABLES = (
     Variable(
         "TORCH_FR_DUMP_ON_TIMEOUT",
         "0",
-        "else a flight record is written while a fault waits to be handled",
+        "otherwise a flight record is written while a fault waits to be handled",
         _SECOND,
         former=("TORCH_NCCL_DUMP_ON_TIMEOUT",),
     ),
     Variable(
         "TORCH_FR_WAIT_TIMEOUT_DUMP_MILSEC",
         "1",
-        "a flight record may take this long, should it be written all the same",
+        "if a flight record is written nevertheless, it may take this long",
         _SECOND,
         kind="integer",
         former=("TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",),
@@ -138,7 +140,7 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_PROPAGATE_ERROR",
         "0",
-        "else an error is spread through the store, past the agreement of the ranks on what happened",
+        "otherwise an error spreads through the store before the ranks have agreed on the fault",
         _LEGACY,
     ),
     Variable(
@@ -153,7 +155,7 @@ VARIABLES = (
     Variable(
         "TORCH_NCCL_BLOCKING_WAIT",
         "0",
-        "with it there is no watchdog, and ranks wait in a collective until its timeout",
+        "with a value of 1 there is no watchdog, and ranks wait in a collective until its timeout",
         _BOTH,
         former=("NCCL_BLOCKING_WAIT",),
         is_set=False,
@@ -168,7 +170,7 @@ VARIABLES = (
     Variable(
         "CUDA_LAUNCH_BLOCKING",
         "0",
-        "with it the main thread waits in each kernel, one of a broken collective included",
+        "with a value of 1 the main thread waits for each kernel, also for one of a broken collective",
         _BOTH,
         kind="integer",
         is_set=False,
@@ -176,16 +178,17 @@ VARIABLES = (
     Variable(
         "OFI_NCCL_ABORT_ON_ERROR",
         "0",
-        "with it aws-ofi-nccl ends the process at the first network error",
+        "with a value of 1 aws-ofi-nccl ends the process at the first network error",
         _BOTH,
         is_set=False,
     ),
 )
-"""All variables, for both implementations."""
+"""All variables of both implementations."""
 
 
 def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
-    """Return the implementation of backend `nccl` in this version of torch. The environment `given` may choose one."""
+    """Return the implementation of backend `nccl` in torch version `torch`. The environment `given` may choose the
+    implementation."""
     chosen = given.get("TORCH_DIST_USE_NCCL2")
     if _version(torch) >= (2, 15):
         return "nccl" if chosen == "0" else "nccl2"
@@ -193,16 +196,17 @@ def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
 
 
 def without_reconfigure(torch: str, given: Mapping[str, str]) -> str:
-    """Return torch's backend name for groups without reconfiguration, because several `nccl2` groups cannot be aborted.
+    """Return torch's backend name for groups without reconfiguration: several such groups of `nccl2` cannot be aborted.
 
-    On a GPU, their aborts did not end within 40 s; those of the first implementation ended in 0.6 s (docs/gpu.md, E5).
+    On a GPU, aborts of such groups did not end within 40 s with `nccl2`, and ended in 0.6 s with the first
+    implementation (docs/gpu.md, E5).
     """
     has_name = _version(torch) >= (2, 15)
     return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"
 
 
 def engines_used(torch: str, given: Mapping[str, str]) -> tuple[Engine, ...]:
-    """Return the implementations that a growing job may use. Above a certain size, groups are not reconfigured."""
+    """Return the implementations that a job may use as it grows. Above a certain size, groups are not reconfigured."""
     engine = engine_of(torch, given)
     return (engine,) if without_reconfigure(torch, given) == "nccl" else (engine, "nccl")
 
@@ -216,10 +220,10 @@ def variables_of(*engines: Engine) -> Iterator[Variable]:
 
 
 def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set before the first NCCL group, except those that the environment `given` already has.
+    """Return the variables to set before the first NCCL group, without those that the environment `given` has already.
 
     Raises:
-        ConfigError: variables in `given` contradict the table.
+        ConfigError: variables in `given` have values with which recovery does not work.
     """
     problems = {
         name: _problem(variable, name, given[name])
@@ -242,7 +246,7 @@ def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
 
 def _problem(variable: Variable, name: str, found: str) -> Problem:
     return Problem(
-        f"is {found!r}, and recovery with NCCL needs {variable.value}: {variable.why}",
+        f"is {found!r}, but recovery with NCCL needs {variable.value}: {variable.why}",
         path=name,
         source="the environment",
         hint=f"Remove {name} from the environment." if not variable.is_set else f"Set {name}={variable.value}.",
@@ -250,10 +254,10 @@ def _problem(variable: Variable, name: str, found: str) -> Problem:
 
 
 def _read(kind: str, text: str) -> int | None:
-    """Parse a value as the variable's reader would; None if the reader could not parse it."""
+    """Parse a value as torch or NCCL would; None if it cannot be parsed."""
     if kind == "flag":
         return _FLAGS.get(text.lower())
     if kind == "debug level":
         return _DEBUG_LEVELS.get(text.upper())
-    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll ignore any text after the digits
+    number = re.match(r"\s*([+-]?\d+)", text)  # std::stoi and strtoll ignore text after the digits
     return int(number[1]) if number else None

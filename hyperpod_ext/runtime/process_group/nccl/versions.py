@@ -1,7 +1,8 @@
-"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the installed versions.
+"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the versions installed here.
 
-`judge` is pure. `installed` reads versions without loading a plugin and without a GPU. An unreadable version is
-reported as unknown. The table is based on the sources that it names; no refused version was ever run.
+`judge` is pure. `installed` reads versions without loading a plugin and without a GPU, and reports a version that it
+cannot read as unknown. The table of bad versions is based on the sources that it names: none of the refused versions
+was ever run here.
 """
 
 from __future__ import annotations
@@ -26,27 +27,28 @@ Severity = Literal["refuse", "warn", "unknown"]
 _NCCL = "libnccl.so.2"
 _PLUGIN = "libnccl-net*.so*"
 _PLUGIN_FOLDERS = (Path("/opt/amazon/ofi-nccl/lib"), Path("/opt/amazon/ofi-nccl/lib64"), Path("/opt/aws-ofi-nccl/lib"))
-"""Folders in which EFA's installer and AWS's images install the plugin."""
+"""Folders in which EFA's installer and AWS's container images install the plugin aws-ofi-nccl."""
 _LONGEST_READ = 64 << 20
-"""Maximum number of bytes of a plugin that are searched for its version."""
+"""Maximum number of bytes of a plugin file in which its version is searched."""
 _PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ -]v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A library that takes part in recovery."""
+    """A library that recovery depends on, with its version."""
 
     name: Name
     version: Version | None
     """Version of the library. None if the library exists but its version could not be read."""
     place: str = ""
-    """File in which the version was found."""
+    """File in which the version was found; empty if none."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
-    """Versions of one library from `since` up to, but not including, `before`. May apply to some versions of torch
-    only."""
+    """Versions of one library with a known fault: from `since` up to, but not including, `before`.
+
+    The entry may apply to some versions of torch only."""
 
     name: Name
     since: Version
@@ -54,15 +56,16 @@ class KnownBad:
     severity: Severity
     why: str
     good: str
-    """Recommended versions."""
+    """Versions to use instead, as text."""
     source: str
     torch: tuple[Version, Version] | None = None
-    """Range of torch versions, without its end, to which the entry applies; None if it applies to all."""
+    """Versions of torch to which the entry applies: from the first up to, but not including, the second. None for all
+    versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryProblem:
-    """A problem with one library."""
+    """A problem with one installed library, and its severity."""
 
     severity: Severity
     problem: Problem
@@ -88,7 +91,7 @@ KNOWN_BAD = (
         (2, 31, 2),
         (2, 31, 3),
         "warn",
-        "ranks that are not equally many on each node deadlock when a communicator is made",
+        "making a communicator deadlocks if nodes have different numbers of ranks",
         "2.30.7",
         "NVIDIA/nccl#2385",
     ),
@@ -126,19 +129,19 @@ KNOWN_BAD = (
         (1, 16, 0),
         (1, 18, 0),
         "warn",
-        "communicators that are aborted by several threads at once crash the process now and then",
+        "aborting communicators in several threads at once sometimes crashes the process",
         "1.18.0 or newer",
         "aws/aws-ofi-nccl, commits ab505f3f of v1.17.0 and a50eedbf of v1.18.0",
     ),
 )
-"""All known bad versions."""
+"""All versions with known faults."""
 
 PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30, 7), (2, 15, 0): (2, 30, 7)}
-"""Version of NCCL that each release of torch requires, from the metadata of torch's wheel."""
+"""Version of NCCL that each release of torch requires, according to the metadata of torch's wheel."""
 
 
 def judge(components: Iterable[Component]) -> list[LibraryProblem]:
-    """Return the problems of these libraries. A missing library is not a problem."""
+    """Return the problems of these libraries. A library that is missing is not a problem."""
     there = {component.name: component for component in components}
     torch = there["torch"].version if "torch" in there else None
     found = [_unknown(component) for component in there.values() if component.version is None]
@@ -175,7 +178,7 @@ def written(version: Version | None) -> str:
 
 
 def version_of_code(code: int) -> Version:
-    """Return the version for a number from `ncclGetVersion`; 22907 is 2.29.7. Before 2.9, numbers had one digit
+    """Return the version for a number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9, the number had one digit
     less."""
     major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
     return (major, *divmod(rest, 100))
@@ -190,9 +193,9 @@ def installed(
     """Return the libraries that this process has loaded or would load.
 
     Args:
-        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. Used if no library is found,
-            because some builds of torch contain NCCL.
-        folders: folders to search for the plugin, in addition to those in the environment.
+        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. This version is used if no NCCL
+            library is found, because some builds of torch contain NCCL.
+        folders: folders in which to search for the plugin, after those in LD_LIBRARY_PATH.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
     found.append(_plugin(_plugin_files(environ, folders)))
@@ -209,8 +212,8 @@ def _torch() -> Component | None:
 
 
 def _nccl_libraries() -> Iterator[tuple[str, int]]:
-    """Yield the places of NCCL in torch's order: the loaded library, torch's RPATH (the wheel), then the system's
-    library."""
+    """Yield name and dlopen flags of NCCL's library in torch's order: the loaded library, the wheel's (torch's RPATH),
+    the system's."""
     yield _NCCL, os.RTLD_NOW | os.RTLD_NOLOAD
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -219,7 +222,7 @@ def _nccl_libraries() -> Iterator[tuple[str, int]]:
 
 
 def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
-    """Return NCCL with its version, which the library reports without a GPU."""
+    """Return the first NCCL library that can be loaded. The library reports its version without a GPU."""
     for path, mode in libraries:
         try:
             library = ctypes.CDLL(path, mode=mode)
@@ -232,7 +235,7 @@ def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
 
 
 def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield files that may be NCCL's network plugin, in NCCL's own order."""
+    """Yield files that may be NCCL's network plugin, in the order in which NCCL searches."""
     chosen = environ.get("NCCL_NET_PLUGIN", "")
     if chosen == "none":
         return
@@ -244,7 +247,8 @@ def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterat
 
 
 def _plugin(files: Iterable[Path]) -> Component | None:
-    """Return AWS's plugin, recognized by its content, because plugins of other vendors have the same file name."""
+    """Return AWS's plugin. The plugin is recognized by its content, because plugins of other vendors have the same file
+    name."""
     for path in files:
         if (text := _aws_text_in(path)) is not None:
             number = _PLUGIN_VERSION.fullmatch(text)
@@ -254,8 +258,8 @@ def _plugin(files: Iterable[Path]) -> Component | None:
 
 
 def _aws_text_in(path: Path) -> bytes | None:
-    """Return name and version in a plugin file, or only the name if there is no version. None if it is not AWS's
-    plugin."""
+    """Return name and version of AWS's plugin as found in a file. The text is only the name if no version was found,
+    and None if the file is another plugin."""
     try:
         with path.open("rb") as file:
             size = min(os.fstat(file.fileno()).st_size, _LONGEST_READ)

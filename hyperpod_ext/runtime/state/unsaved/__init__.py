@@ -1,1 +1,1 @@
-"""What changes from step to step and is in no snapshot: found in all that a training function reaches, and named."""
+"""Find and report objects of a training function that change from step to step but are in no snapshot."""

@@ -1,7 +1,7 @@
-"""Find state that a loop carries from pass to pass, besides objects changed in place: variables and data positions.
+"""Find state that a loop carries from one iteration to the next in variables and in iterators.
 
-A variable is carried if a pass may read it before setting it. The function's bytecode shows this, so the loss of a
-step, for example, is not carried.
+A variable is carried if an iteration may read it before setting it, according to the function's bytecode. For example,
+a variable for the loss is not carried if each iteration sets it first.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 _ITERATORS = frozenset({"builtins", "itertools"})
 _SETTING = frozenset({"update", "append", "extend", "insert", "add", "clear"})
 _NEAR = 8
-"""Maximum number of instructions between the name of a dict and the access to its item."""
+"""Maximum number of instructions between loading a dict and accessing its item."""
 _DEPTH = 6
 _MOST = 100
-"""Maximum number of objects reached from one iterator."""
+"""Maximum number of objects that are searched from one iterator."""
 
 
 class _Instruction(NamedTuple):
@@ -40,30 +40,40 @@ class _Instruction(NamedTuple):
     reads: frozenset[str]
     sets: frozenset[str]
     follows: tuple[int, ...]
-    """Indices of the instructions that may come next."""
+    """Indices of the instructions that may run next."""
 
 
 class Global(NamedTuple):
-    """A variable of a module."""
+    """A global variable of a Python module."""
 
     of: Mapping[str, Any]
+    """The module's `__dict__`."""
     name: str
 
 
 def carried(frame: FrameType) -> list[Named]:
-    """Return the variables of a function's present loop that the next pass may read before setting them."""
+    """Return the local variables that the next iteration of a running loop may read before setting them.
+
+    Args:
+        frame: the frame of the function with the loop.
+    """
     seen = locals_of(frame)
     return [(name, seen[name]) for name in sorted(_carried(frame.f_code, frame.f_lasti)) if name in seen]
 
 
 def set_outside(function: FunctionType) -> list[Named]:
-    """Return the variables of enclosing functions that a function sets."""
+    """Return the `nonlocal` variables that `function` sets, with their values."""
     names = _stored("STORE_DEREF", function.__code__) if function.__code__.co_freevars else frozenset()
     return [each for each in enclosed(function) if each[0] in names]
 
 
 def globals_set(code: CodeType, known: Mapping[str, Any]) -> list[Global]:
-    """Return the globals that code sets, in its own module and in other modules of the script."""
+    """Return the global variables that `code` sets, in its own module and in other modules of the script.
+
+    Args:
+        code: the code of a function.
+        known: the globals of the function's module.
+    """
     found = [Global(known, name) for name in _stored("STORE_GLOBAL", code) if name in known]
     if attributes := _stored("STORE_ATTR", code):
         modules = [each for _, each in named_by(code, known) if isinstance(each, ModuleType)]
@@ -80,7 +90,10 @@ def _stored(how: str, code: CodeType) -> frozenset[str]:
 
 
 def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
-    """Return whether code sets items of a dict or list, but never from their old values, as for results of a step."""
+    """Return whether `codes` set items of the dict or list `name`, but never read an item before they set it.
+
+    A dict that is only set typically holds results of a step, such as metrics.
+    """
     each_code = [_accesses_of_items(code, name) for code in codes if name in _all_names(code)]
     updated = any(
         how == "read" and later == "set" and (None in (key, other) or key == other)
@@ -96,7 +109,10 @@ def _all_names(code: CodeType) -> frozenset[str]:
 
 
 def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
-    """Return the accesses to items in code order, each "read" or "set" with its key; None: any key."""
+    """Return the accesses of `code` to items of the variable `name`, in code order.
+
+    An access is a pair: "read" or "set", and the item's key. The key is None if it is not a constant.
+    """
     found: list[tuple[str, Any]] = []
     listed = [(each.opname, each.argval) for each in dis.get_instructions(code)]
     for index, (does, loaded) in enumerate(listed):
@@ -120,7 +136,11 @@ def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
 
 
 def neighbours(loop: Iterator[Any] | None) -> list[Any]:
-    """Return the iterators that are iterated together with our steps, as in `zip(run.steps(10), loader)`."""
+    """Return the iterators that are iterated together with `run.steps`, as in `zip(run.steps(10), loader)`.
+
+    Args:
+        loop: the iterator that `run.steps` returned; None: unknown, and the result is empty.
+    """
     groups = [each for each in gc.get_referrers(loop) if type(each) is tuple] if loop is not None else []
     return [
         item
@@ -132,7 +152,7 @@ def neighbours(loop: Iterator[Any] | None) -> list[Any]:
 
 
 def iterated(iterator: Any) -> list[Any]:
-    """Return an iterator followed by the iterators that it consumes, without iterators of this package."""
+    """Return `iterator`, followed by the iterators that it consumes. Iterators of this package are left out."""
     found: list[Any] = []
     queue = [(iterator, 0)]
     while queue and len(found) < _MOST:
@@ -146,7 +166,7 @@ def iterated(iterator: Any) -> list[Any]:
 
 
 def _held(iterator: Any) -> list[Any]:
-    if type(iterator).__module__ in _ITERATORS:  # includes generators, with the iterators of their functions
+    if type(iterator).__module__ in _ITERATORS:  # a generator holds the iterators of its function
         held = gc.get_referents(iterator)
         return [*held, *(item for one in held if type(one) is tuple for item in one)]
     own = getattr(iterator, "__dict__", None)
@@ -161,7 +181,12 @@ def _is_of_ours(iterator: Any) -> bool:
 
 @functools.cache
 def _carried(code: CodeType, lasti: int) -> frozenset[str]:
-    """Return the names that are read before they are set, on some path from the present instruction back to it."""
+    """Return the variables that a loop may read before it sets them, on a path from the present instruction back to it.
+
+    Args:
+        code: the code of a running function.
+        lasti: byte offset of the present instruction, `frame.f_lasti`.
+    """
     flow = _flow(code)
     here = max((index for index, each in enumerate(flow) if each.offset <= lasti), default=0)
     inside = _cycle(flow, here)
@@ -182,13 +207,21 @@ def _carried(code: CodeType, lasti: int) -> frozenset[str]:
 def _after(
     flow: list[_Instruction], index: int, inside: set[int], end: int, live: dict[int, frozenset[str]]
 ) -> frozenset[str]:
-    """Return the names read after an instruction in the same pass."""
+    """Return the variables that an iteration may read before it sets them, after one of its instructions.
+
+    Args:
+        flow: the function's instructions.
+        index: index of the instruction.
+        inside: indices of the loop's instructions.
+        end: index of the instruction at which the iteration ends.
+        live: by instruction, the variables that may be read from this instruction on before they are set.
+    """
     nexts = [live[each] for each in flow[index].follows if each in inside and each != end]
     return frozenset[str]().union(*nexts)
 
 
 def _cycle(flow: list[_Instruction], here: int) -> set[int]:
-    """Return the instructions on paths from `here` back to `here`."""
+    """Return the indices of the instructions on paths from `here` back to `here`."""
     before: dict[int, list[int]] = {}
     for index, each in enumerate(flow):
         for follower in each.follows:
@@ -197,7 +230,7 @@ def _cycle(flow: list[_Instruction], here: int) -> set[int]:
 
 
 def _spread(start: int, nexts: Callable[[int], Iterable[int]]) -> set[int]:
-    """Return all successors of `start`, including itself if there is a path back."""
+    """Return all direct and indirect successors of `start`. `start` is included only if a path leads back to it."""
     found: set[int] = set()
     queue = list(nexts(start))
     while queue:
@@ -222,7 +255,10 @@ def _instruction(index: int, each: dis.Instruction, at: dict[int, int]) -> _Inst
 
 
 def _accesses(each: dis.Instruction) -> tuple[set[str], set[str]]:
-    """Return the names that an instruction reads and sets. Newer Pythons have double ones: STORE_FAST_LOAD_FAST."""
+    """Return the variables that an instruction reads, and those that it sets.
+
+    Newer Python versions have instructions for two variables, such as STORE_FAST_LOAD_FAST.
+    """
     if "FAST" not in each.opname and each.opname not in ("LOAD_DEREF", "STORE_DEREF", "LOAD_CLOSURE"):
         return set(), set()
     names = each.argval if isinstance(each.argval, tuple) else (each.argval,)

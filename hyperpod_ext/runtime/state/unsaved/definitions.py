@@ -1,4 +1,4 @@
-"""File and line where a script first sets a variable, for warnings."""
+"""Find the file and line where a script first sets a variable, for warnings and errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SETS = (
 
 
 def first_set(owners: Mapping[str, Any], frame: FrameType | None) -> str:
-    """Return a sentence with the place of each name, such as `utils.STATE['mean']`; empty if none is found.
+    """Return a sentence with the file and line where each variable is first set; empty if no line is found.
 
     Args:
-        owners: the object of each name.
-        frame: the frame of the loop.
+        owners: the object that contains each variable, by the variable's name, such as `utils.STATE['mean']`.
+        frame: the frame of the function with the training loop.
     """
     frames = list(script_frames(frame))
     places = {name: _place(re.findall(r"\w+", name), owner, frames) for name, owner in owners.items()}

@@ -1,4 +1,4 @@
-"""Fingerprints of values that a script may keep from step to step."""
+"""Compute fingerprints of values that a script may keep from step to step, to detect their changes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from hyperpod_ext.runtime.snapshot.image import local_of
 from hyperpod_ext.runtime.state.unsaved.carried import carried, iterated
 
 _WINDOW = 64 << 10
-"""Bytes read at a tensor's beginning, middle and end."""
+"""Number of bytes that a fingerprint reads at each of a tensor's beginning, middle and end."""
 _NEAR_S, _NEAR = 600.0, 0.1
-"""Largest distance of a number from a clock to count as a time: seconds, and share of the clock. After a boot the
-monotonic clock is small, like most numbers of a training."""
+"""A number counts as a time if its distance from a clock is less than this many seconds, and less than this fraction of
+the clock's value. The fraction is needed because the monotonic clock is small soon after a boot, like most numbers of a
+script."""
 _last_look = time.monotonic()
-"""Time of the last comparison: clock values read since then count as times, for steps of any length."""
+"""Monotonic time of the last comparison. A number between this time and now counts as a time, even in a long step."""
 _MOST = 100
-"""Maximum length of a compared tuple."""
+"""Longer tuples are not compared."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage; 0 without one, as for FSDP2's between two uses."""
+    """Return the address of a tensor's storage; 0 if it has none, as FSDP2's unsharded parameters between two uses."""
     local = local_of(tensor)
     if type(local) is not torch.Tensor:
         return 0
@@ -39,7 +40,10 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 def of_tensor(tensor: torch.Tensor) -> Hashable:
-    """Return a fingerprint of a tensor. On a device use the version: reading would wait for queued work."""
+    """Return a fingerprint of a tensor: its shape and a checksum.
+
+    On a GPU the fingerprint is autograd's version counter, because reading values would wait for queued work.
+    """
     local = local_of(tensor)
     if local.device.type != "cpu" or not local.is_contiguous():
         return -1 if tensor.is_inference() else tensor._version
@@ -61,21 +65,24 @@ def is_array(value: Any) -> bool:
 
 
 def end_look() -> None:
-    """Record the time of a comparison, before the next step."""
+    """Record that a comparison has just ended, so that later clock readings in variables are recognized as times."""
     global _last_look
     _last_look = time.monotonic()
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a number but not a time."""
+    """Return whether `value` is a number, unless it is probably the time of a clock."""
     return type(value) is int or (type(value) is float and not _is_time(value))
 
 
 def of_plain(value: Any, saved: Set[int]) -> Hashable:
-    """Return a fingerprint of a value without identity, such as a number or an expression's tensor; None for others.
+    """Return a fingerprint of a number, tensor, array, or tuple of these; None for a value of another type.
+
+    A list or dict is represented by its identity.
 
     Args:
-        saved: addresses of tensors in snapshots.
+        value: the present value of a variable or attribute.
+        saved: storage addresses of the tensors in snapshots. The result is None for a tensor that is in snapshots.
     """
     if is_number(value) or value is None:
         return (type(value), value)
@@ -89,12 +96,17 @@ def of_plain(value: Any, saved: Set[int]) -> Hashable:
         inner = tuple(of_plain(each, saved) for each in value)
         return inner if any(each is not None for each in inner) else None
     if type(value) in (list, dict):
-        return (type(value), id(value))  # changes in place are compared elsewhere
+        return (type(value), id(value))  # `kinds` compares the contents
     return None
 
 
 def of_iterator(iterator: Any, saved: Set[int]) -> Hashable:
-    """Return a fingerprint of an iterator's progress; constant if the progress is invisible."""
+    """Return a fingerprint of an iterator's position; always the same if the position cannot be read.
+
+    Args:
+        iterator: the iterator, which is not advanced.
+        saved: storage addresses of the tensors in snapshots.
+    """
     found: list[Hashable] = []
     for each in iterated(iterator):
         if isinstance(each, GeneratorType):

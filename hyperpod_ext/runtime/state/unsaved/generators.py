@@ -1,4 +1,4 @@
-"""Random generators of the script: their state, and whether a state continues another or was seeded."""
+"""Read the state of a script's random generators, and check whether a generator has been seeded again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 KINDS = frozenset({"Generator", "RandomState", "Random"})
 _TWISTS = 500
-"""Maximum number of blocks of 624 numbers drawn from a Mersenne twister in a step."""
+"""Maximum number of blocks of 624 numbers that a step is assumed to draw from a Mersenne twister."""
 
 
 def seeded_each_step() -> set[int]:
-    """Return the ids of the generators that are seeded before each step."""
+    """Return the ids of the global generators, which `seeding.seed_step` seeds before each step."""
     numpy = sys.modules.get("numpy")
     own: list[Any] = [torch.default_generator, getattr(random.random, "__self__", None)]
     return {id(each) for each in (*own, numpy and numpy.random.rand.__self__) if each is not None}
 
 
 def state_of(value: Any) -> Hashable:
-    """Return the comparable state of a generator of torch, numpy or Python; None for other values."""
+    """Return the state of a random generator of torch, numpy or Python, for comparisons; None for other values."""
     numpy = sys.modules.get("numpy")
     if isinstance(value, torch.Generator):
         on_cpu = value.device.type == "cpu"
@@ -40,9 +40,10 @@ def state_of(value: Any) -> Hashable:
 
 
 def goes_on(before: Hashable, now: Hashable) -> bool:
-    """Return whether `now` follows from `before` by drawing numbers. False if it was seeded since, or if unknown.
+    """Return whether a generator has reached the state `now` from the state `before` by drawing numbers only.
 
-    A generator seeded from the step number needs no snapshot.
+    The result is False if the generator was seeded in between: a generator that is seeded in each step needs no
+    snapshot. The result is also False if the relation of the two states cannot be determined.
     """
     assert isinstance(before, tuple)
     assert isinstance(now, tuple)

@@ -1,4 +1,4 @@
-"""Find objects that may be training state, by kind, with their present values outside of snapshots."""
+"""Find objects that may be training state, by their type, and read their values that are in no snapshot."""
 
 from __future__ import annotations
 
@@ -40,29 +40,31 @@ from hyperpod_ext.runtime.state.unsaved.reachable import (
 )
 
 _HARMLESS = ("log", "meter", "metric", "timer", "profil", "stats", "writer", "progress", "cache", "monitor", "track")
-"""Parts of the names of classes that describe training, without influence on it."""
+"""A class or variable with one of these words in its name only describes training, and does not affect it."""
 
 Values = dict[str, Hashable]
 Severity = Literal["error", "warning", "note"]
-"""Notes go only to the event log: they matter only after a fault."""
+"""What happens if an object changes without being saved. "error": the job ends. "warning": a warning is logged. "note":
+the object is only recorded in the event log, because its change matters only after a fault."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An object that may be state, with its present values."""
+    """An object that may be training state, with its present values."""
 
     name: str
     kind: str
     severity: Severity
     values: Values
-    """Values by part; of tensors, fingerprints."""
+    """Numbers, and fingerprints of other values such as tensors, by the name of the part of the object."""
     alive: Callable[[], Any]
+    """Returns the object; None if it no longer exists."""
     twice: bool = False
-    """Whether only changes in two steps in a row count."""
+    """Whether the object is reported only if it changes in two steps in a row."""
     items: Mapping[str, int] | None = None
-    """Ids of the items of a dict or list, by part."""
+    """The id of each item, by the item's name in `values`; None unless the object is a dict or list."""
     doubtful: bool = False
-    """Whether it may also be results of the newest step, which nothing reads later."""
+    """Whether the values may only be results of the newest step, which no code reads later."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind})" if self.kind not in self.name else self.name
@@ -76,14 +78,15 @@ def candidates(
     tensors: Sequence[torch.Tensor],
     left_out: Sequence[Any],
 ) -> dict[Hashable, Candidate]:
-    """Return the candidates reachable from `roots`, by a key of their identity.
+    """Return the candidates reachable from `roots`, by a key that identifies the same object at a later call.
 
     Args:
-        frame: the frame of the loop.
-        neighbours: iterators that the loop iterates together with our steps.
-        saved: the objects passed to `run.restore`.
-        tensors: tensors of their states.
-        left_out: objects, or names of candidates, that need no snapshot.
+        frame: the frame of the function with the training loop.
+        roots: named objects from which the search starts.
+        neighbours: iterators that the loop iterates together with `run.steps`.
+        saved: the objects passed to `run.restore`, by name.
+        tensors: all tensors in the states of the saved objects.
+        left_out: objects, or names of candidates, that the script has passed to `run.leave_out`.
     """
     memory = {address for tensor in tensors if (address := address_of(tensor))}
     handed = [*saved.items(), *(("", each) for each in left_out)]
@@ -112,7 +115,7 @@ def candidates(
 def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> dict[Hashable, Candidate]:
     known = known | {id(each) for _, value in reached for each in _of_loaders(value)}
     inside: set[int] = set()
-    """Submodules of candidates."""
+    """Ids of the submodules of modules that were already visited."""
     found: dict[Hashable, Candidate] = {}
     for name, value in reached:
         if id(value) in known or id(value) in inside:
@@ -126,7 +129,10 @@ def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> 
 
 
 def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
-    """Return candidates for variables that the loop carries from pass to pass."""
+    """Return candidates for variables that keep their values from step to step.
+
+    Such variables are local variables that the loop carries, `nonlocal` variables, and globals that functions set.
+    """
     frames, functions = list(script_frames(frame)), _functions(reached)
     owned: list[tuple[Any, str, str, Any]] = []
     owned += [(each.f_code, name, name, value) for each in frames for name, value in carried(each)]
@@ -148,7 +154,7 @@ def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set
 
 
 def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
-    """Return candidates for attributes of the script's classes, which are in no object's `state_dict()`."""
+    """Return candidates for class attributes of the script's classes, which no object's `state_dict()` contains."""
     return {
         (id(kind), key): _attribute(f"{kind.__name__}.{key}", value, mark, _reference(kind))
         for _, kind in reached
@@ -159,10 +165,10 @@ def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Ca
 
 
 def _of_modules(reached: Sequence[Named], left_out: set[int]) -> dict[Hashable, Candidate]:
-    """Return candidates for numbers in attributes of the script's modules, whose states have only tensors."""
+    """Return candidates for numbers in attributes of the script's modules: a module's state has only tensors."""
     return {
         (id(each), key): _attribute(f"{name}{'.' if path else ''}{path}.{key}", value, value, _reference(each))
-        for name, module in reversed(reached)  # so that the nearest path gives the name
+        for name, module in reversed(reached)  # the nearest path comes last, and gives the name
         if isinstance(module, torch.nn.Module) and id(module) not in left_out
         for path, each in module.named_modules()
         if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
@@ -177,7 +183,7 @@ def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any]) 
 
 
 def codes_of(frame: FrameType | None, reached: Sequence[Named]) -> list[CodeType]:
-    """Return the code of the script's running functions and of its functions in `reached`."""
+    """Return the code of the script's running functions, and of the script's functions among the `reached` objects."""
     return [each.f_code for each in script_frames(frame)] + [each.__code__ for each in _functions(reached)]
 
 
@@ -186,26 +192,39 @@ def _functions(reached: Sequence[Named]) -> list[FunctionType]:
 
 
 def _places(iterator: Any, known: set[int], memory: set[int]) -> Values:
-    """Return an iterator's progress, unless it reads saved objects."""
+    """Return the fingerprint of an iterator's position, as the values of a candidate; empty if it reads saved objects.
+
+    Args:
+        iterator: the iterator.
+        known: ids of objects that are saved or left out.
+        memory: storage addresses of tensors in snapshots.
+    """
     held = [item for each in iterated(iterator) for item in gc.get_referents(each)]
     return {} if any(id(each) in known for each in held) else {"": of_iterator(iterator, memory)}
 
 
 def _mentions(value: Any) -> list[Named]:
-    """Return the globals and enclosed variables that a script class's `state_dict` uses."""
+    """Return the globals and closure variables that `value.state_dict` uses, if the script has defined the method."""
     method = getattr(type(value), "state_dict", None)
     return mentioned(method) if isinstance(method, FunctionType) and is_of_script(method.__module__) else []
 
 
 def _of_loaders(value: Any) -> list[Any]:
-    """Return the generators of a loader's or sampler's order, which advance with the data, not with the steps."""
+    """Return the random generators of a data loader or its sampler, which advance with the data, not with the steps."""
     held = vars(value) if type(value).__module__.startswith("torch.utils.data") and hasattr(value, "__dict__") else {}
     samplers = [getattr(each, "generator", None) for each in held.values()]
     return [each for each in (held.get("generator"), *samplers) if each is not None]
 
 
 def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Candidate | None:
-    """Return a candidate with the unsaved values of `value`; None if its kind does not count."""
+    """Return a candidate for an object, with those of its values that are not saved; None if its type is ignored.
+
+    Args:
+        name: path to the object, such as `utils.STATE`.
+        value: the object.
+        memory: storage addresses of tensors in snapshots.
+        known: ids of objects that are saved or left out.
+    """
     kind = type(value).__name__
 
     def of(severity: Severity, values: Values, *, twice: bool = False, **more: Any) -> Candidate:
@@ -249,7 +268,7 @@ def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Cand
 
 
 def is_descriptive(name: str) -> bool:
-    """Return whether a class or variable of this name only describes training."""
+    """Return whether a class or variable with this name only describes training, such as a list of metrics."""
     return any(part in name.lower() for part in _HARMLESS)
 
 
@@ -281,7 +300,10 @@ def _listed(value: Any) -> list[tuple[str, Any]]:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a value is or holds more than a number: an entry of a replay buffer, not a loss."""
+    """Return whether `value` is or contains an array or tensor with several elements.
+
+    A list of arrays or tensors with several elements is probably a replay buffer, not a list of losses.
+    """
     if isinstance(value, tuple | list | dict):
         return any(_is_data(each) for each in (value.values() if isinstance(value, dict) else value))
     return (isinstance(value, torch.Tensor) and value.numel() > 1) or is_array(value)
@@ -292,7 +314,7 @@ def _is_stateful(kind: type) -> bool:
 
 
 def _persistent(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the tensors of a module's state, without calling the script's hooks on `state_dict`."""
+    """Return a module's parameters and persistent buffers, without calling the script's hooks on `state_dict`."""
     passing = {
         f"{prefix}{'.' if prefix else ''}{name}"
         for prefix, each in module.named_modules()

@@ -1,5 +1,7 @@
-"""Torch objects with hidden training state: communication hooks of DDP, and loaders that draw their seeds from torch's
-global generator."""
+"""Find training state hidden in torch's objects: DDP's communication hooks, and seeds of data loaders.
+
+A DataLoader without a generator of its own draws a seed from torch's global generator each time it is iterated.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from hyperpod_ext.runtime.state.unsaved.reachable import Named, anything, enclos
 
 
 class HookState(NamedTuple):
-    """State that a communication hook keeps from step to step."""
+    """State that a communication hook of DDP keeps from step to step."""
 
     name: str
     owner: Any
+    """The object with which the hook was registered; the hook itself if it was registered with None."""
     mark: Hashable
     """Fingerprint of the state."""
 
@@ -28,11 +31,12 @@ class HookState(NamedTuple):
 def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> Iterator[HookState]:
     """Yield the state of DDP's communication hooks, such as PowerSGD's error feedback.
 
-    It consists of the object that a hook was registered with, and of the hook's enclosed variables.
+    The state consists of the object with which the hook was registered, and of the hook's closure variables.
 
     Args:
+        objects: objects of the script; those that are not DDP are skipped.
         known: ids of objects that are saved or left out.
-        memory: addresses of tensors in snapshots.
+        memory: storage addresses of tensors in snapshots.
     """
     for wrapped in objects:
         for hook, state in wrapped._comm_hooks if isinstance(wrapped, DistributedDataParallel) else ():
@@ -43,9 +47,14 @@ def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> It
 
 
 def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
-    """Return the DataLoaders in `roots` without their own generator, each with its name.
+    """Return the names and types of the DataLoaders in `roots` that have no generator of their own.
 
-    None if the training data is registered: other loaders, as for validation, are read from their beginning each time.
+    The result is empty if the script has registered its training data with `run.restore`. Loaders that are not
+    registered, for example for validation, are then assumed to be read from their beginning each time.
+
+    Args:
+        roots: named objects of the script.
+        saved: the objects passed to `run.restore`.
     """
     if (module := sys.modules.get("torch.utils.data")) is None:
         return []

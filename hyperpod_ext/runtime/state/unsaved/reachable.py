@@ -1,4 +1,4 @@
-"""Walk the objects that a training function can reach: its variables, their contents, and its functions' globals."""
+"""Find the objects that a training function can reach through its variables, their contents, and globals."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Children = Callable[[str, Any], Iterable[Named]]
 _OBJECTS = 20_000
 _DEPTH = 6
 _ITEMS = 1_000
-"""Maximum number of items of one list or dict. Longer ones hold data."""
+"""Maximum number of items of a list or dict that are searched. A longer list or dict probably contains data."""
 _LOOP = "hyperpod_ext.runtime.training"
-"""Module of our loop, whose objects hold all results of `run.keep`."""
+"""Package of `Run` and the training loop. Objects of this package are not searched, because they hold all results of
+`run.keep`."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """Folder names of installed packages."""
 _LEAVES = (str, bytes, int, float, complex, ModuleType, type(None))
@@ -32,8 +33,10 @@ _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
 
 
 def variables(frame: FrameType | None) -> list[Named]:
-    """Return the variables of the script's running functions, and the globals in their code. Empty if `frame` is ours:
-    then the loop belongs to a trainer."""
+    """Return the variables of the script's running functions, and the globals that their code uses.
+
+    The result is empty if `frame` belongs to hyperpod_ext, for example if a trainer of hyperpod_ext runs the loop.
+    """
     found: list[Named] = []
     for each in script_frames(frame):
         found += [*locals_of(each).items(), *named_by(each.f_code, each.f_globals)]
@@ -41,7 +44,7 @@ def variables(frame: FrameType | None) -> list[Named]:
 
 
 def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of the script's running functions, from `frame` outwards to our own code."""
+    """Yield the frames of the script's running functions: `frame` and its callers, up to the first of hyperpod_ext."""
     while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if is_of_script(str(frame.f_globals.get("__name__"))):
             yield frame
@@ -49,16 +52,22 @@ def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def locals_of(frame: FrameType) -> dict[str, Any]:
-    """Return the variables of a running function."""
+    """Return the local variables of a running function, by name."""
     seen = frame.f_locals
     found = dict(seen)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
-        seen.clear()  # otherwise the frame keeps this copy and its objects
+        seen.clear()  # without this, the frame would keep the objects alive
     return found
 
 
 def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) -> Iterator[Named]:
-    """Yield each reachable object once, nearest first, with the name of the first path to it."""
+    """Yield each reachable object once, nearest first, with a name that shows the shortest path to it.
+
+    Args:
+        roots: named objects from which the search starts.
+        children: returns the named contents of an object.
+        most: maximum number of objects.
+    """
     seen: set[int] = set()
     queue = deque((name, value, 0) for name, value in roots)
     while queue and len(seen) < most:
@@ -72,7 +81,10 @@ def reachable(roots: Iterable[Named], children: Children, most: int = _OBJECTS) 
 
 
 def of_script(name: str, value: Any) -> Iterable[Named]:
-    """Return the contents of the script's own objects. Library objects stay closed: their caches and timers change."""
+    """Return the named contents of `value`, if the object belongs to the script or is a plain container.
+
+    Contents of library objects are left out, because their caches and timers change in each step.
+    """
     if isinstance(value, torch.nn.Module):
         own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
         found = [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
@@ -88,7 +100,7 @@ def of_script(name: str, value: Any) -> Iterable[Named]:
 
 
 def _hooks(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the hooks of a module's passes and of its parameters."""
+    """Yield the forward and backward hooks of a module and its submodules, and the hooks of its parameters."""
     for each in module.modules():
         for hooks in (each._forward_pre_hooks, each._forward_hooks, each._backward_hooks):
             yield from hooks.values()
@@ -98,19 +110,19 @@ def _hooks(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def anything(name: str, value: Any) -> Iterable[Named]:
-    """Return the contents of `value`, of any class."""
+    """Return the named contents of `value`, also if it is a library object."""
     if isinstance(value, torch.Tensor | FunctionType) or type(value).__module__.startswith(_LOOP):
         return ()
     return [*_inside(name, value), *attributes(name, value)]
 
 
 def attributes(name: str, value: Any) -> list[Named]:
-    """Return an object's attributes without properties, which could run any code."""
+    """Return an object's named attributes. Properties are left out, because reading one could run any code."""
     return [(f"{name}.{key}", item) for key, item in own_values(value)]
 
 
 def own_values(value: Any) -> list[Named]:
-    """Return an object's attributes by name: those in its `__dict__`, and in the slots of its classes."""
+    """Return an object's attributes with their names, from its `__dict__` and from the slots of its classes."""
     own = getattr(value, "__dict__", None)
     found = list(own.items()) if type(own) is dict else []
     kind: Any = type(value)
@@ -118,7 +130,7 @@ def own_values(value: Any) -> list[Named]:
         try:
             found.append((slot.__name__, slot.__get__(value)))
         except AttributeError:
-            continue  # not set
+            continue  # the slot has no value
     return found
 
 
@@ -129,12 +141,17 @@ def _slots(kind: Any) -> tuple[MemberDescriptorType, ...]:
 
 
 def mentioned(function: FunctionType) -> list[Named]:
-    """Return the closure of a function, and the globals in its code."""
+    """Return the closure variables of a function, and the globals that its code uses."""
     return enclosed(function) + named_by(function.__code__, function.__globals__)
 
 
 def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
-    """Return the globals that code names, also those of the script's modules: `utils.state`."""
+    """Return the globals that `code` uses, including attributes of the script's modules, such as `utils.state`.
+
+    Args:
+        code: the code of a function.
+        known: the globals of the function's module.
+    """
     names, imports = _names(code)
     found = [(name, known[name]) for name in names if name in known]
     if imports:
@@ -142,7 +159,7 @@ def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
         modules = [each for name in names for each in (name, f"{package}.{name}") if each in sys.modules]
         found += [(each.rpartition(".")[2], sys.modules[each]) for each in modules]
     seen: set[int] = set()
-    for name, value in found:  # grows in the loop, for `package.module.state`
+    for name, value in found:  # the loop extends `found`, to reach `package.module.state`
         if isinstance(value, ModuleType) and id(value) not in seen and is_of_script(value.__name__):
             seen.add(id(value))
             found += [(f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value)]
@@ -151,7 +168,7 @@ def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
 
 @functools.cache
 def _names(code: CodeType) -> tuple[tuple[str, ...], bool]:
-    """Return the names of globals and attributes in code and its inner functions, and whether it imports."""
+    """Return the names of globals and attributes in `code` and its inner functions, and whether `code` imports."""
     inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
     names = dict.fromkeys([*code.co_names, *(name for found, _ in inner for name in found)])
     return tuple(names), has_opcode(code, "IMPORT_NAME") or any(imports for _, imports in inner)
@@ -162,12 +179,12 @@ def has_opcode(code: CodeType, name: str) -> bool:
 
 
 def class_values(kind: type) -> list[Named]:
-    """Return the attributes of a class, without Python's own."""
+    """Return the attributes of a class with their names, except names that begin with two underscores."""
     return [(key, item) for key, item in list(vars(kind).items()) if not key.startswith("__")]
 
 
 def _classes(kind: type) -> list[Named]:
-    """Return the script's classes among a class and its bases."""
+    """Return the classes, among a class and its base classes, that belong to the script, with their names."""
     return [(each.__name__, each) for each in kind.__mro__ if is_own(each)]
 
 
@@ -178,40 +195,40 @@ def is_own(value: Any) -> bool:
 
 
 def _functions(value: Any) -> list[Any]:
-    """Return the functions of a class attribute; the attribute itself if it is no method."""
+    """Return the functions of a static method, class method or property; any other class attribute as it is."""
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     return [value.fget, value.fset] if isinstance(value, property) else [value]
 
 
 def enclosed(function: FunctionType) -> list[Named]:
-    """Return the variables of enclosing functions that a function uses."""
+    """Return a function's closure variables with their names, that is, the variables of enclosing functions."""
     found: list[Named] = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             found.append((name, cell.cell_contents))
         except ValueError:
-            continue  # not bound yet
+            continue  # the variable has no value yet
     return found
 
 
 @functools.cache
 def is_of_script(module: str) -> bool:
-    """Return whether a module belongs to the user: neither installed, nor Python's, nor ours."""
+    """Return whether a Python module belongs to the user's script, not to Python, a library or hyperpod_ext."""
     if is_ours(module) or module in sys.builtin_module_names or module == "builtins":
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return True
     path = Path(file).resolve()
-    if not _PACKAGES.isdisjoint(path.parts):  # of this environment or a parent environment
+    if not _PACKAGES.isdisjoint(path.parts):  # a package installed in any environment
         return False
     return not any(path.is_relative_to(each) for each in _installed())
 
 
 @functools.cache
 def _installed() -> set[Path]:
-    """Return the folders of installed modules. Cached: the look-up is slow."""
+    """Return the folders of Python's own modules and of installed packages. Cached, because the look-up is slow."""
     paths = sysconfig.get_paths()
     return {Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
@@ -239,4 +256,4 @@ def _inside(name: str, value: Any) -> list[Named]:
 
 
 def _item(name: str, key: Any) -> str:
-    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # repr of a tensor is slow
+    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # the repr of a tensor is slow

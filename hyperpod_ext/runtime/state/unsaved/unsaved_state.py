@@ -1,9 +1,9 @@
-"""Find state that changes from step to step and is in no snapshot: a new process after a fault would reset it.
+"""Find state that changes from step to step and is in no snapshot: a new process after a fault would reset the state.
 
-Each process compares three times: before its first step, after the first and after the second. A process that replaces
-another one after the second step does not compare. An error is raised only for kinds that are always training state; a
-warning is written for kinds that probably are. Objects that only describe training, such as a list of losses, are noted
-in the event log, and named in the report after a fault.
+Each process reads the values of its objects before its first step, after the first and after the second step, and
+compares the values. A process that replaces another process after the second step makes no comparison. A changed object
+causes an error if its type is always training state, and a warning if its type is probably training state. Objects that
+only describe training, such as a list of losses, are recorded in the event log, and named in the report after a fault.
 """
 
 from __future__ import annotations
@@ -28,12 +28,18 @@ from hyperpod_ext.runtime.state.unsaved.library_objects import unseeded_loaders
 from hyperpod_ext.runtime.state.unsaved.reachable import of_script, reachable, variables
 
 _COMPARED = 2
-"""Number of first steps of a process that are compared."""
+"""Number of steps at the start of a process after which its objects are compared."""
 _NAMED = 6
 
 
 class UnsavedState:
-    """Compares the objects that a training function can reach, over the first two steps of this process."""
+    """Compares the objects that a training function can reach, before and after the first two steps of this process.
+
+    Args:
+        warn: writes a warning.
+        recorded: called with three lists: the names of changed objects, the names of changed objects that only describe
+            training, and the names of data loaders without a generator of their own.
+    """
 
     def __init__(
         self,
@@ -45,7 +51,7 @@ class UnsavedState:
         self._moments: list[dict[Hashable, Candidate]] = []
         self._loop: Callable[[], Iterator[int] | None] = lambda: None
         self._neighbours: list[Any] = []
-        """Iterators that the loop iterates together with our steps."""
+        """Iterators that the training loop iterates together with `run.steps`."""
 
     @property
     def is_done(self) -> bool:
@@ -55,28 +61,32 @@ class UnsavedState:
         self._moments, self._neighbours = [{}] * (1 + _COMPARED), []
 
     def leave_out(self, objects: Iterable[Any]) -> None:
-        """Ignore these objects: they need no snapshot."""
+        """Ignore `objects` in comparisons: the script has declared that they need no snapshot."""
         self._left_out += objects
 
     def leave(self) -> None:
-        """Release the script's objects at the end of a generation, for example a loader with processes."""
+        """Release references to the script's objects at the end of a generation, for example to a loader."""
         self._left_out, self._neighbours = [], []
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Classes, or names, of the objects that need no snapshot."""
+        """Class names of the objects passed to `leave_out`, and the names that were passed instead of objects."""
         return tuple(sorted({each if isinstance(each, str) else type(each).__name__ for each in self._left_out}))
 
     def begin(self, loop: Callable[[], Iterator[int] | None] = lambda: None) -> None:
-        """Begin the steps, also again. `loop` returns the iterator of the steps, without keeping it alive."""
+        """Start the comparisons, before the first step. A later call starts again, unless all comparisons are done.
+
+        Args:
+            loop: returns the iterator of `run.steps`, or None, and does not keep the iterator alive.
+        """
         if not self.is_done:
             self._moments, self._loop, self._neighbours = [], loop, []
 
     def leave_to_others(self, step: int) -> None:
-        """Skip the comparison in a process that replaces another one after `step`.
+        """Skip the comparison in a process that replaces another process after `step`.
 
-        Processes that made the first two steps have already compared their states. Another comparison would make all
-        ranks wait for this process.
+        The processes that ran the first two steps have already compared their objects. A comparison in the new process
+        would take time, and all other ranks would wait for the new process.
         """
         if step >= _COMPARED:
             self._be_done()
@@ -84,20 +94,22 @@ class UnsavedState:
     def see(
         self, frame: FrameType | None, kept: Sequence[Any], saved: Mapping[str, Any], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Compare, before the first step and after each commit.
+        """Read the values of all reachable objects. After the second step, compare the values, and report changes.
+
+        Call this before the first step and after each commit.
 
         Args:
-            frame: the frame of the loop.
+            frame: the frame of the function with the training loop.
             kept: results of `run.keep`.
-            saved: objects passed to `run.restore`.
-            tensors: tensors of their states.
+            saved: the objects passed to `run.restore`, by name.
+            tensors: all tensors in the states of the saved objects.
 
         Raises:
             JobFailedError: training state changes from step to step and is in no snapshot.
         """
         if self.is_done or not (around := variables(frame)):
             return
-        if not self._moments:  # slow: it walks all objects of the process
+        if not self._moments:  # once, because it walks all objects of the process
             self._neighbours = neighbours(self._loop())
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
@@ -119,35 +131,41 @@ class UnsavedState:
             places = first_set({each.name: each.alive() for each in warned[:_NAMED]}, frame)
             self._warn(
                 f"hyperpod_ext: {names} changed in the first two steps and is in no snapshot. If training depends on "
-                "it, hand it to run.restore, in an object with state_dict() and load_state_dict(); if not, call "
-                f"run.leave_out with it, or with its name.{places}\n"
+                "it, pass it to run.restore in an object with state_dict() and load_state_dict(). Otherwise, call "
+                f"run.leave_out with the object or with its name.{places}\n"
             )
         if errors := [(each, part) for each, part in changed if each.severity == "error"]:
             names = _listed([f"{each.name} ({each.kind}{f', {part}' if part else ''})" for each, part in errors])
             places = first_set({each.name: each.alive() for each, _ in errors[:_NAMED]}, frame)
             first = errors[0][0].name.split("[")[0].split(".")[-1] or "state"
             raise JobFailedError(
-                f"{names} changes from step to step and is in no snapshot: after a fault it would be as at the start",
-                hint=f"Hand it to run.restore({first}=...), as an object with state_dict() and load_state_dict(); if "
-                "the script brings it to the step that run.restore returns by itself, call run.leave_out(...) with it."
-                f"{places}",
+                f"{names} changes from step to step and is in no snapshot: a new process after a fault would reset it",
+                hint=f"Pass it to run.restore({first}=...) as an object with state_dict() and load_state_dict(). If "
+                "the script itself sets it to its value at the step that run.restore returns, call run.leave_out(...) "
+                f"with it.{places}",
             )
 
 
 def _changed(
     moments: Sequence[Mapping[Hashable, Candidate]], tensors: Sequence[torch.Tensor], codes: Sequence[CodeType]
 ) -> list[tuple[Candidate, str]]:
-    """Return the objects that have changed but kept their identity, each with a changed part."""
+    """Return the objects that still exist and whose values have changed, each with the name of a changed part.
+
+    Args:
+        moments: the candidates before the first step, after it, and after the second step.
+        tensors: all tensors in snapshots.
+        codes: the code of the script's functions.
+    """
     start, before, now = moments
     copies: set[Hashable] | None = None
     found = []
     for key, candidate in now.items():
         parts = [part for part in _differing(before.get(key), candidate) if part in before[key].values]
-        if candidate.twice:  # a part may be new in the first step
+        if candidate.twice:  # a part that the first step has added counts as changed
             parts = [part for part in parts if part in _differing(start.get(key), before.get(key))]
         if not parts:
             continue
-        if isinstance(candidate.alive(), torch.nn.Module):  # copies of saved state are restored by the next copy
+        if isinstance(candidate.alive(), torch.nn.Module):  # the script's next copy restores a copy of saved state
             if copies is None:
                 copies = {of_tensor(tensor) for tensor in tensors if address_of(tensor)}
             parts = [part for part in parts if candidate.values[part] not in copies]
@@ -163,7 +181,11 @@ def _changed(
 def _may_be_results(
     part: str, start: Candidate | None, before: Candidate, now: Candidate, codes: Sequence[CodeType]
 ) -> bool:
-    """Return whether a part of a dict or list was replaced by code that does not read it, like outputs or metrics."""
+    """Return whether a changed part of a dict or list is probably a result of a step, such as an output or a metric.
+
+    A part counts as a result if the script replaces it without reading its old value, or if the dict's or list's name
+    describes results.
+    """
     if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
         return False
     if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):

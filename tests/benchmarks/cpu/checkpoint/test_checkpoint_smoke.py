@@ -12,7 +12,7 @@ PROGRAM = Path(__file__).parents[4] / "benchmarks" / "cpu" / "checkpointing.py"
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_quick_run_measures_saves_training_and_kill_9(tmp_path):
     command = [sys.executable, str(PROGRAM), "--quick", "--systems", "memcpy", "torch.save", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=380)

@@ -121,7 +121,7 @@ def test_a_file_that_changes_under_the_run_is_an_error_and_never_a_signal(tmp_pa
     path = write(tmp_path / "a.arrow", table())
     store = ArrowStore(path)
     change(path, how)
-    with pytest.raises(DatasetChangedError, match=r"a\.arrow: the dataset has changed under the run"):
+    with pytest.raises(DatasetChangedError, match=r"a\.arrow: the dataset was changed during the run"):
         store.check_source()
     if how in ("cut", "written"):
         for read in (lambda: store[0], lambda: Packed(store, 9).batch([0, 1])):
@@ -145,7 +145,7 @@ def test_damaged_and_wrong_files_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=rf"a\.arrow: .*{message}"):
             ArrowStore(path, "ids")
     (tmp_path / "x.parquet").write_bytes(b"PAR1")
-    with pytest.raises(ConfigError, match=r"x\.parquet: .*no Arrow file"):
+    with pytest.raises(ConfigError, match=r"x\.parquet: .*not an Arrow file"):
         ArrowStore(tmp_path / "x.parquet")
     with pytest.raises(NotFoundError):
         ArrowStore(tmp_path / "nothing.arrow")

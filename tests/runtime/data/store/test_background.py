@@ -100,7 +100,7 @@ def test_a_converter_that_dies_alone_is_told(dataset: Path, options: dict[str, A
     conversion.store().wait(documents=1, timeout_s=60)
     (converter,) = converters()
     os.kill(converter, signal.SIGKILL)
-    with pytest.raises(JobFailedError, match=r"killed by signal 9(.|\n)*goes on after the newest segment"):
+    with pytest.raises(JobFailedError, match=r"killed by signal 9(.|\n)*continues after the newest segment"):
         conversion.wait(timeout_s=60)
     go_on(dataset)
     assert len(follow(dataset, **options).wait(timeout_s=60)) == 600

@@ -109,7 +109,7 @@ def test_segments_of_another_store_do_not_pass(store: Path, dataset: Path, tmp_p
     dataset.write_bytes(dataset.read_bytes().upper())
     other = build(dataset, place=tmp_path / "stores", split="lines", segment_bytes=1 << 20).folder
     (store / "seg-000001.tokens").write_bytes((other / "seg-000001.tokens").read_bytes())
-    with pytest.raises(CorruptSegmentError, match="its segments are those of"):
+    with pytest.raises(CorruptSegmentError, match="its segments have fingerprint"):
         TokenStore(store)
 
 

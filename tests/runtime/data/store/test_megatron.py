@@ -57,7 +57,7 @@ def test_a_dataset_that_changes_under_the_run_is_an_error_and_never_a_signal(tmp
     change(file, how)
     if how in ("replaced", "gone"):
         assert store[0].tolist() == first  # what is mapped stays
-    with pytest.raises(DatasetChangedError, match=r"x\.bin: the dataset has changed under the run"):
+    with pytest.raises(DatasetChangedError, match=r"x\.bin: the dataset was changed during the run"):
         store.check_source()
     if how in ("cut", "written"):
         with pytest.raises(DatasetChangedError):
@@ -87,7 +87,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
             MegatronStore(tmp_path / "x")
     idx.write_bytes(data)
     os.truncate(tmp_path / "x.bin", 100)
-    with pytest.raises(ConfigError, match=r"x\.bin: it has 100 bytes, the index speaks of 1,436"):
+    with pytest.raises(ConfigError, match=r"x\.bin: it has 100 bytes, but the index needs 1,436"):
         MegatronStore(tmp_path / "x")
     (tmp_path / "x.bin").unlink()
     with pytest.raises(NotFoundError, match=r"no .*x\.bin"):

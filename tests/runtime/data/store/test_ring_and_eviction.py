@@ -109,7 +109,7 @@ class TestRing:
         assert same(again, batch(0, 0))
 
     def test_objects_are_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(TypeError, match="nothing here is pickled"):
+        with pytest.raises(TypeError, match="nothing is pickled"):
             ReadyRing(tmp_path, "stream").put(0, 0, {"x": np.array([{}])})
 
     def test_streams_that_nobody_uses_are_removed(self, tmp_path: Path) -> None:

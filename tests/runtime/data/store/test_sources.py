@@ -110,7 +110,7 @@ def test_tokens_and_texts_are_not_taken_for_one_another(tmp_path: Path) -> None:
     with pytest.raises(HyperpodExtError, match=r"token 70000 is beyond(.|\n)*`none`"):
         build(tmp_path / "a.jsonl", place=tmp_path, field="ids")
     (tmp_path / "b.jsonl").write_text('{"text": "words"}\n')
-    with pytest.raises(ConfigError, match="there is text: 'words'"):
+    with pytest.raises(ConfigError, match="a record is text: 'words'"):
         build(tmp_path / "b.jsonl", place=tmp_path, tokenizer="none")
 
 
@@ -135,8 +135,8 @@ def test_an_end_of_document_follows_each(tmp_path: Path) -> None:
         ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl:2: there is no field text \(did you mean `txt`\?\)"),
         ('{"text": 5}\n', r"a\.jsonl:1: text is neither text nor a list of tokens, but int"),
         ('{"text": [1, true]}\n', r"a\.jsonl:1: text is neither"),
-        ("\n", "no document in it: there is no record"),
-        ("", "no document in it"),
+        ("\n", "there are no documents: the dataset has no records"),
+        ("", "there are no documents"),
     ],
 )
 def test_bad_records_are_told_with_file_and_line(tmp_path: Path, content: str, message: str) -> None:
@@ -213,7 +213,7 @@ class TestTokenizers:
 
     def test_a_function_without_a_source_needs_an_identity(self, file: Path, tmp_path: Path) -> None:
         tokenizer = eval("lambda text: [1]")
-        with pytest.raises(HyperpodExtError, match="Give it an attribute `identity`"):
+        with pytest.raises(HyperpodExtError, match="Add an attribute `identity`"):
             build(file, place=tmp_path, tokenizer=tokenizer)
         tokenizer.identity = "always one"
         assert build(file, place=tmp_path, tokenizer=tokenizer)[0].tolist() == [1]

@@ -196,7 +196,7 @@ def test_every_call_of_aws_s_client(aws_python: Path, memory_server: subprocess.
 
 @pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.timeout(400)  # the first run on a machine installs the client and the S3 server
+@pytest.mark.timeout(900)  # the first run on a machine installs the client and the S3 server
 def test_aws_script_saves_loads_and_falls_back_to_s3(run: Runner, memory_server: subprocess.Popen[bytes]) -> None:
     saved = run("train")
     assert {key: len(ranks) for key, ranks in saved.items()} == {("saved", 10): WORLD_SIZE, ("saved", 20): WORLD_SIZE}

@@ -94,7 +94,7 @@ def test_a_blob_is_received_into_the_buffer_it_is_for(tier: ManagedTier) -> None
     data, _ = tier.get(0, 1, memoryview(buffer))
     assert buffer == b"0123456789......"
     assert data.obj is buffer
-    with pytest.raises(ValueError, match="the blob has 10 bytes, the buffer 4"):
+    with pytest.raises(ValueError, match="the blob has 10 bytes, but the buffer only 4"):
         tier.get(0, 1, memoryview(bytearray(4)))
 
 
@@ -187,7 +187,7 @@ def test_a_chunked_answer_is_read_too(into: Callable[[], memoryview] | None) -> 
 
 @pytest.mark.parametrize("body", [b"{}", b'["1"]', b"[true]", b"[1.5]", b"nothing", b""])
 def test_steps_that_are_no_steps_are_an_error(body: bytes) -> None:
-    with answering(ok(body)) as tier, pytest.raises(UnreachableError, match="for a list of steps"):
+    with answering(ok(body)) as tier, pytest.raises(UnreachableError, match="instead of a list of steps"):
         tier.latest()
 
 

@@ -53,10 +53,10 @@ def test_the_receiver_reads_from_the_senders_memory(pair):
     [
         ("missing", {}, "nixl-cu13 is not installed; nixl-cu12 is not installed"),
         ("read", {"version": "1.4.0"}, "has NIXL 1.4.0, this one 1.5.1"),
-        ("read", {"transport": "tcp"}, "has another transport"),
+        ("read", {"transport": "tcp"}, "does not use NIXL"),
         ("error", {}, "NIXL reports an error"),
-        ("hang", {}, "nothing came for"),
-        ("damage", {}, "is not what was sealed"),
+        ("hang", {}, "no answer for"),
+        ("damage", {}, "differ from the snapshot"),
     ],
 )
 def test_a_copy_that_nixl_does_not_bring_goes_over_tcp(pair, monkeypatch, does, options, why):

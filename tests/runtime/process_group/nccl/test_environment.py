@@ -49,7 +49,7 @@ def test_all_contradictions_are_told_at_once_with_what_to_do():
         nccl_environment(("nccl",), given)
     monitoring, blocking = str(caught.value).splitlines()
     assert monitoring.startswith(
-        "the environment: TORCH_NCCL_ENABLE_MONITORING: is '1', and recovery with NCCL needs 0"
+        "the environment: TORCH_NCCL_ENABLE_MONITORING: is '1', but recovery with NCCL needs 0"
     )
     assert monitoring.endswith("(Set TORCH_NCCL_ENABLE_MONITORING=0.)")
     assert blocking.startswith("the environment: CUDA_LAUNCH_BLOCKING: is '1'")
