@@ -88,7 +88,7 @@ class ResilientTrainer(Trainer):
             if self._steps is not None:
                 self._steps.__exit__(RuntimeError, RuntimeError(), None)
             # drop all references to the DDP module, which would keep gradient hooks on the model, and sockets open
-            self.model = self.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
+            self.model = self.accelerator.unwrap_model(self.model)  # autocast stays: it is added once a model
             self.model_wrapped = self.model
             self.accelerator.free_memory()
 

@@ -61,7 +61,9 @@ def train(run: Run, build: Callable[[], Any], **options: Any) -> None:
 KINDS: dict[str, Callable[[Run], None]] = {
     "sharded": lambda run: train(run, llama, **FSDP),
     "accumulated": lambda run: train(run, llama, gradient_accumulation_steps=2, per_device_train_batch_size=1, **FSDP),
-    "checkpointed": lambda run: train(run, llama, gradient_checkpointing=True, bf16=True, **FSDP),
+    "checkpointed": lambda run: train(run, llama, gradient_checkpointing=True, **FSDP),
+    "bf16": lambda run: train(run, llama, bf16=True),
+    "sharded-bf16": lambda run: train(run, llama, bf16=True, **FSDP),
     "sharded-by-script": lambda run: train(run, sharded_llama),
     "lora": lambda run: train(run, with_lora),
     "sharded-lora": lambda run: train(run, with_lora, **FSDP),

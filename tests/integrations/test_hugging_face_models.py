@@ -22,7 +22,8 @@ print(sum(each.numel() for each in model.parameters()))
 
 
 @pytest.mark.parametrize(
-    "kind", ["sharded", "accumulated", "checkpointed", "sharded-by-script", "lora", "sharded-lora"]
+    "kind",
+    ["sharded", "accumulated", "checkpointed", "sharded-by-script", "bf16", "sharded-bf16", "lora", "sharded-lora"],
 )
 def test_two_kills_change_no_bit(tmp_path: Path, kind: str) -> None:
     report = run_killed(tmp_path, "hugging_face_models.py", kind, str(tmp_path), batch=4, name=kind)

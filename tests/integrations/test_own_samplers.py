@@ -27,7 +27,9 @@ def test_samplers_of_all_kinds_go_on_where_they_were(tmp_path: Path, kind: str, 
 
 def test_groups_are_those_that_trl_makes_alone(tmp_path: Path) -> None:
     run_killed(tmp_path, "own_samplers.py", "as-alone", batch=8)
-    assert [each["equal"] for each in written(tmp_path) if isinstance(each, dict)] == [64, 64], "of 64 on each rank"
+    equal = [each["equal"] for each in written(tmp_path) if isinstance(each, dict)]
+    assert set(equal) == {64}, "of 64 batches, on each rank, at the start and after each kill"
+    assert len(equal) >= 6
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("average", 18), ("stops-early", 14), ("own", 18)])
