@@ -1,7 +1,7 @@
 """Repairs an invalid document step by step, to find further mistakes.
 
 A misspelt name is replaced by the most similar valid name. An invalid value is replaced by the field's default or
-example. `repair` returns the path of such a value, because checks must not read it.
+example. `repair` returns the path of each replaced value, because later checks must not read a replaced value.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def _renamed(section: Config, names: dict[str, str]) -> dict[str, Any]:
     """Return the fields of a section of the spec, renamed to the operator's names.
 
     Args:
-        names: field of the section for each field of the operator.
+        names: names of the section's fields, by the operator's name of the same field.
     """
     values = {theirs: getattr(section, ours) for theirs, ours in names.items()}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}

@@ -145,7 +145,7 @@ def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
         place: path of the mount in the container.
     """
     if place == "/":
-        yield Finding(path, "would hide the whole image, including /dev/shm", "choose another path")
+        yield Finding(path, "a mount at / would hide all files of the image, and /dev/shm", "choose another path")
     elif is_below(_SHARED_MEMORY, place):
         message = f"would replace {_SHARED_MEMORY}, the memory that ranks share"
         hint = "choose another path; to set the size of this memory, use shared_memory_mib"

@@ -189,7 +189,7 @@ def _commands(
     step = trains[-1] if trains else raw_step(steps, script, nodes, tasks, report.source)
     if step.inner is not None and trains:
         for one in step.inner.left_out:
-            if not one.endswith(_AS_TEXT):  # the last loop of this function reports such sentences
+            if not one.endswith(_AS_TEXT):  # the last loop of this function reports the others
                 report.lost(one, step.line)
         for one in step.inner.notes:
             report.note(one, step.line)

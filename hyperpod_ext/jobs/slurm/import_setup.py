@@ -57,8 +57,9 @@ def environment_lines(script: Script) -> list[tuple[str, int]]:
 def environment_of(script: Script, prepared: Sequence[tuple[str, int]], text: str) -> str | None:
     """Return a line of shell that sets up the step's environment; None if the file does not set up an environment.
 
-    The line runs the file's own commands in bash, because `sh` has neither `source` nor the functions of conda. If the
-    environment cannot be activated, the job stops, because it would otherwise train with the system's Python.
+    The rendered line runs the imported file's own commands in bash, because `sh` has neither `source` nor the functions
+    of conda. If the environment cannot be activated, the job stops, because it would otherwise train with the system's
+    Python.
 
     Args:
         prepared: commands that change the environment, from `environment_lines`.

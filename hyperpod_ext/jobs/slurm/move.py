@@ -112,7 +112,7 @@ def _number_of(node: str, hosts: dict[int, str]) -> int | None:
 
 def _drain(ordered: PendingMove) -> dict[str, Any]:
     if not ordered.host:
-        return {"why_no_drain": "the node belongs to another allocation, which ends with the node"}
+        return {"why_no_drain": "the node has an allocation of its own, which ends when the node leaves the job"}
     try:
         slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
     except HyperpodExtError as error:  # only administrators may drain; the ranks have moved anyway

@@ -183,7 +183,7 @@ class Memory:
         return range(block * self._block, self._settings.nodes if last else (block + 1) * self._block)
 
     def _domains(self, block: int) -> dict[int, str]:
-        """Return the failure domain of each node on which a rank of the block runs."""
+        """Return the failure domain of each node on which one of the ranks in `block` runs."""
         return {node: self._domain(node) for node in (self._nodes[rank] for rank in self._ranks(block))}
 
     def _domain(self, node: int) -> str:

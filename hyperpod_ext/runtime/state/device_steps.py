@@ -5,7 +5,7 @@ still runs the work queued behind the collective, on invalid data and without an
 if the device reaches a marker behind the step's work before the first abort. docs/gpu.md explains why.
 
 The training loop calls `queue` for each step. Code that aborts collectives calls `freeze` before the abort. The methods
-`finished`, `is_good` and `may_change` return which steps are valid, and whether an optimizer may step.
+`finished` and `is_good` return which steps are valid; `may_change` returns whether an optimizer may step.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ImageFile(NamedTuple):
 
 
 def frozen_part(snapshot: Manifest) -> ImageFile | None:
-    """Return the file for the frozen parameters, which are at the start of a rank's image.
+    """Return the file for the frozen parameters, which are at the start of a rank's snapshot.
 
     None: the image has no frozen parameters, or they are too small for a file of their own.
 

@@ -141,7 +141,10 @@ def _check_plans(
         if (plan := found.get(str(snapshot["plan"]))) is None:
             continue
         if plan.nbytes != snapshot["nbytes"]:
-            yield Defect(str(manifest["files"][rank]), f"rank {rank}: its plan is for {plan.nbytes} bytes")
+            yield Defect(
+                str(manifest["files"][rank]),
+                f"rank {rank}: its layout plan has {plan.nbytes} bytes, and its snapshot has {snapshot['nbytes']}",
+            )
         values = snapshot.get("values")
         if not isinstance(values, list) or len(values) != len(leaf_paths(plan.shape)[1]):
             yield Defect(MANIFEST, f"rank {rank}: the number of its plain values differs from its plan")

@@ -198,7 +198,7 @@ class Run:
             known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
-        # seed again, so that later random numbers do not depend on whether the value was built now or kept
+        # seed again: random numbers after this call must not depend on whether `build` was called now
         seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 

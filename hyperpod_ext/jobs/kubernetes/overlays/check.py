@@ -20,7 +20,7 @@ from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 
 _HERE = "overlay.kubernetes"
 _SPEC_FIELD = "the spec has a field for it"
-_RESTARTED = ("the operator restarts containers by the job's budgets", "write `relaunch`")
+_RESTARTED = ("the operator restarts containers within the limits in `relaunch`", "write `relaunch`")
 REFUSED_OF_CONTAINER = {
     "name": ("the operator and the other commands find the container by its name", "remove it"),
     "command": ("it starts the launcher, which identifies ranks", "write `script` and `args`"),
@@ -33,7 +33,7 @@ REFUSED_OF_CONTAINER = {
 """Fields of the training container that an overlay cannot set, each with the reason and a hint."""
 REFUSED_OF_POD = {
     "ephemeralContainers": ("Kubernetes adds these to running pods only, not to new pods", "use `kubectl debug`"),
-    "restartPolicy": ("the operator sets it from the job's budgets", "write `relaunch`"),
+    "restartPolicy": ("the operator sets it from the limits in `relaunch`", "write `relaunch`"),
     "hostname": ("ranks find each other by the names that the operator sets", "remove it"),
     "hostnameOverride": ("ranks find each other by the names that the operator sets", "remove it"),
     "subdomain": ("ranks find each other by the names that the operator sets", "remove it"),

@@ -133,7 +133,8 @@ def build(
         ConfigError, NotFoundError: the dataset cannot be read with these options.
         ConflictError: another process is converting the dataset. `follow` waits for the other process instead.
         DatasetChangedError: the dataset was changed during the conversion.
-        DiskFullError: no space is left. Published segments stay, and the next conversion continues after them.
+        DiskFullError: no space is left. Segments that are complete stay, and the next conversion continues after
+            them.
     """
     many = [sources] if isinstance(sources, str | Path) else sources
     prepared = prepare(Recipe(tuple(map(str, many)), **options), place)

@@ -193,8 +193,8 @@ def installed(
     """Return the libraries that this process has loaded or would load.
 
     Args:
-        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. This version is used if no NCCL
-            library is found, because some builds of torch contain NCCL.
+        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. `built_in` is returned if no
+            NCCL library is found, because some builds of torch contain NCCL.
         folders: folders in which to search for the plugin, after those in LD_LIBRARY_PATH.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
