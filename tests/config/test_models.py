@@ -60,7 +60,7 @@ def test_the_schema_describes_fields_and_refuses_unknown_ones() -> None:
     assert schema["additionalProperties"] is False
     properties = schema["properties"]
     assert isinstance(properties, dict)
-    assert "relative to this file" in properties["script"]["description"]
+    assert "relative to the folder of the spec file" in properties["script"]["description"]
 
 
 def test_the_schema_that_editors_use_is_current(golden: Callable[[Path, str], None], root: Path) -> None:
