@@ -61,7 +61,10 @@ def test_a_rank_with_other_data_ends_the_job_before_the_first_step(job: Any) -> 
     report = job(script=SCRIPT, env={"HPX_TEST_WORKERS": "thread", "HPX_TEST_OTHER_DATA": "2"}).start().wait()
     assert report["state"] == "failed"
     assert report["error"]["code"] == "JobFailedError"
-    assert re.search(r"fingerprint of the data differs between ranks: .* on ranks 0, 1, 3, '\S+' on rank 2 ", report["error"]["message"])
+    assert re.search(
+        r"fingerprint of the data differs between ranks: .* on ranks 0, 1, 3, '\S+' on rank 2 ",
+        report["error"]["message"],
+    )
     assert report["generations"] == 1
     assert not report["losses"]
 
