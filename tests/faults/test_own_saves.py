@@ -48,7 +48,8 @@ def pids(running: Any, generation: int) -> dict[int, int]:
 def test_a_killed_rank_costs_the_steps_since_the_last_save(start: Start, rank: int) -> None:
     undisturbed, running = start("undisturbed"), start(env={"HPX_TEST_HOLD": f"{rank}@13"})
     pid = running.until("worker_started", rank=rank)["pid"]
-    running.until("step", rank=rank, step=12)
+    for each in (0, 1):  # a step that one rank has not reported does not count as lost
+        running.until("step", rank=each, step=12)
     os.kill(pid, signal.SIGKILL)
     report = running.wait()
     assert report["state"] == "succeeded", report["error"]
@@ -69,7 +70,8 @@ def test_saves_of_other_kinds_count(start: Start, saves: str) -> None:
     env = {"HPX_TEST_SAVES": saves}
     undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_HOLD": "1@13"})
     pid = running.until("worker_started", rank=1)["pid"]
-    running.until("step", rank=1, step=12)
+    for each in (0, 1):
+        running.until("step", rank=each, step=12)
     os.kill(pid, signal.SIGKILL)
     report = running.wait()
     assert [(one["resumed_step"], one["steps_lost"]) for one in report["recoveries"]] == [(10, 2)]
