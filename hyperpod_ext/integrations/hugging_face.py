@@ -39,7 +39,8 @@ class ResilientTrainer(Trainer):
 
     Raises:
         JobFailedError: the job's global_batch_size differs from the batch size in `args`; `args` ask for FSDP1 or
-            DeepSpeed; the data cannot be read by position; or a base class before this class hides its methods.
+            DeepSpeed; the environment enables FSDP; the data cannot be read by position; or a base class before this
+            class hides its methods.
     """
 
     model: Any
@@ -53,6 +54,11 @@ class ResilientTrainer(Trainer):
         self._refuse_hidden()
         self._is_sharded = shard(run, options)
         super().__init__(**options)
+        if self.is_fsdp_enabled:
+            raise JobFailedError(
+                "ResilientTrainer: FSDP is enabled outside of args",
+                hint="Unset ACCELERATE_USE_FSDP, and set fsdp=True with fsdp_config={'version': 2} in the arguments.",
+            )
         if self.is_deepspeed_enabled:
             raise JobFailedError(
                 "ResilientTrainer: args ask for DeepSpeed, whose state cannot be kept through a fault",

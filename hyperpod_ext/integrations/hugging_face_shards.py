@@ -21,8 +21,6 @@ from torch.distributed.fsdp import FSDPModule
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.training.run import Run
 
-_BY_SCRIPT = "Shard the model with fully_shard in the function given to run.keep, and leave fsdp out of args."
-
 
 def shard(run: Run, options: dict[str, Any]) -> bool:
     """Shard the model as `args` ask for, and mark it as sharded. Returns whether it is sharded.
@@ -36,7 +34,7 @@ def shard(run: Run, options: dict[str, Any]) -> bool:
             model, or for checkpoints that transformers cannot make of a sharded model.
     """
     args = options.get("args")
-    if args is not None and args.fsdp_plugin_args is not None:
+    if getattr(args, "fsdp_plugin_args", None) is not None:  # versions that were not tested may lack the attribute
         options["args"], options["model"] = _without_fsdp(args), _sharded(run, args, options.get("model"))
     model = options.get("model")
     if not isinstance(model, FSDPModule):
@@ -70,7 +68,7 @@ def _sharded(run: Run, args: Any, model: Any) -> torch.nn.Module:
     if run.config.elastic is not None or run.config.restart.policy == "continue":
         raise JobFailedError(
             "args ask for FSDP, and the number of ranks of this job may change: a model cannot be sharded twice",
-            hint=_BY_SCRIPT,
+            hint="Shard the model with fully_shard in the function given to run.keep, and leave fsdp out of args.",
         )
     if model is None:
         raise JobFailedError("args ask for FSDP, and the trainer has no model", hint="Give model=run.keep(build).")
