@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import lightning
 import torch
+import torch.distributed.fsdp
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
@@ -49,6 +50,16 @@ def hugging_face(run: Run, kind: type = HuggingFaceTrainer, data: object = SAMPL
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape))
     arguments = TrainingArguments(output_dir=tempfile.mkdtemp(), max_steps=2, use_cpu=True, report_to="none", **options)
     kind(run, model=model, args=arguments, train_dataset=data).train()
+
+
+def shards(run: Run, **options: object) -> None:
+    """A model in shards, with checkpoints of transformers."""
+
+    def build() -> torch.nn.Module:
+        return torch.distributed.fsdp.fully_shard(torch.nn.Linear(2, 2))
+
+    arguments = TrainingArguments(output_dir=tempfile.mkdtemp(), use_cpu=True, report_to="none", **options)
+    HuggingFaceTrainer(run, model=run.keep(build), args=arguments, train_dataset=SAMPLES)
 
 
 class Lines(torch.utils.data.IterableDataset):  # type: ignore[type-arg]
@@ -95,6 +106,8 @@ CASES: dict[str, Callable[[Run], object]] = {
     "hugging face: another batch": lambda run: hugging_face(run, per_device_train_batch_size=2),
     "hugging face: a stream": lambda run: hugging_face(run, data=Lines(), per_device_train_batch_size=1),
     "hugging face: bases": lambda run: hugging_face(run, Hidden),
+    "hugging face: FSDP1": lambda run: hugging_face(run, fsdp=True, fsdp_config={"version": 1}),
+    "hugging face: checkpoints of shards": shards,
     "lightning: changing accumulation": lambda run: fit(
         run, Module(), loader(), callbacks=[GradientAccumulationScheduler({0: 1, 1: 2})]
     ),

@@ -83,6 +83,8 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
         "hugging face: another batch": "the job's global_batch_size is 1",
         "hugging face: a stream": "the dataset has no access to a sample by its number",
         "hugging face: bases": "Sampling.get_train_dataloader hides ResilientTrainer.get_train_dataloader",
+        "hugging face: FSDP1": "args.fsdp_config asks for FSDP1",
+        "hugging face: checkpoints of shards": "transformers cannot save the optimizer of a sharded model",
         "lightning: changing accumulation": "changes accumulate_grad_batches from epoch to epoch",
         "lightning: a checkpoint": "Lightning would load it again after each fault",
         "lightning: no adapter": "SGD.step() was called before the first step of run.steps",

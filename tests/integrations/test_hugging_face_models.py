@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from integrations_env import hp_ext
-from killed_twice import run_killed
+from killed_twice import AT_ONCE, run_killed
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
 LOAD = """
@@ -26,7 +26,7 @@ print(sum(each.numel() for each in model.parameters()))
     ["sharded", "accumulated", "checkpointed", "sharded-by-script", "bf16", "sharded-bf16", "lora", "sharded-lora"],
 )
 def test_two_kills_change_no_bit(tmp_path: Path, kind: str) -> None:
-    report = run_killed(tmp_path, "hugging_face_models.py", kind, str(tmp_path), batch=4, name=kind)
+    report = run_killed(tmp_path, "hugging_face_models.py", kind, str(tmp_path), batch=4, name=kind, checkpoint=AT_ONCE)
     assert sorted(map(int, report["losses"])) == list(range(1, 17))
     assert len(set(report["losses"].values())) == 16, "it learns"
     saved = [tmp_path / "saved", "lora" if "lora" in kind else ""]

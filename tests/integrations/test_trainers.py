@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from integrations_env import hp_ext
-from killed_twice import run_killed
+from killed_twice import AT_ONCE, MEMORY, run_killed
 
 pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
 
@@ -25,15 +25,14 @@ def run_on_two_nodes(folder: Path, script: str, **options: Any) -> dict[str, Any
 def test_titans_own_trainer(tmp_path: Path) -> None:
     inputs = shutil.copy(Path(__file__).with_name("titan_inputs.py"), tmp_path)
     subprocess.run([hp_ext("trainers").with_name("python"), inputs], check=True, timeout=200)
-    report = run_on_two_nodes(tmp_path, "titan_trainer.py")
+    report = run_on_two_nodes(tmp_path, "titan_trainer.py", checkpoint=AT_ONCE)
     assert all(each["survivor_pids_kept"] for each in report["recoveries"]), "the healthy process stayed"
 
 
 def test_a_model_of_megatron_in_two_parts(tmp_path: Path) -> None:
     """Ranks of different parts are not compared, and PyTorch reads no part for the whole."""
     durable = {"kind": "file", "path": str(tmp_path / "durable"), "every_steps": 16}
-    policy = {"overlap": False, "tiers": [{"kind": "memory", "every_steps": 1}, durable]}
-    run_on_two_nodes(tmp_path, "megatron_trainer.py", checkpoint=policy)
+    run_on_two_nodes(tmp_path, "megatron_trainer.py", checkpoint=AT_ONCE | {"tiers": [MEMORY, durable]})
     (metadata,) = (tmp_path / "durable").rglob("step-000000016-*/.metadata")
     code = (
         "import sys, torch.distributed.checkpoint as dcp\n"
