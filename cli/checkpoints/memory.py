@@ -83,7 +83,7 @@ def snapshot_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _piece_rows(memory: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Return one table row for each step with parity data in memory, with the ranks whose parity data is there."""
+    """Return one table row for each step with parity data in memory. The row names the ranks of the parity data."""
     groups: dict[tuple[int, int], list[Mapping[str, Any]]] = {}
     for node in memory["nodes"]:
         for one in node.get("pieces", ()):

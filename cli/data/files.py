@@ -1,4 +1,4 @@
-"""Describes a file of a dataset: whether it can be memory-mapped as it is or must be converted, and why."""
+"""Describes how a file of a dataset can be read: mapped into memory directly, or only after a conversion."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def lines(
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """Return fewer points of a long series: of each group of neighbouring points the lowest and the highest, so that no
-    spike is lost."""
+    """Return fewer points of a long series: the lowest and the highest point of each group of neighbouring points. So
+    the chart still shows every spike."""
     each = -(-2 * len(points) // _MOST_POINTS)
     if each <= 2:
         return list(points)
