@@ -3,7 +3,8 @@
 A new process builds the same objects as the process it replaces. Training may have changed the type, shape or strides
 of a module's tensor, `requires_grad` of a parameter, `training` of a module, or the parameter groups of an optimizer.
 Snapshots store the changes that training has made to the objects. A new process that has built the same objects applies
-the stored changes to them. If the new process has built different objects, they stay as built, or the restore fails.
+the stored changes to them. If a new process has built different objects, these objects stay as built, or the restore
+fails.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ Groups = list[list[int]]
 """For each parameter group of an optimizer, the indices of its parameters in `gradients.parameters`."""
 
 Keys = dict[str, tuple[tuple[str, int], ...]]
-"""By module name: pairs of a key of the module's `state_dict()` and the index of the first key with the same tensor,
-which is the index of the key itself unless tensors are tied."""
+"""By module name: each key of the module's `state_dict()`, with the index of the first key that has the same tensor
+(for tied tensors, the index of an earlier key)."""
 
 Changes = Mapping[str, Any]
-"""JSON. `optimizers` has the type name of each optimizer. `trained` (the parameters that need gradients), `training`
-(the modules in training mode) and `groups` (parameter groups by optimizer) are pairs of the original value and the
-present value. The pair of an unchanged value is left out."""
+"""Changes of objects, as JSON. `optimizers` has the type name of each optimizer. `trained` (the parameters that need
+gradients), `training` (the modules in training mode) and `groups` (parameter groups by optimizer) are pairs of the
+original value and the present value. For an unchanged value, the pair is left out."""
 
 
 class Built:
@@ -128,7 +129,7 @@ class Built:
         own = {id(tensor) for module in modules for tensor in tensors_of(module)}
         whose = part_name()
         for name, tensor in _of_modules(objects, parts):
-            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # no shard on this rank
+            if tensor.numel() > 0 and getattr(tensor, "_local_tensor", tensor).numel() == 0:  # this rank has no shard
                 continue
             theirs, here = saved(f"{name}{whose}"), form_of(tensor, name)
             if theirs is None:
@@ -151,7 +152,7 @@ class Built:
 
 def tensors_of(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return a module's parameters and buffers."""
-    return [*module.parameters(), *torch.nn.Module.buffers(module)]  # in Megatron's DDP `module.buffers` is a list
+    return [*module.parameters(), *torch.nn.Module.buffers(module)]  # `module.buffers` is a list in Megatron's DDP
 
 
 def _of_modules(objects: Mapping[str, Any], parts: Parts) -> list[tuple[str, torch.Tensor]]:

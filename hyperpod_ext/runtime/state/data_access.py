@@ -12,7 +12,7 @@ import torch
 
 Listener = Callable[[torch.Tensor], None]
 
-_plain: Any = torch.Tensor.data  # torch's own descriptor, in a base class of Tensor
+_plain: Any = torch.Tensor.data  # torch's descriptor of `Tensor.data`, from a base class
 
 
 class DataAccess:

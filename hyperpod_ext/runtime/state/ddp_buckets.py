@@ -22,8 +22,8 @@ Buckets = list[list[int]]
 order in which DDP reduces them."""
 
 _CAN_SKIP_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-"""Whether DDP can skip its initial broadcast of rank 0's values. Older torch always broadcasts; on ranks with equal
-values this only costs time."""
+"""Whether DDP can skip its initial broadcast of rank 0's values. Older torch always broadcasts, which only costs time
+if ranks have equal values."""
 
 
 class IncompleteDDP(DistributedDataParallel):
@@ -41,7 +41,7 @@ class IncompleteDDP(DistributedDataParallel):
 
 
 def complete(ddp: IncompleteDDP, layout: Buckets | None, *, init_sync: bool = True) -> None:
-    """Turn `ddp` into a usable DistributedDataParallel. Collective: every rank must call it.
+    """Turn `ddp` into a usable DistributedDataParallel. Collective: every rank must call this function.
 
     Args:
         ddp: the incomplete object, changed in place.
@@ -49,7 +49,7 @@ def complete(ddp: IncompleteDDP, layout: Buckets | None, *, init_sync: bool = Tr
         init_sync: broadcast rank 0's values to all ranks first, unless the script has passed its own `init_sync`.
 
     Raises:
-        JobFailedError: `layout` does not fit this module.
+        JobFailedError: `layout` does not fit the wrapped module.
     """
     module, training, options = ddp.module, ddp.training, {"init_sync": init_sync} | vars(ddp).pop("_options")
     if not _CAN_SKIP_SYNC:
@@ -77,15 +77,16 @@ def _has_sparse_gradients(module: torch.nn.Module) -> bool:
 
 
 def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
-    """Return the bucket layout that `ddp` uses from its next step on. Collective: call it after a step, on every rank.
+    """Return the bucket layout that `ddp` uses from its next step on. Collective: call this function after a step, on
+    every rank.
 
     Returns None until DDP has rebuilt its buckets, after the first backward pass. With `find_unused_parameters` or
-    sparse gradients the result is always None, because DDP never rebuilds such buckets: their initial layout is the
-    same in every process.
+    sparse gradients, always returns None, because DDP never rebuilds such buckets, whose initial layout is the same in
+    every process.
     """
     if isinstance(ddp, _ReversedDDP):
         return None
-    rebuilt = ddp.reducer._rebuild_buckets()  # the next forward pass would do the same
+    rebuilt = ddp.reducer._rebuild_buckets()  # the next forward pass would also rebuild the buckets
     if not rebuilt and not ddp._has_rebuilt_buckets:
         return None
     ignored = ddp.parameters_to_ignore
@@ -99,8 +100,8 @@ class _PinnedDDP(DistributedDataParallel):
     """DDP that builds its gradient buckets from a given layout.
 
     The constructor passes the parameters to DDP's reducer in an order from which the reducer builds `layout`, and makes
-    the reducer rebuild its buckets at once. The resulting buckets are equal to the buckets before the fault. DDP
-    rebuilds its buckets only once, so the layout does not change later.
+    the reducer rebuild its buckets at once. The resulting buckets are equal to those in the given layout. DDP rebuilds
+    its buckets only once, so the layout does not change later.
     """
 
     def __init__(self, module: torch.nn.Module, layout: Buckets, **options: Any) -> None:

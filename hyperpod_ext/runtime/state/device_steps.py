@@ -1,8 +1,8 @@
 """Track which steps an asynchronous device, such as a GPU, has finished, while the training loop queues further steps.
 
-The loop runs ahead of the device: the device has not yet done the queued work. If a collective is aborted, the device
-still runs the work queued behind the collective, on invalid data and without an exception. So a step is committed only
-if the device reaches a marker behind the step's work before the first abort. docs/gpu.md explains why.
+The training loop runs ahead of the device, which has not yet done all queued work. If a collective is aborted, the
+device still runs the work queued behind the collective, on invalid data and without an exception. Therefore a step is
+committed only if the device reaches a marker behind the step's work before the first abort. docs/gpu.md explains why.
 
 The training loop calls `queue` for each step. Code that aborts collectives calls `freeze` before the abort. The methods
 `finished` and `is_good` return which steps are valid; `may_change` returns whether an optimizer may step.
@@ -45,7 +45,7 @@ class CudaMarker:
     def query(self) -> bool:
         try:
             return bool(self._event.query())
-        except RuntimeError:  # the GPU has failed; the loop will get the error at its next call
+        except RuntimeError:  # a GPU error; the loop's next GPU call will raise it
             return False
 
     def synchronize(self) -> None:
@@ -109,11 +109,11 @@ class DeviceSteps:
             self._newest = step
             if self._device is None:
                 self._finished = step
-            elif not self._frozen:  # after `freeze`, a reached marker does not prove valid work
+            elif not self._frozen:  # after `freeze`, no marker proves valid work
                 self._queued.append((step, self._device.record()))
 
     def freeze(self) -> None:
-        """Count no more steps as finished, because an abort follows: the device may run later steps on invalid data.
+        """Count no more steps as finished, because after the following abort the device may run steps on invalid data.
 
         Call this before the first abort of a collective.
         """

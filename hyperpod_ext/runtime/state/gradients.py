@@ -1,8 +1,8 @@
 """Save and restore which parameters have a gradient between two steps; the gradients' values are mostly not saved.
 
 A gradient of None differs from a zero gradient: optimizers skip the parameter, DDP divides in another way, and adding
-to a zero gradient turns -0.0 into 0.0. So a repeated step must begin with a gradient on the same parameters as the
-original step. The values of optimizers' gradients are not saved, because a step is committed only when no gradient
+to a zero gradient turns -0.0 into 0.0. Therefore a repeated step must begin with a gradient on the same parameters as
+the original step. The values of optimizers' gradients are not saved, because a step is committed only when no gradient
 waits for its optimizer. The values of gradients of parameters outside all optimizers are saved, because they may add up
 from step to step, and affect the norm for gradient clipping.
 """
@@ -68,11 +68,11 @@ def _ranges(chosen: Iterable[list[int] | None]) -> Ranges:
 def give_zeros(objects: Iterable[object], ranges: Sequence[Sequence[int]]) -> None:
     """Set zero gradients on the parameters in `ranges`.
 
-    On the CPU a zero gradient takes memory only when it is first used. Most scripts drop the gradients before that, by
-    `zero_grad()`.
+    On the CPU a zero gradient takes memory only when it is first used. Most scripts drop zero gradients before they are
+    used, by `zero_grad()`.
     """
     numbered = parameters(objects)
-    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # includes frozen parameters
+    chosen = [(p, sparse) for low, high, *sparse in ranges for p in numbered[low:high]]  # also for frozen parameters
     memory = _Zeros(sum(_nbytes(local_of(parameter)) for parameter, sparse in chosen if not sparse))
     for parameter, sparse in chosen:
         parameter.grad = _no_elements(parameter, sparse[0]) if sparse else memory.like(parameter)
@@ -96,8 +96,7 @@ class LooseGradients:
     def hold(self, optimizers: Sequence[torch.optim.Optimizer], numbered: Iterable[torch.Tensor]) -> None:
         """Copy the gradients of parameters outside all optimizers, at the end of a step.
 
-        If a parameter's gradient is another tensor than after the last step, the script drops this gradient between
-        steps, and it is not copied.
+        A gradient that is another tensor than after the last step is not copied: the script drops it between steps.
 
         Args:
             optimizers: all optimizers of the state.
@@ -125,15 +124,15 @@ class WaitingGradients:
 
     def __init__(self) -> None:
         self._seen: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
-        """By id of a parameter: its gradient at the end of the last step, with the gradient's version counter."""
+        """By the id of a parameter: the gradient at the end of the last step, with the gradient's version counter."""
 
     def see(self, optimizers: Sequence[torch.optim.Optimizer], stepped: Container[int]) -> bool:
         """Return whether a gradient waits for an optimizer. Call this at the end of each step.
 
-        A gradient that was not written since the last step does not wait: its optimizer had used it by then. A tensor
-        that replaces the last step's gradient does not wait either: the script drops gradients between steps. Any other
-        gradient waits: its parameter had no gradient after the last step, or the same tensor was written again, as in a
-        sum over steps.
+        A gradient waits if its parameter had no gradient after the last step, or if the same tensor was written again,
+        as in a sum over steps. A gradient that was not written since the last step does not wait, because its optimizer
+        has used it. A tensor that replaces the last step's gradient does not wait either, because the script drops
+        gradients between steps.
 
         Args:
             optimizers: all optimizers of the state.

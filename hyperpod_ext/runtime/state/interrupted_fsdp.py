@@ -25,7 +25,7 @@ def reset(states: Sequence[Any]) -> None:
     """
     for state in states:
         for group in state._fsdp_param_groups:
-            group._all_gather_result = None  # a wait for the all-gather would raise the fault's error
+            group._all_gather_result = None  # waiting for the all-gather would raise the fault's error
             for parameter in group.fsdp_params:
                 _drop_unsharded_gradient(parameter)
     roots = [state for state in states if state._is_root]  # torch sets `_is_root` in the first forward pass
@@ -39,11 +39,11 @@ def _drop_unsharded_gradient(parameter: Any) -> None:
     """Drop the unsharded gradient of an `FSDPParam`."""
     if hasattr(parameter, "_unsharded_param"):
         parameter._unsharded_param.grad = None
-    if "unsharded_accumulated_grad" in vars(parameter):  # a property in torch 2.15, so not in `vars`
+    if "unsharded_accumulated_grad" in vars(parameter):  # in torch 2.15 a property, which `vars` does not list
         parameter.unsharded_accumulated_grad = None
 
 
 def _drop_gradient_reduction(communication: Any) -> None:
     """Drop the unfinished gradient reduction of an `FSDPCommContext`, even if several FSDP2 roots share the context."""
-    if hasattr(communication, "active_gradient_reduction"):  # since torch 2.15
+    if hasattr(communication, "active_gradient_reduction"):  # torch 2.15 and later have this attribute
         communication.active_gradient_reduction = None

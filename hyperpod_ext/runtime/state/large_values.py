@@ -1,7 +1,7 @@
 """Pack large plain values of a state into byte tensors. Examples are a list of a million numbers and pickled data.
 
 The worker sends the plain values of each snapshot in one message, which has a maximum size. Large values could exceed
-the maximum size of the message. As tensors, they are in the snapshot's image (a file in memory with all tensors).
+the maximum size of the message. A packed value is stored among the snapshot's tensors instead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hyperpod_ext.runtime.snapshot.layout_plan import read_shape
 from hyperpod_ext.runtime.snapshot.tree import Path, put_together, take_apart
 
 KEY = "_hpx_plain"
-"""A large value is replaced by a dict with only this key; the item is the byte tensor."""
+"""A large value is replaced by a dict that maps only this key to the byte tensor."""
 _LARGE = 1 << 18
 """Values with at least this many numbers, characters and bytes in total are large."""
 _LENGTH_BYTES = 8

@@ -44,9 +44,9 @@ class Made:
     """Positional arguments, keyword arguments and name of each new group. The name is empty on ranks outside of the
     group."""
     meshes: int = 0
-    """Number of new device meshes. A mesh over all ranks needs no new group, so `calls` does not show all meshes."""
+    """Number of new device meshes, not all of which are in `calls`: a mesh over all ranks needs no new group."""
     talked: bool = False
-    """Whether `build` called collectives. If so, all ranks, including surviving ones, call `build` after a fault."""
+    """Whether `build` called collectives, so that all ranks, including surviving ones, call it after a fault."""
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def recording() -> Iterator[Made]:
         _c10d._new_group_with_tag = make
         DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
     made.talked = collectives_begun() != before
-    private_names.check_loaded()  # `build` may have imported DTensors or FSDP2
+    private_names.check_loaded()  # check again: `build` may have imported DTensors or FSDP2
 
 
 def can_be_kept() -> bool:
@@ -83,7 +83,7 @@ def can_be_kept() -> bool:
 
 
 def repeat(made: Made) -> None:
-    """Create the groups in `made` again, in the same order.
+    """Create the process groups in `made` again, in the same order.
 
     Raises:
         JobFailedError: a new group has another name, because the script has created groups in another order.
@@ -133,8 +133,8 @@ def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
     """Remove the process groups from all objects that hold them, and reset interrupted FSDP2 modules.
 
     Args:
-        groups_last: whether process groups outlive the fault, and therefore stay in their objects. If so, only the
-            caches of groups and flattened meshes in device meshes are emptied: a new process fills these caches at the
+        groups_last: whether process groups outlive the fault, and therefore stay in their objects. In this case, only
+            device meshes' caches of groups and flattened meshes are emptied, because a new process fills them at the
             first use.
     """
     if "torch.distributed.tensor" not in sys.modules:
@@ -149,7 +149,7 @@ def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
 
 
 def _forget_flattened() -> None:
-    """Clear older torch's registry of flattened meshes: a new mesh that equals an old mesh would find old entries."""
+    """Clear older torch's registry of flattened meshes, where a new mesh would find entries of an equal old mesh."""
     registry = getattr(device_mesh, "_mesh_resources", None)
     if registry is not None and private_names.missing(Feature.KEPT_MESHES):
         registry.root_to_flatten_mapping.clear()
@@ -175,8 +175,8 @@ def _take_out(thing: Any, groups_last: bool) -> list[GroupHolder]:
         if isinstance(value, dist.ProcessGroup) and not groups_last:
             places.append(GroupHolder(here, attribute, str(value.group_name)))
             setattr(thing, attribute, _Gone(str(value.group_name)))
-    # a mesh creates its groups for torch.compile and its flattened meshes at the first use. Surviving processes must
-    # create these groups again, in the same order as a new process
+    # a mesh creates its groups for torch.compile and its flattened meshes at the first use. After a fault, surviving
+    # processes must create these groups again, in the same order as a new process
     for attribute in ("_pg_registry", "_flatten_mapping"):
         for key, value in dict(vars(thing).get(attribute) or {}).items():
             name = key if attribute == "_pg_registry" else (getattr(value, "_dim_group_names", None) or [""])[0]
@@ -195,7 +195,7 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
         asleep: names of lasting groups that this generation has not created yet.
 
     Returns:
-        The attributes whose group does not exist yet.
+        The attributes whose process group does not exist yet.
     """
     missing = []
     for place in places:
@@ -212,8 +212,8 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
 def forget_rank() -> None:
     """Clear torch's caches of DTensor operations after this process has become another rank.
 
-    Torch's caches are keyed by mesh, and torch treats meshes over the same ranks as equal. If the caches were not
-    cleared, a new DTensor could get a cached mesh in which this process still has its old rank.
+    Torch's caches are keyed by mesh, and torch treats meshes over the same ranks as equal. With old caches, a new
+    DTensor could get a cached mesh in which this process still has its old rank.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return
@@ -224,14 +224,14 @@ def forget_rank() -> None:
     else:
         DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding.cache.cache_clear()
     _redistribute._gen_transform_infos.cache_clear()
-    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch has no such function
+    if hasattr(_redistribute, "clear_redistribute_planner_cache"):  # older torch does not have this function
         _redistribute.clear_redistribute_planner_cache()
 
 
 def of_now(value: Any) -> Any:
     """Return `value` with each process group replaced by this generation's group of the same name.
 
-    Process groups inside lists, tuples and dicts are replaced, too. Lists and dicts are changed in place.
+    Process groups inside lists, tuples and dicts are also replaced. Lists and dicts are changed in place.
     """
     if isinstance(value, dist.ProcessGroup):
         return _group_of(str(value.group_name)) or value

@@ -22,7 +22,8 @@ class LogEvent(Protocol):
 
 
 class NanGuard:
-    """Checks loss and gradients before each optimizer step; if any is not finite, raises an error or skips the step.
+    """Checks loss and gradients before each optimizer step; if a value is not finite, raises an error or skips the
+    step.
 
     Args:
         policy: the action, and how many steps in a row may be skipped.
@@ -77,7 +78,7 @@ class NanGuard:
         if self._policy.action == "off":
             return
         self._step, self._losses, self._skipped = step, [], False
-        self._kept = {}  # frees the old copies before new ones are made
+        self._kept = {}  # free the old copies before new ones are made
         self._kept = {key: (buffer, buffer.detach().clone()) for key, buffer in self._buffers()}
 
     def end_step(self) -> None:
@@ -95,7 +96,7 @@ class NanGuard:
         device = parameters[0].grad.device if parameters else torch.device("cpu")
         bad_gradient = ~finite([_local(p.grad) for p in parameters], device)
         bad_loss = ~finite(self._losses, device)
-        # MAX over `ranks - rank` yields the lowest rank with a bad value
+        # the maximum of `ranks - rank` yields the lowest rank with a bad value
         flags = torch.stack([bad_gradient, bad_gradient * (ranks - self._rank), bad_loss * (ranks - self._rank)])
         flags = flags.to(torch.int32)
         dist.all_reduce(flags, dist.ReduceOp.MAX)
@@ -115,7 +116,7 @@ class NanGuard:
         """Skip the step: remove all gradients, and set the buffers to their values from before the forward pass."""
         self._skipped = True
         for parameter in parameters:
-            parameter.grad = None  # torch's optimizers skip parameters without a gradient
+            parameter.grad = None  # optimizers skip parameters without a gradient
         with torch.no_grad():
             for buffer, copy in self._kept.values():
                 buffer.copy_(copy)
@@ -142,7 +143,7 @@ class NanGuard:
 def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tensor:
     """Return whether the norms of all tensors are finite, as a boolean tensor on `device`.
 
-    The function does not wait for the device.
+    This check does not wait for the device.
     """
     floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     if not floating:
@@ -150,7 +151,7 @@ def finite(tensors: Iterable[torch.Tensor], device: torch.device) -> torch.Tenso
     halves = [tensor for tensor in floating if tensor.dtype == torch.float16]
     others = [tensor for tensor in floating if tensor.dtype != torch.float16]
     norms = [*torch._foreach_norm(others)] if others else []
-    if halves:  # a norm of finite float16 values may overflow float16
+    if halves:  # norms of finite float16 values may overflow float16
         norms += torch._foreach_norm(halves, dtype=torch.float32)
     return torch.isfinite(torch.stack([norm.to(device, torch.float32) for norm in norms]).sum())
 

@@ -12,7 +12,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.snapshot.image import local_of
 
 _FRAME_BYTES = 2048
-"""Maximum bytes that each tensor takes in a snapshot in addition to its values."""
+"""Maximum number of bytes that a tensor takes in a snapshot in addition to its values."""
 _LIKE_ADAM = 2.0
 """Bytes of Adam's state per byte of parameters."""
 
@@ -20,7 +20,7 @@ _LIKE_ADAM = 2.0
 def bytes_to_come(optimizer: torch.optim.Optimizer) -> int:
     """Return an estimate of the bytes of state that `optimizer` will create in its first step; 0 if it has state.
 
-    The real state may be larger.
+    The real state may be larger than the estimate.
     """
     if optimizer.state:
         return 0
@@ -39,7 +39,7 @@ def _state_per_byte(optimizer: torch.optim.Optimizer) -> float:
         probe = type(optimizer)([parameter], **options)
         parameter.grad = torch.zeros_like(parameter)
         probe.step()
-    except Exception:  # this type needs other arguments: assume a state like Adam's
+    except Exception:  # assume Adam's state if this type needs other arguments
         return _LIKE_ADAM
     state = [value for value in probe.state[parameter].values() if isinstance(value, torch.Tensor)]
     return sum(tensor.nbytes for tensor in state) / parameter.nbytes

@@ -44,13 +44,13 @@ class Progress:
         self._orders_folder = Path(folder) / ORDERS if folder is not None else None
         self._step_began: float | None = None
         self.data_s = 0.0
-        """Seconds from the start of this step to its first forward pass; 0 if unknown."""
+        """Seconds from the start of the current step to its first forward pass; 0 if unknown."""
         self.listener: PhaseListener | None = None
         """The injector of rehearsed faults; None if no faults are rehearsed."""
         if ENV_HEARTBEAT in os.environ:
             self._heartbeat.beat(0)
             faulthandler.register(DUMP_SIGNAL, file=sys.stderr, all_threads=True)
-            faulthandler.enable(file=sys.stderr)  # logs the Python stack after a crash in native code
+            faulthandler.enable(file=sys.stderr)  # log the Python stack after a crash in native code
             threading.Thread(target=self._beat, name="hpx-heartbeat", daemon=True).start()
 
     @property
@@ -78,8 +78,8 @@ class Progress:
     def has_orders(self) -> bool:
         """Whether new orders to inject a fault have arrived since the last call.
 
-        A worker with a heartbeat page reads the agent's counter in the page. Any other worker looks at the orders'
-        folder.
+        A worker with a heartbeat page reads the agent's counter in the page. A worker without a heartbeat page looks at
+        the orders' folder.
         """
         orders = self._heartbeat.orders if ENV_HEARTBEAT in os.environ else self._orders_left()
         changed, self._orders = orders != self._orders, orders
@@ -88,7 +88,7 @@ class Progress:
     def _orders_left(self) -> int:
         """Return a number that increases with new files in the orders' folder; 0 without a folder.
 
-        A call takes two microseconds, once in each step.
+        The method is called once in each step, and takes two microseconds.
         """
         if self._orders_folder is None:
             return 0
@@ -98,7 +98,8 @@ class Progress:
             return 0
 
     def follow(self, objects: Iterable[object]) -> None:
-        """Report the phases of the modules and optimizers in `objects`, and no longer those of an earlier call."""
+        """Report the phases of the modules and optimizers in `objects`, and no longer of the objects of an earlier
+        call."""
         global _following
         self.forget()
         _following = self

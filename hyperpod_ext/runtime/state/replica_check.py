@@ -42,8 +42,8 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
         among: ranks that hold the same shard as this rank; None: all ranks hold the same state.
 
     Raises:
-        ReplicasDifferError: the states differ. The message names the ranks and, if `among` is None, the first tensor
-            that differs.
+        ReplicasDifferError: the states differ. The error message names the ranks and, if `among` is None, the first
+            tensor that differs.
     """
     own = {id(tensor) for tensor in captured.own}
     shared = [tensor for tensor in captured.parts.tensors if id(tensor) not in own]
@@ -53,7 +53,7 @@ def check_replicas(step: int, captured: CapturedState, among: Collection[int] | 
     groups = group_by({rank: sums for rank, sums in enumerate(everywhere) if among is None or rank in among})
     if len(groups) == 1:
         return
-    where = _where(captured, shared, sums) if among is None else ""  # `_where` needs all ranks
+    where = _where(captured, shared, sums) if among is None else ""  # `_where` is a collective of all ranks
     raise ReplicasDifferError(
         f"ranks do not hold the same state after step {step}: {describe(groups)}{where}",
         hint="Every rank must make the same step: wrap the model in run.data_parallel, draw random numbers that "
@@ -92,7 +92,8 @@ def _where(captured: CapturedState, shared: Sequence[torch.Tensor], sums: Sequen
 
 
 def group_by(sums: Mapping[int, Sequence[int]]) -> dict[tuple[int, ...], list[int]]:
-    """Group the ranks that have equal checksums. The keys are the checksums; the largest group comes first."""
+    """Group the ranks that have equal checksums. The keys of the result are the checksums; the largest group comes
+    first."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for rank, values in sums.items():
         groups.setdefault(tuple(values), []).append(rank)

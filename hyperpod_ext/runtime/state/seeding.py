@@ -1,6 +1,7 @@
 """Seed random generators before each step, so that random numbers depend only on the job's seed, the step and the rank.
 
-A step that is repeated after a fault draws the same numbers as the first time. Snapshots need no generator state.
+A step that is repeated after a fault draws the same numbers as the first time. Snapshots therefore need no state of
+random generators.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     value = seed_of(seed, step, rank)
     if torch.accelerator.is_available():
         torch.manual_seed(value)
-    else:  # ten times as fast as torch.manual_seed, which also records the caller's stack
+    else:  # torch.manual_seed takes ten times as long, because it records the caller's stack
         torch.default_generator.manual_seed(value)
     random.seed(value)
     if numpy := sys.modules.get("numpy"):

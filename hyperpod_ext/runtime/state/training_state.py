@@ -1,4 +1,5 @@
-"""The registered objects of one rank (`TrainingState`), their state, and the check whether it is a complete step."""
+"""The registered objects of one rank (`TrainingState`), their state, and the check whether this state is that of a
+complete step."""
 
 from __future__ import annotations
 
@@ -79,7 +80,7 @@ class CapturedState:
     def versions(self) -> list[tuple[int, int, torch.Size]]:
         """Return the version counter of autograd, the address and the shape of each tensor.
 
-        An in-place change increases the counter, unless a fused optimizer makes it or it is made through `.data`.
+        An in-place change increases the counter, unless the change is made by a fused optimizer or through `.data`.
         """
         local = [getattr(tensor, "_local_tensor", tensor) for tensor in self.parts.tensors]
         return [(0 if one.is_inference() else one._version, one.data_ptr(), one.shape) for one in local]
@@ -87,14 +88,14 @@ class CapturedState:
     def own_digest(self) -> str:
         """Return a digest of plain values and `own` tensors: the part of the state that may differ between ranks.
 
-        If data-parallel ranks have equal digests, they have the same state, so one can restore the state of another.
+        Data-parallel ranks with equal digests have the same state, so that one rank can restore the state of another.
         """
         checksum = crc64nvme(json.dumps(self.parts.values).encode())
         for tensor in self.own:
             try:
                 chunk = chunk_of(tensor, "a tensor")
             except JobFailedError:
-                Layout(self.parts)  # raises the same error with the tensor's name
+                Layout(self.parts)  # raises the same error, but with the tensor's name
                 raise
             if chunk is not None:
                 checksum = crc64nvme(raw_bytes(chunk.local), checksum)
@@ -180,14 +181,14 @@ class TrainingState:
         self._built: Built
         self._forms: Mapping[str, Form] = {}
         self._changes: Changes = {}
-        # the script's state_dict() may be a collective, so surviving and new processes must call it equally often
+        # call the script's state_dict() in new and surviving processes, because it may be a collective
         captured = self.take(packed=False)
         if before is not None and before._objects.keys() == self._objects.keys():
             self._built, self._changes = before._built, before._changes
         else:
             self._built = Built(self._objects, captured.parts, captured.keys)
         self._forms = self._built.forms
-        # fused optimizers and writes through `.data` do not increase version counters; hooks detect these changes
+        # use hooks, because fused optimizers and writes through `.data` do not increase version counters
         self._hooks = [
             value.register_step_pre_hook(functools.partial(self._about_to_change, id(value)))
             for value in self._objects.values()
@@ -202,7 +203,7 @@ class TrainingState:
             hook.remove()
 
     def forget(self) -> None:
-        """Release the references to the committed state, so that its memory is free for the new objects."""
+        """Release the references to the committed state, so that the memory is free for new objects."""
         self._mark = None
 
     @property
@@ -219,7 +220,7 @@ class TrainingState:
     def may_differ(self) -> bool:
         """Whether the state may have changed since the last commit.
 
-        If there is an optimizer, only optimizer steps count. Otherwise the state is compared with the commit.
+        Only optimizer steps count as changes. Without an optimizer, the state is compared with the commit.
         """
         return self.is_reported or (not self.tells_of_changes and self.consistent_step() is None)
 
@@ -230,14 +231,15 @@ class TrainingState:
         self._before_change()
 
     def _about_to_give_data(self, tensor: torch.Tensor) -> None:
-        """Drop the commit when the script reads `.data` of a committed tensor: a write through it is undetectable."""
+        """Drop the commit when the script reads `.data` of a committed tensor, as writes to `.data` are
+        undetectable."""
         if self._mark is not None and not self._taking and _storage(tensor) in self._storages():
             self._mark = None
             self._before_change()
 
     def _storages(self) -> set[int]:
-        """Return the storage addresses of the committed tensors. Tensors in `own_digest` are left out: the digest
-        detects their changes."""
+        """Return the storage addresses of the committed tensors. Tensors in `own_digest` are left out, because the
+        digest detects their changes."""
         if self._committed_storages is None and self._mark is not None:
             own = set(map(id, self._mark[0].own))
             shared = [tensor for tensor in self._mark[0].parts.tensors if id(tensor) not in own]
@@ -245,11 +247,12 @@ class TrainingState:
         return self._committed_storages or set()
 
     def clear_gradients(self) -> None:
-        """Drop the gradients and the scaler's state of an interrupted step, which would change its repetition."""
+        """Drop the gradients and the scaler's state of an interrupted step, because they would change the repetition of
+        the step."""
         for value in self._objects.values():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 value.zero_grad(set_to_none=True)
-                if isinstance(value, torch.optim.Optimizer):  # attributes that a scaler sets during a step
+                if isinstance(value, torch.optim.Optimizer):  # remove attributes that a gradient scaler has set
                     for name in ("grad_scale", "found_inf"):
                         vars(value).pop(name, None)
             # an enabled scaler remembers which optimizers have unscaled gradients
@@ -283,13 +286,13 @@ class TrainingState:
     def accumulates(self) -> bool:
         """Return whether gradients wait for an optimizer that has not stepped since the last commit.
 
-        Snapshots do not contain waiting gradients, so a step with such gradients cannot be restored. Call this at the
-        end of each step.
+        A step with waiting gradients cannot be restored, because snapshots do not contain these gradients. Call this at
+        the end of each step.
         """
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         if any(group.get("capturable") for group in groups):
-            return False  # a CUDA graph may replay the optimizer's steps, without hooks
+            return False  # a CUDA graph may replay optimizer steps without hooks
         if self.is_reported:
             return len(optimizers) > 1 and self._waiting.see(optimizers, self._stepped)
         return any(parameter.grad is not None for group in groups for parameter in group["params"])
@@ -311,7 +314,7 @@ class TrainingState:
             self._taking = False
         parameters = gradients.parameters(
             self._objects.values()
-        )  # only after state_dict(), which reshards FSDP2's parameters
+        )  # must follow state_dict(), which reshards FSDP2's parameters
         if step_ended:
             optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
             self._loose.hold(optimizers, parameters)
@@ -321,8 +324,8 @@ class TrainingState:
             tree |= {name: self._large_values.pack(name, tree[name]) for name in others}
         if self._loose.values:
             tree[_LOOSE] = {str(number): value for number, value in self._loose.values.items()}
-        parts = take_apart(tree, torch.Tensor)  # errors of `take_apart` name the path
-        # `own_digest` could not read the bytes of a tensor without memory of its own
+        parts = take_apart(tree, torch.Tensor)
+        # refuse tensors without memory of their own, whose bytes `own_digest` could not read
         if not all(map(has_memory, {type(tensor) for tensor in parts.tensors})):
             for tensor, path in zip(parts.tensors, leaf_paths(parts.shape)[0], strict=True):
                 check_memory(tensor, fqn(path))
@@ -363,14 +366,14 @@ class TrainingState:
         self._mark = None
         changes = snapshots[0].extras.get("changes", {})
         self._built.regroup(self._objects, changes)
-        self._built.set_flags(self._objects, changes)  # before `take`, which puts frozen tensors first
+        self._built.set_flags(self._objects, changes)  # set flags before `take`, which puts frozen tensors first
         captured = self.take(packed=False)
         parts, keys = captured.parts, captured.keys
         found = list(snapshots)
         items = _items(found)
 
         def saved(name: str) -> Item | None:
-            if name not in items and len(found) == 1 and found[0].others is not None:  # sharded differently
+            if name not in items and len(found) == 1 and found[0].others is not None:  # the sharding has changed
                 found.extend(found[0].others())
                 items.update(_items(found))
             return items.get(name)
@@ -473,8 +476,8 @@ class TrainingState:
         same = (
             now.parts.shape == committed.parts.shape
             and now.parts.values == committed.parts.values
-            and now.versions() == versions  # addresses also reveal replaced tensors
-            # a write through `.data` in a forward pass does not increase the version counter, but changes the digest
+            and now.versions() == versions
+            # only the digest reveals a write through `.data` in a forward pass
             and now.own_digest() == consistent.own_digest
         )
         return consistent if same else None
@@ -513,11 +516,12 @@ def _own(value: Stateful, state: Any) -> list[torch.Tensor]:
 
 
 def _state_of(value: Stateful) -> Any:
-    """Return an object's `state_dict()`. A module's state has its parameters, if possible, instead of new tensors."""
+    """Return an object's `state_dict()`; for a module, if possible, with its parameters instead of new tensors."""
     if isinstance(value, torch.nn.Module):
         try:
-            return dict(value.state_dict(keep_vars=True))  # load_state_dict accepts any mapping
-        except TypeError:  # a script's own state_dict() without `keep_vars`
+            return dict(value.state_dict(keep_vars=True))
+        except TypeError:
+            # a state_dict() of the script may not accept `keep_vars`
             pass
     state = value.state_dict()
     return dict(state) if isinstance(value, torch.nn.Module) else state
@@ -544,8 +548,8 @@ def _set_apart(tensors: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torc
     Two tensors may share memory after `weight.data = average` in an interrupted step, but must be filled separately.
 
     Returns:
-        Each tensor that got separate memory, with an alias of its old memory. If the tensor and the alias have equal
-        bytes after both are filled, the tensors are tied weights, and the caller lets them share memory again.
+        Each tensor that got separate memory, with an alias of the tensor's old memory. If the tensor and the alias have
+        equal bytes after both are filled, the tensors are tied weights, and the caller lets them share memory again.
     """
     plain = {
         id(t): t for t in tensors if type(t) in (torch.Tensor, torch.nn.Parameter) and t.is_contiguous() and t.nbytes
@@ -569,5 +573,5 @@ def _storage(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage; 0 if the tensor has no storage."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # a tensor of a compiler, or one made of inner tensors
+    except (RuntimeError, NotImplementedError):  # a compiler's tensor, or one made of inner tensors
         return 0

@@ -92,7 +92,7 @@ def _stored(how: str, code: CodeType) -> frozenset[str]:
 def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
     """Return whether `codes` set items of the dict or list `name`, but never read an item before they set it.
 
-    A dict that is only set typically holds results of a step, such as metrics.
+    A dict whose items are only set typically holds results of a step, such as metrics.
     """
     each_code = [_accesses_of_items(code, name) for code in codes if name in _all_names(code)]
     updated = any(
@@ -104,6 +104,22 @@ def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
     return not updated and any(how == "set" for found in each_code for how, _ in found)
 
 
+def is_attribute_only_set(codes: Iterable[CodeType], name: str) -> bool:
+    """Return whether `codes` set the attribute `name`, but no function reads it before setting it.
+
+    Such an attribute typically holds a result of a step, such as a module's output.
+    """
+    each_code = [_accesses_of_attribute(code, name) for code in codes if name in code.co_names]
+    updated = any("read" in found and "set" in found[found.index("read") :] for found in each_code)
+    return not updated and any("set" in found for found in each_code)
+
+
+def _accesses_of_attribute(code: CodeType, name: str) -> list[str]:
+    """Return "read" or "set" for each access of `code` to an attribute `name`, in code order."""
+    hows = {"LOAD_ATTR": "read", "LOAD_METHOD": "read", "STORE_ATTR": "set"}
+    return [hows[each.opname] for each in dis.get_instructions(code) if each.opname in hows and each.argval == name]
+
+
 def _all_names(code: CodeType) -> frozenset[str]:
     return frozenset({*code.co_names, *code.co_varnames, *code.co_freevars, *code.co_cellvars})
 
@@ -111,7 +127,7 @@ def _all_names(code: CodeType) -> frozenset[str]:
 def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
     """Return the accesses of `code` to items of the variable `name`, in code order.
 
-    An access is a pair: "read" or "set", and the item's key. The key is None if it is not a constant.
+    An access is a pair: "read" or "set", and the item's key. A key that is not a constant is given as None.
     """
     found: list[tuple[str, Any]] = []
     listed = [(each.opname, each.argval) for each in dis.get_instructions(code)]
@@ -130,7 +146,7 @@ def _accesses_of_items(code: CodeType, name: str) -> list[tuple[str, Any]]:
         others = [each for each in following[:until] if each[0] not in ("COPY", "LOAD_CONST")]
         key = following[0][1] if until and not others else None
         found.append(("set" if following[until][0] == "STORE_SUBSCR" else "read", key))
-        if any(does == "COPY" for does, _ in following[:until]):  # `state[key] += 1`
+        if any(does == "COPY" for does, _ in following[:until]):  # a COPY shows an update, as in `state[key] += 1`
             found.append(("set", key))
     return found
 
@@ -139,7 +155,7 @@ def neighbours(loop: Iterator[Any] | None) -> list[Any]:
     """Return the iterators that are iterated together with `run.steps`, as in `zip(run.steps(10), loader)`.
 
     Args:
-        loop: the iterator that `run.steps` returned; None: unknown, and the result is empty.
+        loop: the iterator that `run.steps` returned; None if it is unknown, which gives an empty result.
     """
     groups = [each for each in gc.get_referrers(loop) if type(each) is tuple] if loop is not None else []
     return [
@@ -166,7 +182,7 @@ def iterated(iterator: Any) -> list[Any]:
 
 
 def _held(iterator: Any) -> list[Any]:
-    if type(iterator).__module__ in _ITERATORS:  # a generator holds the iterators of its function
+    if type(iterator).__module__ in _ITERATORS:  # generators, zip and the like refer to the iterators that they consume
         held = gc.get_referents(iterator)
         return [*held, *(item for one in held if type(one) is tuple for item in one)]
     own = getattr(iterator, "__dict__", None)
@@ -181,7 +197,8 @@ def _is_of_ours(iterator: Any) -> bool:
 
 @functools.cache
 def _carried(code: CodeType, lasti: int) -> frozenset[str]:
-    """Return the variables that a loop may read before it sets them, on a path from the present instruction back to it.
+    """Return the variables that a loop may read before it sets them, on a path from the present instruction back to the
+    same instruction.
 
     Args:
         code: the code of a running function.
@@ -214,7 +231,7 @@ def _after(
         index: index of the instruction.
         inside: indices of the loop's instructions.
         end: index of the instruction at which the iteration ends.
-        live: by instruction, the variables that may be read from this instruction on before they are set.
+        live: by instruction, the variables that may be read, from the instruction on, before they are set.
     """
     nexts = [live[each] for each in flow[index].follows if each in inside and each != end]
     return frozenset[str]().union(*nexts)
@@ -255,7 +272,7 @@ def _instruction(index: int, each: dis.Instruction, at: dict[int, int]) -> _Inst
 
 
 def _accesses(each: dis.Instruction) -> tuple[set[str], set[str]]:
-    """Return the variables that an instruction reads, and those that it sets.
+    """Return the variables that an instruction reads, and the variables that it sets.
 
     Newer Python versions have instructions for two variables, such as STORE_FAST_LOAD_FAST.
     """

@@ -20,16 +20,16 @@ _WINDOW = 64 << 10
 """Number of bytes that a fingerprint reads at each of a tensor's beginning, middle and end."""
 _NEAR_S, _NEAR = 600.0, 0.1
 """A number counts as a time if its distance from a clock is less than this many seconds, and less than this fraction of
-the clock's value. The fraction is needed because the monotonic clock is small soon after a boot, like most numbers of a
+the clock's value. The fraction matters soon after a boot, when the monotonic clock is as small as most numbers of a
 script."""
 _last_look = time.monotonic()
 """Monotonic time of the last comparison. A number between this time and now counts as a time, even in a long step."""
 _MOST = 100
-"""Longer tuples are not compared."""
+"""Maximum number of items of a tuple that is compared."""
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return the address of a tensor's storage; 0 if it has none, as FSDP2's unsharded parameters between two uses."""
+    """Return the address of a tensor's storage; 0 without storage, as for FSDP2's unsharded parameters between uses."""
     local = local_of(tensor)
     if type(local) is not torch.Tensor:
         return 0
@@ -96,7 +96,7 @@ def of_plain(value: Any, saved: Set[int]) -> Hashable:
         inner = tuple(of_plain(each, saved) for each in value)
         return inner if any(each is not None for each in inner) else None
     if type(value) in (list, dict):
-        return (type(value), id(value))  # `kinds` compares the contents
+        return (type(value), id(value))  # `kinds.py` compares the contents of lists and dicts
     return None
 
 

@@ -42,8 +42,8 @@ def state_of(value: Any) -> Hashable:
 def goes_on(before: Hashable, now: Hashable) -> bool:
     """Return whether a generator has reached the state `now` from the state `before` by drawing numbers only.
 
-    The result is False if the generator was seeded in between: a generator that is seeded in each step needs no
-    snapshot. The result is also False if the relation of the two states cannot be determined.
+    The result is False if the generator was seeded between the two states: a generator that is seeded in each step
+    needs no snapshot. The result is also False if the relation of the two states cannot be determined.
     """
     assert isinstance(before, tuple)
     assert isinstance(now, tuple)

@@ -62,7 +62,8 @@ class Candidate:
     twice: bool = False
     """Whether the object is reported only if it changes in two steps in a row."""
     items: Mapping[str, int] | None = None
-    """The id of each item, by the item's name in `values`; None unless the object is a dict or list."""
+    """The id of each item, by the item's name in `values`. For an attribute of a module, the name is empty. None unless
+    the object is a dict, a list, or such an attribute."""
     doubtful: bool = False
     """Whether the values may only be results of the newest step, which no code reads later."""
 
@@ -98,7 +99,7 @@ def candidates(
     reached = [(name, value) for name, value in everything if id(value) not in known]
     found: dict[Hashable, Candidate] = _of_objects(reached, known, memory)
     found |= _of_variables(frame, reached, memory)
-    found |= _of_classes(everything, memory) | _of_modules(everything, {id(each) for each in left_out})
+    found |= _of_classes(everything, memory) | _of_modules(everything, memory, {id(each) for each in left_out})
     for hook in hook_states((value for _, value in reached), known, memory):
         kind = type(hook.owner).__name__
         found[id(hook.owner)] = Candidate(hook.name, kind, "error", {"": hook.mark}, _reference(hook.owner))
@@ -131,7 +132,7 @@ def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> 
 def _of_variables(frame: FrameType | None, reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Candidate]:
     """Return candidates for variables that keep their values from step to step.
 
-    Such variables are local variables that the loop carries, `nonlocal` variables, and globals that functions set.
+    Candidates are local variables that the loop carries, `nonlocal` variables, and globals that functions set.
     """
     frames, functions = list(script_frames(frame)), _functions(reached)
     owned: list[tuple[Any, str, str, Any]] = []
@@ -164,22 +165,41 @@ def _of_classes(reached: Sequence[Named], memory: set[int]) -> dict[Hashable, Ca
     }
 
 
-def _of_modules(reached: Sequence[Named], left_out: set[int]) -> dict[Hashable, Candidate]:
-    """Return candidates for numbers in attributes of the script's modules: a module's state has only tensors."""
+def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) -> dict[Hashable, Candidate]:
+    """Return candidates for attributes of the script's modules. A module's state has only registered tensors."""
     return {
-        (id(each), key): _attribute(f"{name}{'.' if path else ''}{path}.{key}", value, value, _reference(each))
-        for name, module in reversed(reached)  # the nearest path comes last, and gives the name
+        (id(each), key): _attribute(
+            f"{name}{'.' if path else ''}{path}.{key}", value, mark, _reference(each), id(value)
+        )
+        for name, module in reversed(reached)  # the last entry, with the nearest path, gives the name
         if isinstance(module, torch.nn.Module) and id(module) not in left_out
         for path, each in module.named_modules()
         if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
         for key, value in list(vars(each).items())
-        if is_number(value)
+        if type(value) not in (list, dict) and (mark := of_plain(value, memory)) is not None
     }
 
 
-def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any]) -> Candidate:
+def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any], result: int | None = None) -> Candidate:
+    """Return a candidate for an attribute.
+
+    Args:
+        name: path to the attribute, such as `model.scale`.
+        value: the attribute's value.
+        mark: fingerprint of the value.
+        alive: returns the object that has the attribute; None if it no longer exists.
+        result: the value's id, if the value may be a result of a step, such as a module's output.
+    """
     severity: Severity = "note" if is_descriptive(name) else "warning"
-    return Candidate(name, type(value).__name__, severity, {"": mark}, alive, twice=True)
+    values = {"": mark if result is None or is_number(value) or not _is_on_gpu(value) else (mark, result)}
+    items = {"": result} if result is not None and not is_number(value) else None
+    kind = type(value).__name__
+    return Candidate(name, kind, severity, values, alive, twice=True, items=items, doubtful=items is not None)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    """Return whether `value` is a tensor on a GPU, whose fingerprint does not show a replacement by another tensor."""
+    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
 
 
 def codes_of(frame: FrameType | None, reached: Sequence[Named]) -> list[CodeType]:
@@ -192,7 +212,8 @@ def _functions(reached: Sequence[Named]) -> list[FunctionType]:
 
 
 def _places(iterator: Any, known: set[int], memory: set[int]) -> Values:
-    """Return the fingerprint of an iterator's position, as the values of a candidate; empty if it reads saved objects.
+    """Return the fingerprint of an iterator's position, as the values of a candidate; empty if the iterator reads saved
+    objects.
 
     Args:
         iterator: the iterator.
@@ -217,7 +238,7 @@ def _of_loaders(value: Any) -> list[Any]:
 
 
 def _candidate(name: str, value: Any, memory: set[int], known: set[int]) -> Candidate | None:
-    """Return a candidate for an object, with those of its values that are not saved; None if its type is ignored.
+    """Return a candidate for an object, with the object's values that are not saved; None if the type is ignored.
 
     Args:
         name: path to the object, such as `utils.STATE`.

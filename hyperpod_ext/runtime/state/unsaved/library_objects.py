@@ -34,7 +34,7 @@ def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> It
     The state consists of the object with which the hook was registered, and of the hook's closure variables.
 
     Args:
-        objects: objects of the script; those that are not DDP are skipped.
+        objects: objects of the script. Objects that are not DDP are skipped.
         known: ids of objects that are saved or left out.
         memory: storage addresses of tensors in snapshots.
     """
@@ -49,8 +49,8 @@ def hook_states(objects: Iterable[Any], known: set[int], memory: set[int]) -> It
 def unseeded_loaders(roots: Sequence[Named], saved: Iterable[Any]) -> list[str]:
     """Return the names and types of the DataLoaders in `roots` that have no generator of their own.
 
-    The result is empty if the script has registered its training data with `run.restore`. Loaders that are not
-    registered, for example for validation, are then assumed to be read from their beginning each time.
+    The result is empty if the script has registered its training data with `run.restore`. Other loaders, for example
+    for validation, are assumed to be read from their beginning each time.
 
     Args:
         roots: named objects of the script.

@@ -21,7 +21,7 @@ Children = Callable[[str, Any], Iterable[Named]]
 _OBJECTS = 20_000
 _DEPTH = 6
 _ITEMS = 1_000
-"""Maximum number of items of a list or dict that are searched. A longer list or dict probably contains data."""
+"""Maximum number of items of a list or dict that are searched; more items are probably data."""
 _LOOP = "hyperpod_ext.runtime.training"
 """Package of `Run` and the training loop. Objects of this package are not searched, because they hold all results of
 `run.keep`."""
@@ -56,7 +56,7 @@ def locals_of(frame: FrameType) -> dict[str, Any]:
     seen = frame.f_locals
     found = dict(seen)
     if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(seen) is dict:
-        seen.clear()  # without this, the frame would keep the objects alive
+        seen.clear()  # empty this dict, through which the frame would keep the objects alive
     return found
 
 
@@ -117,7 +117,7 @@ def anything(name: str, value: Any) -> Iterable[Named]:
 
 
 def attributes(name: str, value: Any) -> list[Named]:
-    """Return an object's named attributes. Properties are left out, because reading one could run any code."""
+    """Return an object's named attributes. Properties are left out, because reading a property could run any code."""
     return [(f"{name}.{key}", item) for key, item in own_values(value)]
 
 
@@ -130,7 +130,7 @@ def own_values(value: Any) -> list[Named]:
         try:
             found.append((slot.__name__, slot.__get__(value)))
         except AttributeError:
-            continue  # the slot has no value
+            continue  # this slot has no value
     return found
 
 
@@ -159,7 +159,7 @@ def named_by(code: CodeType, known: Mapping[str, Any]) -> list[Named]:
         modules = [each for name in names for each in (name, f"{package}.{name}") if each in sys.modules]
         found += [(each.rpartition(".")[2], sys.modules[each]) for each in modules]
     seen: set[int] = set()
-    for name, value in found:  # the loop extends `found`, to reach `package.module.state`
+    for name, value in found:  # extend `found`, to reach `package.module.state`
         if isinstance(value, ModuleType) and id(value) not in seen and is_of_script(value.__name__):
             seen.add(id(value))
             found += [(f"{name}.{each}", vars(value)[each]) for each in names if each in vars(value)]
@@ -208,7 +208,7 @@ def enclosed(function: FunctionType) -> list[Named]:
         try:
             found.append((name, cell.cell_contents))
         except ValueError:
-            continue  # the variable has no value yet
+            continue  # this variable has no value yet
     return found
 
 
@@ -221,14 +221,14 @@ def is_of_script(module: str) -> bool:
     if file is None:
         return True
     path = Path(file).resolve()
-    if not _PACKAGES.isdisjoint(path.parts):  # a package installed in any environment
+    if not _PACKAGES.isdisjoint(path.parts):  # a file of an installed package, in any environment
         return False
     return not any(path.is_relative_to(each) for each in _installed())
 
 
 @functools.cache
 def _installed() -> set[Path]:
-    """Return the folders of Python's own modules and of installed packages. Cached, because the look-up is slow."""
+    """Return the folders of Python's own modules and of installed packages; cached, because the look-up is slow."""
     paths = sysconfig.get_paths()
     return {Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 
@@ -256,4 +256,4 @@ def _inside(name: str, value: Any) -> list[Named]:
 
 
 def _item(name: str, key: Any) -> str:
-    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # the repr of a tensor is slow
+    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # no repr of a tensor, which is slow

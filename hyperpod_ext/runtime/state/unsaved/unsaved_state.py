@@ -20,7 +20,7 @@ import torch
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 from hyperpod_ext.runtime.state.unsaved import generators
-from hyperpod_ext.runtime.state.unsaved.carried import is_only_set, neighbours
+from hyperpod_ext.runtime.state.unsaved.carried import is_attribute_only_set, is_only_set, neighbours
 from hyperpod_ext.runtime.state.unsaved.definitions import first_set
 from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, end_look, of_tensor
 from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates, codes_of, is_descriptive
@@ -74,7 +74,8 @@ class UnsavedState:
         return tuple(sorted({each if isinstance(each, str) else type(each).__name__ for each in self._left_out}))
 
     def begin(self, loop: Callable[[], Iterator[int] | None] = lambda: None) -> None:
-        """Start the comparisons, before the first step. A later call starts again, unless all comparisons are done.
+        """Start the comparisons, before the first step. A later call starts the comparisons again, unless all of them
+        are done.
 
         Args:
             loop: returns the iterator of `run.steps`, or None, and does not keep the iterator alive.
@@ -109,7 +110,7 @@ class UnsavedState:
         """
         if self.is_done or not (around := variables(frame)):
             return
-        if not self._moments:  # once, because it walks all objects of the process
+        if not self._moments:  # only once: `neighbours` walks all objects
             self._neighbours = neighbours(self._loop())
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
@@ -161,11 +162,12 @@ def _changed(
     found = []
     for key, candidate in now.items():
         parts = [part for part in _differing(before.get(key), candidate) if part in before[key].values]
-        if candidate.twice:  # a part that the first step has added counts as changed
+        if candidate.twice:  # a part counts only if the first step has changed it, too
             parts = [part for part in parts if part in _differing(start.get(key), before.get(key))]
         if not parts:
             continue
-        if isinstance(candidate.alive(), torch.nn.Module):  # the script's next copy restores a copy of saved state
+        # ignore a module that copies saved state, because the script will make the copy again
+        if isinstance(candidate.alive(), torch.nn.Module):
             if copies is None:
                 copies = {of_tensor(tensor) for tensor in tensors if address_of(tensor)}
             parts = [part for part in parts if candidate.values[part] not in copies]
@@ -181,17 +183,18 @@ def _changed(
 def _may_be_results(
     part: str, start: Candidate | None, before: Candidate, now: Candidate, codes: Sequence[CodeType]
 ) -> bool:
-    """Return whether a changed part of a dict or list is probably a result of a step, such as an output or a metric.
+    """Return whether a changed part of a dict, list or module is probably a result of a step, such as an output.
 
-    A part counts as a result if the script replaces it without reading its old value, or if the dict's or list's name
-    describes results.
+    A part counts as a result if the script replaces it without reading its old value, or if the name of the dict, list
+    or attribute describes results.
     """
     if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
         return False
     if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):
         return False
     variable = now.name.rpartition(".")[2]
-    return is_descriptive(variable) or is_only_set(codes, variable)
+    only_set = is_only_set if part else is_attribute_only_set
+    return is_descriptive(variable) or only_set(codes, variable)
 
 
 def _differing(before: Candidate | None, now: Candidate | None) -> list[str]:

@@ -590,6 +590,43 @@ class AnnealedAndSaved(Annealed):
         self.temperature = float(state)
 
 
+class Carried(nn.Module):
+    """Keeps tensors in plain attributes, which are in no `state_dict()`."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.inner, self.kind = nn.Linear(4, 4), kind
+        self.kept: Any = (torch.ones(4), 0) if kind == "tuple" else np.ones(4) if kind == "array" else torch.ones(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        match self.kind:
+            case "replaced":
+                self.kept = self.kept * 0.9 + out.detach().mean(0)
+            case "in place":
+                self.kept.mul_(0.9)
+            case "tuple":
+                self.kept = (self.kept[0] * 0.9, self.kept[1] + 1)
+            case "array":
+                self.kept = self.kept * 0.9
+        return out
+
+
+class Produced(nn.Module):
+    """Leaves results of each pass in attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.auxiliary: Any = torch.zeros(())
+        self.output: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.inner(x)
+        self.auxiliary, self.output = out.square().mean(), (out.detach(), 3)
+        return out + self.auxiliary
+
+
 UTILS = """
 import collections
 import torch
@@ -764,6 +801,32 @@ def test_a_number_that_a_module_changes_in_its_passes_is_warned_of(capfd: Any) -
     warned = capfd.readouterr().err
     assert "hyperpod_ext: model.temperature (float) changed in the first two steps" in warned
     assert f"First set: model.temperature at {Path(__file__).name}:{train.__code__.co_firstlineno + 1}." in warned
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [("replaced", "Tensor"), ("in place", "Tensor"), ("tuple", "tuple"), ("array", "ndarray")]
+)
+def test_a_tensor_that_a_module_carries_in_an_attribute_is_warned_of(kind: str, named: str, capfd: Any) -> None:
+    def train(run: Run) -> None:
+        model = run.keep(lambda: Carried(kind))
+        run.restore(model=model)
+        for _ in run.steps(4):
+            model(torch.randn(8, 4))
+
+    resilient(train)()
+    assert f"hyperpod_ext: model.kept ({named}) changed in the first two steps" in capfd.readouterr().err
+
+
+def test_results_that_a_module_leaves_in_attributes_are_not_warned_of(capfd: Any) -> None:
+    def train(run: Run) -> None:
+        model = run.keep(Produced)
+        run.restore(model=model)
+        for _ in run.steps(4):
+            (model(torch.randn(8, 4)).mean() + model.auxiliary).backward()
+            model.zero_grad()
+
+    resilient(train)()
+    assert "no snapshot" not in capfd.readouterr().err
 
 
 def test_what_a_module_saves_itself_and_what_was_left_out_is_not_warned_of(capfd: Any) -> None:
