@@ -1,8 +1,8 @@
 """DDP wrappers of a run.
 
-A wrapper that is made before the restore stays incomplete until the restore. Otherwise DDP's constructor would
-overwrite the live state of other ranks with the values of a new rank 0. Also, DDP's gradient buckets must get the
-layout that is stored with the restored step.
+A wrapper that is made before the restore stays incomplete until the restore. A complete wrapper would, in DDP's
+constructor, overwrite the live state of other ranks with the values of a new rank 0. DDP's gradient buckets must also
+get the layout that is stored with the restored step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DataParallel:
         self.layouts: dict[str, buckets.Buckets] = {}
         """Bucket layouts by name."""
         self._since: dict[str, int] = {}
-        """Step in which DDP chose each layout, by the layout's name. A repeat of that step chooses the layout again."""
+        """Step in which DDP chose each layout, by the layout's name. DDP chooses again if the step is repeated."""
         self._complete: list[tuple[str, DistributedDataParallel]] = []
         """Complete DDP wrappers, each with the name of its layout."""
         self._incomplete: list[buckets.IncompleteDDP] = []
@@ -46,7 +46,7 @@ class DataParallel:
         for wrapped in waiting:
             trained = gradients.trained_of(wrapped.module, objects)
             name = f"{trained}.{sum(known.startswith(f'{trained}.') for known, _ in self._complete)}"
-            before = self.layouts.get(str(len(self._complete)))  # earlier versions used an index as name
+            before = self.layouts.get(str(len(self._complete)))  # names in earlier versions are indices
             self._complete.append((name, wrapped))
             buckets.complete(wrapped, self.layouts.get(name, before), init_sync=init_sync)
 

@@ -48,13 +48,13 @@ class EarlySteps:
             self._hook = None
 
     def end_after_step(self) -> None:
-        """Stop checking after the current optimizer step. During a step torch iterates over its hooks, so that none of
-        them may be removed."""
+        """Stop checking after the current optimizer step. No hook may be removed during a step, because torch iterates
+        over the hooks then."""
 
         def end(*_: object) -> None:
             self.end()
             self._allowed = False
-            hook.remove()  # allowed here, because torch calls this hook last
+            hook.remove()  # removing a hook is safe here, because torch calls this hook last
 
         self._allowed = True
         hook = register_optimizer_step_post_hook(end)
@@ -90,7 +90,7 @@ def warn_of_unprotected_steps() -> None:
     """Warn before the first optimizer step of this process, if the process is a rank of a job and its `@resilient`
     function has not begun.
 
-    The check also applies to processes forked from this one. `unprotected_steps.end()` ends the check.
+    The check also applies to processes that are forked from this process. `unprotected_steps.end()` ends the check.
     """
     unprotected_steps.begin()
 
@@ -119,7 +119,7 @@ def _report(page: str, rank: int) -> None:
     """Report the unprotected optimizer step to the agent, which writes it to the event log."""
     try:
         HeartbeatPage.of(page).report_unprotected(rank)
-    except OSError as error:  # a lost warning must not stop training
+    except OSError as error:  # a warning that cannot be sent must not stop training
         sys.stderr.write(f"hyperpod_ext: {page} cannot be written, so the log lacks this warning: {error.strerror}\n")
 
 

@@ -29,8 +29,8 @@ class EpochData(EpochReader):
 
     `state_dict` has only values that must be equal after a restore, and no position.
 
-    This class reads a copy of the loader's samplers. Without the copy, after a fault a surviving process would continue
-    with samplers that have counted earlier epochs, and a new process with samplers that have not.
+    The class reads a copy of the loader's samplers. Without a copy, the samplers of a surviving process would have
+    counted earlier epochs after a fault, but not the samplers of a new process.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, warn: Callable[[str], object]) -> None:
@@ -65,7 +65,7 @@ class EpochData(EpochReader):
                 each.set_epoch(epoch)
 
     def read(self, epoch: int, made: int) -> Generator[Read]:
-        if self._is_pure:  # then the orders of earlier epochs need not be drawn first
+        if self._is_pure:  # the orders of earlier epochs do not affect this epoch, and need not be drawn
             self.begun = epoch
         return super().read(epoch, made)
 
@@ -84,7 +84,7 @@ class EpochData(EpochReader):
 
     @property
     def most_steps(self) -> int:
-        return self.steps_per_epoch + 1  # an extra read shows a wrong length
+        return self.steps_per_epoch + 1  # one more step, to detect a loader with a wrong length
 
 
 class PrepareStep(Protocol):
@@ -168,8 +168,7 @@ def epochs_of(
 ) -> Iterator[tuple[int, Batches]]:
     """Yield the number and the remaining batches of each unfinished epoch.
 
-    The last step of an epoch is committed only after all ranks have done the script's work between this epoch and the
-    next.
+    The last step of an epoch is committed only when all ranks have done the script's work after the epoch.
 
     Args:
         data: the loader.
@@ -220,7 +219,7 @@ def _copied(sampler: Any, dataset: Any) -> Any:
     for _, each in list(reachable([("sampler", sampler)], parts)):
         if isinstance(each, Dataset):
             memo[id(each)] = each
-        elif isinstance(each, torch.Generator):  # deepcopy of a torch.Generator fails in older torch
+        elif isinstance(each, torch.Generator):  # older torch cannot deepcopy a torch.Generator
             memo[id(each)] = torch.Generator(each.device)
             memo[id(each)].set_state(each.get_state())
     try:

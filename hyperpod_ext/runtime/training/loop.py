@@ -40,7 +40,8 @@ Result = TypeVar("Result")
 
 _ANSWER_LEASES = 2.0
 """Number of leases (`restart.lease_s`) that a rank with a broken collective waits for an abort before it reports the
-broken collective as its own failure. The loss of a node, even of the coordinator's node, is reported within one lease.
+broken collective as its own failure. Within one lease, the coordinator reports the loss of any node, even if a new
+coordinator must be elected.
 """
 
 _NEWS_S = 0.25
@@ -60,7 +61,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
     runs once, as a job of one rank with batches of one sample, which is enough to debug the script.
 
     Raises:
-        JobFailedError: `train` is a generator or a coroutine, so a call would do nothing.
+        JobFailedError: `train` is a generator or a coroutine, so that a call of `train` would do nothing.
     """
     if inspect.isgeneratorfunction(train) or inspect.iscoroutinefunction(train):
         raise JobFailedError(
@@ -83,7 +84,7 @@ def resilient(train: Callable[[Run], Result]) -> Callable[[], Result]:
         try:
             result = _Loop(open_control_plane(launcher, groups), groups).until_finished(train)
         except HyperpodExtError as error:
-            if launcher is Launcher.AGENT:  # `worker_main` prints the error for our agent
+            if launcher is Launcher.AGENT:  # under our agent, `worker_main` prints the error
                 raise
             sys.stderr.write(f"{type(error).__name__}: {error}\n")
             raise SystemExit(error.exit_code) from None
@@ -136,9 +137,9 @@ class _Loop:
         self._session, self._groups = session, groups
         self._member: _Member | None = None
         self._live: ConsistentStep | None = None
-        """The complete state of this process when it left the last generation; None: it had no complete state."""
+        """The complete state of this process when it left the last generation; None if the state was not complete."""
         self._outside = OutsideValues(sys.stderr.write)
-        if session.environment is not None:  # do the slow work now if the rank is known, before other ranks wait for it
+        if session.environment is not None:  # create the member now, before other ranks wait
             self._become(session.environment)
 
     def until_finished(self, train: Callable[[Run], Result]) -> Result:
@@ -186,7 +187,7 @@ class _Loop:
         member.run.groups_asleep = self._groups.asleep
         wanted = member.environment.config.process_group_backend
         self._groups.open(store, rank, member.environment.world_size, choose(wanted))
-        if self._session.aborted:  # an abort has no effect on groups that are opened after it
+        if self._session.aborted:  # end here: an earlier abort had no effect on these new groups
             raise AbortedError(f"generation {generation.number} is over")
         member.link.enter(generation.decision, store, generation.peers)
         fresh = generation.decision.source(rank).kind == "fresh"
@@ -206,15 +207,15 @@ class _Loop:
             if not self._report(error, member):
                 return False
             self._session.wait_aborted(timeout_s=None)
-        # work and copies that are queued behind a collective can end only after this abort
+        # abort first, because work and copies that are queued behind a collective can end only after the abort
         self._groups.abort()
-        # complete the last save, so that this rank can offer it for the restore, unless the save came too late
+        # complete the last save, unless it came too late, so that this rank can offer the snapshot for the restore
         with contextlib.suppress(StaleGenerationError, NotFoundError):
             member.checkpointer.flush()
         member.run.drop_aborted()
         self._session.event("aborted", rank=member.environment.rank, step=member.run.step)
         self._live = self._look_at_state(member)
-        # frames of the failed call keep the DDP module alive, with its gradient hooks and the process group's sockets
+        # the failed call's frames would keep the DDP module alive, with gradient hooks and the process group's sockets
         _forget_frames(error)
         member.run.leave()
         try:
@@ -227,7 +228,7 @@ class _Loop:
         """Return the live state, if it is complete.
 
         Call this method before the process groups are closed, because the script's `state_dict` methods may use the
-        groups. A `state_dict` that communicates raises an error here, and then this rank offers no state.
+        groups. If a `state_dict` method communicates, it raises an error here, and this rank offers no state.
         """
         try:
             return member.run.consistent_step()
@@ -290,7 +291,7 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 def _name(train: Callable[..., object]) -> str:
-    return getattr(train, "__name__", "the training function")  # a callable object may have no `__name__`
+    return getattr(train, "__name__", "the training function")  # callable objects may have no `__name__`
 
 
 def _run_alone(train: Callable[[Run], Result]) -> Result:
@@ -308,4 +309,4 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
         dist.destroy_process_group()
 
 
-warn_of_unprotected_steps()  # at import, so that workers that are forked from a fork server inherit the check
+warn_of_unprotected_steps()  # at import, so that forked workers inherit the check

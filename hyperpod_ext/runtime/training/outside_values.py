@@ -1,8 +1,8 @@
 """Numbers outside of the training function that each call updates in place, as in `args.batch_size //= world_size`.
 
 After a fault the training function is called again. Without this module, a surviving process would divide the number a
-second time, while a new process divides it once. Therefore each call begins with the numbers from before the first
-call.
+second time, while a new process divides it once. With this module, each call begins with the numbers from before the
+first call.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class OutsideValues:
     def __init__(self, warn: Callable[[str], object]) -> None:
         self._warn = warn
         self._numbers: list[OutsideValue] | None = None
-        """The numbers before the first call of the training function; None: they are not collected yet.
+        """The numbers before the first call of the training function; None if they are not collected yet.
 
-        Once the first call has begun its steps, only those numbers are left that the call had changed by then.
+        Once the first call begins its steps, the list keeps only the numbers that the call has changed by then.
         """
         self._begun = False
         """Whether a call of the training function has begun its steps."""

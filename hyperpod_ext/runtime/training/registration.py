@@ -36,7 +36,7 @@ def unwrapped(value: Any) -> Any:
         if isinstance(value, DistributedDataParallel | Reproducible):
             value = value.module
         elif type(value).__name__ == "OptimizedModule":
-            (value,) = value.children()  # torch.compile's wrapper has one child, the module
+            (value,) = value.children()  # the module inside torch.compile's wrapper
         else:
             return value
 

@@ -34,7 +34,7 @@ class Restored:
     bytes_local: int = 0
     """Number of bytes of state read from this node's memory."""
     bound: bool = True
-    """False: nothing proves that this job wrote the restored snapshot (see `Snapshot.bound`)."""
+    """False if nothing proves that this job wrote the restored snapshot (see `Snapshot.bound`)."""
 
     @property
     def from_memory(self) -> bool:
@@ -179,7 +179,8 @@ class JobLink:
             return None, str(error)
 
     def _of_another_form(self, error: JobFailedError, decision: Decision) -> JobFailedError:
-        """Return the error for a valid state that this script's objects cannot load; older steps are then not tried."""
+        """Return the error for a valid state that this script's objects cannot load, after which no older step is
+        tried."""
         source = decision.source(self.rank)
         in_memory = f"rank {source.rank}" if source.kind == "live" else f"the memory of node {source.node}"
         place = f"{source.url}/{source.folder}" if source.url else in_memory
@@ -207,9 +208,9 @@ class JobLink:
         return Restored(decision.step, extras() if mine.kind == "self" else {})
 
     def _read(self, sources: Sequence[Source]) -> list[Snapshot]:
-        """Return the snapshots in `sources`, with verified manifests. Their data is verified only when it is read."""
+        """Return the snapshots in `sources`. Manifests are verified now, the snapshots' data when it is read."""
         found = []
-        if sources[0].kind == "parity":  # the XOR of all sources together gives one snapshot
+        if sources[0].kind == "parity":  # the XOR of all sources is one snapshot
             peers = {source.rank: self._peers[source.node] for source in sources}
             return [self._checkpointer.rebuild(peers, self.rank, sources[0].save_id)]
         for source in sources:
@@ -245,7 +246,7 @@ class JobLink:
         why = ""
         if not _holds(state, mine):
             try:
-                state.adopt()  # the script made new objects: copy the state from the old ones in this process
+                state.adopt()  # copy the state from the old objects in this process
             except JobFailedError as error:
                 why = f" ({error})"
         if _holds(state, mine):

@@ -85,17 +85,16 @@ class Run:
     ) -> None:
         self.config = config
         self.rank = rank
-        """This process's rank. In an elastic job, `rank` and `world_size` may change between calls of the training
+        """This process's rank. An elastic job may change `rank` and `world_size` between calls of the training
         function."""
         self.local_rank = local_rank
         self.world_size = world_size or config.world_size
         self.full_size = self.world_size
-        """Number of ranks when none is missing. With `restart.policy: continue`, the job may run with fewer for a
-        while."""
+        """Number of ranks when no rank is missing. With `restart.policy: continue`, ranks may be missing."""
         self.generation = 0
-        """Number of the generation. The first generation is 1, and each fault or resize increments it."""
+        """Number of the generation: 1 for the first generation, and one more after each fault or resize."""
         self.step = 0
-        """Newest committed step of this rank; 0 before the first."""
+        """Newest committed step of this rank; 0 before the first commit."""
         self._link = link
         self._policy = config.checkpoint
         self._checkpointer = checkpointer
@@ -118,9 +117,9 @@ class Run:
         """Steps whose `step` event is not sent yet, because the device may not have finished the step; each with the
         fields of the event."""
         self._captured: tuple[CapturedState, ConsistentStep] | None = None
-        """State of the last commit; None before the first."""
+        """State at the last commit; None before the first commit."""
         self._saved = -1
-        """Step of this rank's last snapshot in this generation; -1: none."""
+        """Step of this rank's last snapshot in this generation; -1 if there is none."""
         self._warn = sys.stderr.write if local_rank == 0 else lambda _: None
         self._unsaved = UnsavedState(self._warn, self._record_unsaved)
         self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
@@ -128,7 +127,7 @@ class Run:
         self._in_training = False
         """Whether the training function is running, so that a step can still end."""
         self._left_step = 0
-        """Step whose body was left by `break` in the newest loop over steps; 0: none."""
+        """Step whose body was left by `break` in the newest loop over steps; 0 if there is none."""
         self._not_raised: Exception | None = None
         """Error in the commit of a closed loop's last step, which is raised later, because `close` drops errors."""
         self._reported_kept: dict[str, Any] = {}
@@ -147,7 +146,7 @@ class Run:
         self._in_step = False
         """Whether the body of a step is running."""
         self._last_total = 0
-        """Argument `total` of the newest `steps` in this call of the training function; 0: not called yet."""
+        """Argument `total` of the newest `steps` in this call of the training function; 0 before `steps` is called."""
         self._began = 0
         """Newest committed step when the newest loop over steps began."""
         self._blocked = 0.0
@@ -173,9 +172,9 @@ class Run:
     def keep(self, build: Callable[[], Kept]) -> Kept:
         """Return the result of `build`, which is called only once per process, so that its result survives faults.
 
-        Random numbers that torch, Python and numpy draw in `build`, and until the first step, depend only on the job's
-        seed, so that they are equal on every rank and after a fault. Process groups and device meshes made by `build`
-        are made again after a fault, and replace the old ones inside the kept objects.
+        Random numbers that torch, Python and numpy draw in `build` and until the first step depend only on the job's
+        seed, so that these numbers are equal on every rank and after a fault. Process groups and device meshes made by
+        `build` are made again after a fault, and replace the old ones inside the kept objects.
 
         After a fault, `build` is called again on every rank if it communicates. If the job continues with another
         number of ranks, `build` is also called again if it made shards, meshes or groups. `restore` copies the state of
@@ -184,10 +183,10 @@ class Run:
         world = self._world
         known = self._kept[self._cursor] if self._cursor < len(self._kept) else None
         if known is not None and known.group != world and known.is_of_one_world:
-            known.value, known = None, None  # free the old value first, as memory may not suffice for two values
+            known.value, known = None, None  # free the old value first, because memory may not suffice for two
             self._held = {world: self._held.get(world, [])}
             if self._state is not None and self._state.is_sharded:
-                self._state.forget()  # shards of another world size are restored from snapshots
+                self._state.forget()  # forget the state, because shards of another world size come from snapshots
         if known is None or known.made.talked or not meshes.can_be_kept():
             seed_step(self.config.seed, 0, -1)
             with meshes.recording() as made, self.early_steps.allowed():
@@ -198,7 +197,7 @@ class Run:
             known.value, known.group = meshes.of_now(known.value), world
         self._give_back()
         self._cursor += 1
-        # seed again: random numbers after this call must not depend on whether `build` was called now
+        # seed again, so that later random numbers do not depend on whether `build` was called now
         seed_step(self.config.seed, 0, self._cursor)
         return self._kept[self._cursor - 1].value  # type: ignore[no-any-return]  # what build returned
 
@@ -213,7 +212,7 @@ class Run:
             objects: models, optimizers and other objects with `state_dict` and `load_state_dict`, by name.
 
         Returns:
-            The restored step, 0 at the start of the job.
+            The restored step; 0 at the start of the job.
 
         Raises:
             JobFailedError: an object cannot be saved, or was built differently on this rank.
@@ -227,14 +226,17 @@ class Run:
         return self._restore(objects, cast=cast)
 
     def _restore(self, objects: dict[str, Stateful], *, cast: bool = False) -> int:
+        with self.early_steps.allowed():  # the `state_dict` of an optimizer may make a step, as TorchTitan's does
+            return self._load(objects, cast=cast)
+
+    def _load(self, objects: dict[str, Stateful], *, cast: bool = False) -> int:
         self._give_back()
         state = TrainingState(
             objects, before=self._state, may_change=self._may_change, before_change=self._wait_staged, cast=cast
         )
         self._objects = objects
-        self._state = state  # replaces the old state before the restore, which may overwrite part of the old state
-        with self.early_steps.allowed():
-            restored = self._link.restore(state, self._extras)
+        self._state = state  # drop the old state, which the restore may overwrite in part
+        restored = self._link.restore(state, self._extras)
         state.set_flags(restored.extras.get("changes", {}))
         state.clear_gradients()
         state.give_gradients(restored.extras.get("gradients", []))
@@ -298,8 +300,8 @@ class Run:
     def steps(self, total: int, /, **objects: Any) -> Iterator[int]:
         """Yield the numbers of the remaining steps, up to `total`. The first step of the job has number 1.
 
-        Call `steps` once. In a loop over epochs, call `run.steps((epoch + 1) * steps_per_epoch)` in each epoch, so that
-        `total` grows.
+        Call `steps` once, unless the script loops over epochs. In a loop over epochs, call `run.steps((epoch + 1) *
+        steps_per_epoch)` in each epoch, so that `total` grows.
 
         A step is committed when its loop body has ended, even if another iterator of a `zip` ends then. A step whose
         body was left by `break` is not committed. Before each step, the global random generators are seeded from (seed,
@@ -307,8 +309,8 @@ class Run:
 
         Args:
             total: number of steps of the whole job.
-            objects: the script's objects, for example `**locals()`; those that have a state are passed to `restore` if
-                the script has not called `restore`, and must otherwise be registered already.
+            objects: the script's objects, for example `**locals()`. If the script has not called `restore`, the objects
+                that have a state are passed to `restore`. Otherwise, they must be registered already.
         """
         self._register(objects)
         loop = self._steps(total)
@@ -319,9 +321,9 @@ class Run:
     def epochs(self, loader: Any, epochs: int, /, **objects: Any) -> Iterator[tuple[int, Batches]]:
         """Yield the number, counted from 0, and the remaining batches of each unfinished epoch; each batch is one step.
 
-        `objects` are registered as in `steps`, together with the loader. The last step of an epoch is committed only
-        after the script's work that follows the epoch's batches. After a fault in that work, the last batch and the
-        work are repeated.
+        The `objects` are registered as in `steps`, together with the loader. The last step of an epoch is committed
+        only after the script's work that follows the epoch's batches. After a fault in the work after the batches, the
+        last batch and this work are repeated.
 
         Args:
             loader: a torch DataLoader with this rank's batches, whose number must be the same on every rank.
@@ -376,7 +378,7 @@ class Run:
         self.steps_begin()
         self._watchdog.begin_steps()
         self._began = self.step
-        # search for iterators next to this loop only at a job's start, because after a fault the milliseconds count
+        # search for iterators next to this loop only at a job's start, because the search would slow down recoveries
         self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
         self._see_unsaved(_caller(sys._getframe()))
@@ -399,7 +401,7 @@ class Run:
                 if self._is_complete(places):
                     self._end_closed(step, total, began)
                 else:
-                    # after `break` the script may change the state unnoticed, so wait until the running copy has ended
+                    # wait for the running copy, because after `break` the script may change the state unnoticed
                     self._wait_staged()
                     self._left_step = step
                 raise
@@ -421,7 +423,7 @@ class Run:
         try:
             self._commit(step)
         except Exception:
-            if self.step == step:  # despite a failed save, the step is committed, and other ranks may restore from it
+            if self.step == step:  # the step is committed even if its save failed, so other ranks may restore it
                 self._report_step(step, total, began)
             raise
         self._report_step(step, total, began)
@@ -439,8 +441,8 @@ class Run:
     def _is_complete(self, places: Sequence[tuple[FrameType, int]]) -> bool:
         """Return whether the body of the step ended before the loop was closed, as in `zip(range(9), run.steps(9))`.
 
-        The body has ended if the calling frames are at the same instruction as at the start of the step, and the state
-        has changed.
+        The body of a step has ended if the calling frames are at the same instruction as at the start of the step, and
+        the state has changed.
 
         Args:
             places: the calling frames and their instructions at the start of the step.
@@ -465,14 +467,14 @@ class Run:
     def leave_out(self, *objects: Any) -> None:
         """Declare, before `steps` is called, that `objects` need no snapshot although they change from step to step.
 
-        Training must not depend on these objects, or else the script must restore them to `run.step` itself. A string
+        If training depends on one of these objects, the script itself must restore the object to `run.step`. A string
         among `objects` stands for the object that has this name in the log's warning.
         """
         self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:
-        """Check `loss` for NaN before its backward pass, so that the error can name this rank. After the backward pass,
-        the gradients of all ranks have NaN."""
+        """Check `loss` for NaN before its backward pass, so that the error can name this rank. The gradients of all
+        ranks have NaN after the backward pass, and do not show which rank had a NaN loss."""
         self._watchdog.see(loss)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
@@ -508,8 +510,7 @@ class Run:
             generation: number of the generation.
             fresh: whether no rank has a complete state, so that results of `keep` may be changed in part, and must be
                 built again.
-            memory_every: number of steps between two snapshots in memory, the same on every rank; None: the spec's
-                value.
+            memory_every: steps between two snapshots in memory, the same on every rank; None: the spec's value.
             full_size: number of ranks of the job when none is missing; None: no rank is missing now.
         """
         self.generation, self.full_size, self._order_matters = generation, full_size or self.world_size, []
@@ -520,7 +521,7 @@ class Run:
         self._watchdog.enter(generation)
         self._cursor, self._restored, self._in_step, self._last_total = 0, False, False, 0
         self._in_training, self._left_step, self._not_raised = True, 0, None
-        self._saved = -1  # a step that is repeated in this generation needs a new snapshot
+        self._saved = -1  # steps that are repeated in this generation need new snapshots
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
         seed_step(self.config.seed, 0, 0)
@@ -534,8 +535,7 @@ class Run:
         meshes.forget_rank()
 
     def drop_aborted(self) -> None:
-        """Wait for the device's queued work after an abort, and set `step` to the newest step finished before the
-        abort."""
+        """Wait for the device's queued work after an abort, and set `step` to the last step finished before it."""
         self._in_training = False
         self.device_steps.wait()
         self._report_done()
@@ -638,7 +638,8 @@ class Run:
         self._report_done()
 
     def _report_done(self) -> None:
-        """Send the `step` events of the steps that the device has finished. Unfinished steps may still be aborted."""
+        """Send the `step` events of the steps that the device has finished. Steps that the device has not finished are
+        not reported, because they may still be aborted."""
         steps = self.device_steps
         while self._unreported and (steps.device is None or self._unreported[0][0] <= steps.finished()):
             step, fields = self._unreported.popleft()
@@ -648,7 +649,7 @@ class Run:
         """Wait until the device has done all queued work.
 
         Raises:
-            AbortedError: an abort came before the end of that work.
+            AbortedError: an abort came before the device had done all work.
         """
         if not self.device_steps.wait():
             raise AbortedError(f"generation {self.generation} is over")
@@ -703,7 +704,8 @@ class Run:
         at_once = step == 0 or not overlaps
         captured = self._state.take(step_ended=True)
         self.device_steps.queue(step)
-        if captured.own or self._watchdog.compares(step):  # the next lines read the tensors
+        # wait for the device, because the digest or the comparison reads tensors
+        if captured.own or self._watchdog.compares(step):
             self._wait_done()
         self._watchdog.compare(step, captured)
         sharing = captured.sharing()

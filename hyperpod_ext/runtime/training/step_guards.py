@@ -60,12 +60,12 @@ class Watchdog:
         self.runs_ahead = False
         """Whether the loop runs ahead of an asynchronous device, so that collectives may be running at any time."""
         self._injector: Injector | None = None
-        if checkpointer is not None:  # inject faults only in a job, because a process without a job cannot recover
+        if checkpointer is not None:  # inject faults only in a job: other processes cannot recover
             self._injector = Injector(armed_faults(config), rank, run_dir_of(), self)
 
     @property
     def data_s(self) -> float:
-        """Seconds from the start of this step to its first forward pass; 0 if unknown."""
+        """Seconds from the start of the current step to its first forward pass; 0 if unknown."""
         return self._progress.data_s
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class Watchdog:
         Raises the same errors as `begin_step`, and ConnectionError if the script has swallowed the error of a
         collective.
         """
-        # do not stop a step that is still safe to commit, because other ranks may need this rank's state of the step
+        # let a step end that is still safe to commit, because other ranks may need this rank's state of the step
         if self.runs_ahead or not self._reports.safe_to_commit:
             self._check_over()
         self._check_swallowed()
@@ -176,7 +176,8 @@ class Watchdog:
     def _check_over(self, *, between_steps: bool = False) -> None:
         """Stop a training function that has not noticed the end of its generation, because its work would be discarded.
 
-        The training function may not have called a collective since that end, or may have caught our exception.
+        The training function may not have called a collective since the end of the generation, or may have caught our
+        exception.
 
         Args:
             between_steps: whether no step is running, so that no event is logged.
@@ -186,7 +187,7 @@ class Watchdog:
         self._progress.listener = None
         why = f"generation {self._generation} is over"
         if self._reported_in == self._generation:
-            raise SystemExit(why)  # passes `except Exception` in the script; `@resilient` treats it as an abort
+            raise SystemExit(why)  # SystemExit passes `except Exception`; `@resilient` treats it as an abort
         self._reported_in = self._generation
         if not between_steps:
             self._reports.event("given_up", rank=self._rank, step=self._progress.step)

@@ -108,6 +108,30 @@ def test_a_trainer_without_an_adapter_is_refused_before_its_first_step(restores:
     assert made == [0], "what comes after the training function is nobody's"
 
 
+class Stepping:
+    """Makes an optimizer step to build its state, as torch does for `get_optimizer_state_dict`."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        self.optimizer.step()
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def test_an_optimizer_step_inside_a_state_dict_is_allowed() -> None:
+    @resilient
+    def train(run: Run) -> None:
+        model = run.keep(lambda: torch.nn.Linear(2, 2))
+        run.restore(model=model, optimizer=Stepping(torch.optim.SGD(model.parameters(), lr=0.0)))
+        assert list(run.steps(2)) == [1, 2]
+
+    train()
+
+
 def test_steps_that_build_something_are_made_in_keep_and_after_the_loop() -> None:
     made: list[int] = []
 
