@@ -78,9 +78,10 @@ def command(
     """
     from .create_job import fault_overrides, submit_and_wait
 
+    folder, relative = _folder_of(Path(script))
     document: dict[str, Any] = {
         "name": name or _name_of(script),
-        "script": script,
+        "script": relative,
         "args": arguments,
         "mode": "run",
         "nodes": nodes,
@@ -94,7 +95,16 @@ def command(
         say("mode run: the script saves and resumes by itself; a fault loses the steps since its last save")
     else:
         say("mode ours: the script has AWS's checkpoint manager; healthy processes stay, and a fault loses no step")
-    submit_and_wait(_plan(document, fault_overrides(kills)), output, timeout, follow=True)
+    submit_and_wait(_plan(document, fault_overrides(kills), folder), output, timeout, follow=True)
+
+
+def _folder_of(script: Path) -> tuple[Path, str]:
+    """Return the working directory of the script's processes, and the script's path relative to this directory."""
+    folder, path = Path.cwd().resolve(), script.resolve()
+    if not path.is_relative_to(folder):
+        folder = path.parent
+        say(f"the script runs in its own folder, {folder}: its relative paths begin there")
+    return folder, str(path.relative_to(folder))
 
 
 def _name_of(script: str) -> str:
@@ -122,7 +132,7 @@ def _mode_of(script: str) -> str:
     return "run" if managers.isdisjoint(names) else "ours"
 
 
-def _plan(document: dict[str, Any], overrides: Sequence[Override]) -> Plan:
+def _plan(document: dict[str, Any], overrides: Sequence[Override], folder: Path) -> Plan:
     import json
 
     from hyperpod_ext.config.files.load import load_text
@@ -130,4 +140,4 @@ def _plan(document: dict[str, Any], overrides: Sequence[Override]) -> Plan:
     from hyperpod_ext.jobs.plan import make_plan
 
     job = load_text(JobConfig, json.dumps(document), "hp-ext run", overrides)
-    return make_plan(job, target="local", source_dir=Path.cwd())
+    return make_plan(job, target="local", source_dir=folder)

@@ -1,9 +1,9 @@
 """The engine of one local job, started as `python -m hyperpod_ext.jobs.local.engine FOLDER LOCK_FD`.
 
 The program does for a local job what a scheduler does on a cluster. The program runs as two processes, so that no
-process of the job remains even if one of the two is killed with SIGKILL. The *engine* starts the nodes' agents, and
-receives SIGTERM when the keeper dies. The *keeper* kills all remaining processes of the job when the engine has ended.
-Engine and keeper both hold the lock of the job's name.
+process of the job remains even if one of these two processes is killed with SIGKILL. The *engine* starts the nodes'
+agents, and receives SIGTERM when the keeper dies. The *keeper* kills all remaining processes of the job when the engine
+has ended. Engine and keeper both hold the lock of the job's name.
 
 WARNING: engine and keeper fork. No module that this module imports may start a thread.
 """
@@ -49,10 +49,10 @@ def main(arguments: list[str]) -> int:
     Args:
         arguments: folder of the submission, and descriptor of the lock.
     """
-    # the lock's descriptor, arguments[1], needs no code: keeper and engine inherit it, and so hold the lock
+    # arguments[1] is not used: keeper and engine inherit the lock's descriptor, and so hold the lock
     submission = Submission(Path(arguments[0]))
     lose_unwritable_output()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # unblocked after its handler is installed
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # block SIGTERM until a handler is installed
     supervisor = os.fork()
     if supervisor:
         write_atomically(submission.pid_file, f"{supervisor}\n")
@@ -72,7 +72,7 @@ def _keep(submission: Submission) -> None:
         return
     try:
         engine = os.fork()
-        if engine == 0:  # the engine inherits the lock, and so holds the job's name as long as it runs
+        if engine == 0:  # the engine inherits the lock of the job's name
             _run_and_exit(submission, scratch, supervisor)
         signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -98,7 +98,7 @@ def _end_early(submission: Submission, message: str) -> None:
 
 
 def _ask_to_end(engine: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # the engine has just ended
+    with contextlib.suppress(ProcessLookupError):  # nothing to do if the engine has ended already
         os.kill(engine, signal.SIGTERM)
 
 
@@ -114,7 +114,7 @@ def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> 
     except (HyperpodExtError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         _end_early(submission, str(error))
-    except BaseException:  # engine.log gets the traceback; the keeper gets the exit code
+    except BaseException:  # write the traceback to engine.log
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -129,16 +129,16 @@ def _run_job(submission: Submission, scratch: Scratch, cancellation: Cancellatio
     try:
         submission.write_status(state="running", scratch=str(scratch.path))
         main = _run_once(submission, "main", job, secret, scratch.path, cancellation)
-        # in mode `run` the script loads its own checkpoints: the second run would continue from those of the first
+        # no comparison in mode `run`: the second run would load the checkpoints of the first run
         compares = job["mode"] != "run" and (job["chaos"] or {}).get("compare")
         if main["state"] == "succeeded" and compares:
-            with contextlib.suppress(HyperpodExtError):  # on a full disk, the status is not updated
+            with contextlib.suppress(HyperpodExtError):  # if the disk is full, keep the old status
                 submission.write_status(state="comparing")
             undisturbed = _run_once(submission, "undisturbed", job, secret, scratch.path, cancellation)
     finally:
         kill_descendants(os.getpid())
         scratch.remove()
-    if os.getppid() != supervisor:  # not a user, but the death of the keeper has cancelled this run
+    if os.getppid() != supervisor:  # the death of the keeper has cancelled this run
         main = without_supervisor(main)
     if not submission.is_removed():
         submission.end(make_result(submission.name, submission.handle, main, undisturbed))
@@ -218,8 +218,8 @@ def _secret_of(submission: Submission) -> Path:
     file = submission.folder.parent / "secret"
     partial = submission.folder / "secret.partial"
     write_atomically(partial, secrets.token_hex(32))
-    with contextlib.suppress(FileExistsError):  # use the secret of an earlier submission
-        os.link(partial, file)  # creates the file atomically
+    with contextlib.suppress(FileExistsError):  # keep the secret of an earlier submission
+        os.link(partial, file)  # `link` creates the file atomically
     partial.unlink()
     return file
 
@@ -236,7 +236,7 @@ def _read_json(file: Path) -> JobReport | None:
 def _unwritten(run_dir: Path) -> list[JobReport]:
     """Return a report for a job whose exit codes show success, but whose agents could not write a report.
 
-    The list is empty if the run folder can be written, so that the report is missing for another reason.
+    Return an empty list if the run folder can be written, because the report is then missing for another reason.
     """
     probe = run_dir / "probe"
     try:

@@ -1,6 +1,6 @@
-"""Scheduler of local jobs: starts one process (the agent) per node, and waits until all have ended.
+"""Scheduler of local jobs: starts one process (the agent) per node, and waits until all agents have ended.
 
-This module imports only the standard library and starts no threads, so that Python code may run between fork and exec.
+This module imports only the standard library and starts no threads, because it runs Python code between fork and exec.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hyperpod_ext.processes import die_with_parent
 
 Action = Literal["wait", "terminate", "kill"]
 WANTED = "nodes_wanted.json"
-"""File in which the agents request nodes. The name is a copy of `config.resize.WANTED`, which is slow to import."""
+"""File in which the agents request nodes. A copy of `config.resize.WANTED`, because importing `config` is slow."""
 _ABANDONED_S = 1.0
 """Seconds between checks whether the job's folder was removed."""
 _LOOK_S = 0.1
@@ -47,7 +47,7 @@ class GracePeriod:
     node_wait_s: float = 0.0
     """Additional time before `after_failure_s` begins, in which the coordinator may replace a lost node."""
     after_asking_s: float = 5.0
-    """Time between SIGTERM and SIGKILL."""
+    """Time between SIGTERM and SIGKILL for a node's agent."""
     needed: int | None = None
     """Number of nodes that the job needs to continue; None means all nodes."""
     restarts: int = 0
@@ -83,7 +83,7 @@ def next_action(
     Args:
         now: current time. All times are seconds of the monotonic clock.
         failed_at: time of the first failure of a node; None if no node has failed.
-        asked_at: time at which SIGTERM was sent to the nodes; None if it was not sent.
+        asked_at: time at which SIGTERM was sent to the nodes; None if SIGTERM was not sent.
         cancelled: whether the job was cancelled.
     """
     if asked_at is not None:
@@ -102,7 +102,8 @@ class Wanted:
 
     Args:
         file: JSON file whose field `nodes` has the node numbers. The agents replace the file atomically.
-        report: file that the agents write at the end of the job. A node that exits with 0 earlier has left the job.
+        report: file that the agents write at the end of the job. A node that exits with code 0 before the report exists
+            has left the job.
         make: returns the command of a node, given its number.
     """
 
@@ -170,7 +171,7 @@ def run_nodes(
     while running:
         now = time.monotonic()
         cancellation.requested |= abandoned()
-        # a restarted node cannot be the coordinator: wait for a replacement only if another node still runs
+        # a restarted node cannot be the coordinator: wait only if a node that was not restarted still runs
         may_wait = any(index not in restarted for index, _ in running.values())
         waits_s = grace_period.node_wait_s if failed_at is not None and may_wait else 0.0
         since = None if failed_at is None else failed_at + waits_s
@@ -205,7 +206,7 @@ def run_nodes(
             seen(NodeEnd(index, codes[index], asked_at is not None, again))
             if wanted is not None and codes[index] == 0 and not wanted.is_over:
                 wanted.look()
-                news = True  # the job may have requested this node again before its process ended
+                news = True  # the job may have requested this node again before the process ended
                 continue
             ended_well += codes[index] == 0
             if again:
@@ -227,5 +228,5 @@ def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),  # safe: this process has no threads
+            preexec_fn=lambda: die_with_parent(parent),  # safe, because this process has no threads
         )

@@ -1,4 +1,4 @@
-"""Requests to resize a running local job or to move its ranks. The job's engine then starts and stops the nodes."""
+"""Requests to resize a running local job or to move its ranks. The job's engine starts and stops the nodes."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
 
 def _leave(submission: local_store.Submission, job: str, order: Order) -> PendingResize:
     while not (submission.run_dir(_RUN) / "events.jsonl").exists() and submission.is_running():
-        time.sleep(0.05)  # the job ignores requests that are older than its start
+        time.sleep(0.05)  # wait, because the job ignores requests from before its start
     name = resize.new_name()
     resize.leave_order(submission.run_dir(_RUN), name, order)
     return PendingResize(submission, job, name)

@@ -54,9 +54,9 @@ class NodeEnd:
 
 
 def first_cause(ends: Iterable[NodeEnd], words: Mapping[int, str]) -> tuple[str, list[str]]:
-    """Return a sentence about the first failure of a node, and a sentence about each later failure.
+    """Return a sentence about a node's first failure, and a sentence about each later failure.
 
-    The result is empty if no node failed by itself, without being stopped by the engine.
+    The result is empty if no node failed before the engine stopped it.
 
     Args:
         ends: ends of the agents, oldest first.
@@ -80,8 +80,8 @@ def final_report(
 ) -> JobReport:
     """Return the final report of a run, made from the agents' report and from the ends of the agents.
 
-    The agents may have written no report, or may have ended in another way than their report says. The cause of a
-    failure is the cause in the coordinator's report, followed by ends that only the engine observed. If the coordinator
+    The agents may have written no report, or may have ended differently than their report says. The cause of a failure
+    is the cause in the coordinator's report, followed by ends that only the engine observed. If the coordinator
     reported no cause, the cause is the first node that failed by itself.
 
     Args:
@@ -94,8 +94,8 @@ def final_report(
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    # A job may succeed without its lost nodes. Spares are left out too: near the job's end, the agents may not have
-    # noticed that a spare ended.
+    # A job may succeed without its lost nodes. Spares are ignored, too, because near the job's end the agents may not
+    # notice the end of a spare.
     unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
     failed = any(code != 0 and node not in unneeded for node, code in codes.items())
@@ -103,7 +103,7 @@ def final_report(
         return final
     cause, chain = first_cause([end for end in ends if end.node not in unneeded], words)
     if report is not None and (not cause or all(end.code in (0, _CANCELLED) for end in ends if not end.asked)):
-        return final  # the agents ended as their report says: a user stopped the job through one of its agents
+        return final  # the report explains the ends: a user stopped the job through an agent
     by_coordinator = report is not None and final["state"] == "failed" and final["error"]
     if by_coordinator and final["error"]["message"] not in words.values():
         seen = [each for each in (cause, *chain) if "ended with exit code" not in each]
@@ -146,6 +146,13 @@ def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: 
     return bool(main[field] == undisturbed[field])
 
 
+def _after(step: int, report: JobReport | None) -> JobReport | None:
+    """Return the report without the losses up to `step`: a run that resumed after this step has no such losses."""
+    if report is None or not report.get("losses"):
+        return report
+    return report | {"losses": {made: loss for made, loss in report["losses"].items() if int(made) > step}}
+
+
 def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
     """Return the result of a job, as `create-job --wait -o json` prints it.
 
@@ -155,7 +162,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
     """
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
-        "loss_equal": same(main, undisturbed, "losses"),
+        "loss_equal": same(main, _after(main["resumed_step"], undisturbed), "losses"),
         "weights_equal": same(main, undisturbed, "weights"),
         "undisturbed": None,
     }
@@ -166,7 +173,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
         "seconds": undisturbed["seconds"].get("wall"),
         "goodput": undisturbed["goodput"],
     }
-    if result["loss_equal"] is False:  # equal losses are already in the main run's report
+    if result["loss_equal"] is False:  # the result contains equal losses only once
         result["undisturbed"]["losses"] = undisturbed["losses"]
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]
@@ -177,10 +184,10 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
 
 
 def without_supervisor(report: JobReport) -> JobReport:
-    """Return the report of a run whose keeper was killed. The state becomes `failed` if the run ended because of
-    that."""
+    """Return the report of a run whose keeper was killed. The state of a run that the keeper's death ended becomes
+    `failed`."""
     if report["state"] != "cancelled":
-        return report  # the run had ended before the keeper was killed
+        return report  # the run ended before the keeper was killed
     message = "the process that supervises the job's engine was killed, which ended the job"
     hint = "submit the job again: it continues from its newest durable checkpoint, if it has one"
     return report | {"state": "failed", "error": {"code": "JobFailedError", "message": message, "hint": hint}}

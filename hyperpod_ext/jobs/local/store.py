@@ -47,7 +47,7 @@ KEPT = 10
 """Number of submissions whose folders are kept for each job name."""
 _ENDED = frozenset({"succeeded", "failed", "cancelled"})
 _LOCK_TIMEOUT_S = 0.3
-"""Seconds to wait for the lock of a job's name, because processes that only check the lock hold it for a moment."""
+"""Seconds to wait for the lock of a job's name, because a process that checks the lock holds it for a moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +141,10 @@ class Submission:
         """Write the result, then the final status, so that readers of a final status find the result.
 
         If the disk has no room for the complete result, a result without numbers is written. If the disk cannot be
-        written at all, this short result is written to the temporary directory.
+        written at all, the result without numbers is written to the temporary directory.
 
         Raises:
-            HyperpodExtError: the temporary directory cannot be written either.
+            HyperpodExtError: neither the disk nor the temporary directory can be written.
         """
         try:
             try:
@@ -159,7 +159,7 @@ class Submission:
         release_room(self.folder)
 
     def _result_elsewhere(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the result that `end` wrote to the temporary directory; None if there is none."""
+        """Return the result that `end` wrote to the temporary directory; None without such a file."""
         try:
             with open_regular(_elsewhere(status["scratch"])) as file:
                 ours = os.fstat(file.fileno()).st_uid == os.getuid()
@@ -186,7 +186,7 @@ class Submission:
             return []
         ends = []
         for line in lines:
-            with contextlib.suppress(ValueError, TypeError):  # a line is truncated if the disk was full
+            with contextlib.suppress(ValueError, TypeError):  # a full disk may have truncated the line
                 ends.append(NodeEnd(**json.loads(line)))
         return ends
 
@@ -219,7 +219,7 @@ def names(at: Path | None = None) -> list[str]:
 
 
 def latest(name: str, at: Path | None = None) -> Submission | None:
-    """Return the newest submission of the job `name`; None if there is none.
+    """Return the newest submission of the job `name`; None if no submission is left.
 
     Args:
         at: folder of all local jobs; None means the folder of this user.
@@ -259,8 +259,8 @@ def find_running(name: str) -> Submission:
 def locked(name: str) -> Iterator[int | None]:
     """Acquire the lock of the job's name for this `with` block.
 
-    Yields the lock's descriptor, or None if another process holds the lock. If a child process inherits the descriptor,
-    the child holds the lock after this block.
+    Yields the lock's descriptor, or None if another process holds the lock. If a child process inherits the lock's
+    descriptor, the child holds the lock after the block.
     """
     folder = home() / name
     make_private_folder(folder)
@@ -272,7 +272,7 @@ def locked(name: str) -> Iterator[int | None]:
 
 
 def create(name: str) -> Submission:
-    """Create the folder of a new submission of the job `name`, and remove the oldest folders so that ten remain.
+    """Create the folder of a new submission of the job `name`, and remove the oldest folders, so that `KEPT` remain.
 
     The caller must hold the lock of the name.
     """
@@ -286,7 +286,7 @@ def create(name: str) -> Submission:
         draft.status_file, json.dumps({"name": name, "state": "starting", "submitted_at": now(), "error": None})
     )
     reserve_room(draft.folder)
-    draft.folder.rename(submission.folder)  # readers find the folder only with its status
+    draft.folder.rename(submission.folder)  # `rename` last, so that readers find a complete folder
     for old in _beyond_kept(before):
         shutil.rmtree(old)
     return submission
@@ -298,7 +298,7 @@ def removed_by_next(name: str) -> list[Path]:
 
 
 def _beyond_kept(before: list[Path]) -> list[Path]:
-    """Return the folders that a new submission removes.
+    """Return the folders in `before` that a new submission removes.
 
     Args:
         before: folders of all existing submissions of the name, oldest first.
@@ -351,7 +351,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     """
     try:
         write_atomically(path, json.dumps(content, indent=2) + "\n", last=path.name == _RESULT)
-    except FileNotFoundError:  # the job's folder was removed
+    except FileNotFoundError:  # the job's folder was removed: not a problem of the disk
         raise
     except OSError as error:
         raise HyperpodExtError(

@@ -57,11 +57,11 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """Render `node.sh`, which the engine starts for each node."""
-    del cluster  # local jobs run on this machine, not on a cluster
+    del cluster  # no cluster is needed, because local jobs run on this machine
     runtime = RuntimeConfig.of(job)
     if job.nodes + job.spares > 1:
         runtime = runtime.model_copy(update={"checkpoint": runtime.checkpoint.on_one_machine()})
-    if job.command is not None:  # a command reports no steps, so hangs cannot be detected
+    if job.command is not None:  # no hang detection, because a command reports no steps
         hang = runtime.restart.hang.model_copy(update={"enabled": False})
         runtime = runtime.model_copy(update={"restart": runtime.restart.model_copy(update={"hang": hang})})
     text = runtime.model_dump_json()
@@ -88,7 +88,7 @@ def submit(plan: Plan) -> JobHandle:
             raise ConflictError(f"a job named {plan.name} is running", hint=hint)
         _check_this_machine(plan.job)
         if (before := local_store.latest(plan.name)) is not None:
-            local_watch.read_job_status(before, running=False)  # cleans up after a killed engine
+            local_watch.read_job_status(before, running=False)  # clean up if the engine was killed
         submission = local_store.create(plan.name)
         for name, text in {**plan.files, submission.job_file.name: plan.job.model_dump_json(indent=2) + "\n"}.items():
             write_atomically(submission.folder / name, text)
@@ -104,7 +104,7 @@ def list_jobs() -> list[JobStatus]:
 def _listed(handle: JobHandle) -> JobStatus:
     """Return the status of a job; `unknown` with the error if a file of the job is damaged.
 
-    An exception would keep `list_jobs` from listing the other jobs.
+    Raises no exception, so that `list_jobs` can list the other jobs.
     """
     try:
         return status(handle)
@@ -138,9 +138,9 @@ def cancel(handle: JobHandle) -> JobStatus:
     submission = local_store.find(handle.name)
     grace_s = submission.read_job().checkpoint.grace_s
     deadline = time.monotonic() + _CANCEL_TIMEOUT_S + grace_s
-    # if a user has removed the folder of the running submission, this is an older submission, which has ended
+    # `submission` is an older, ended submission if a user removed the running submission's folder
     if submission.is_running() and not submission.has_ended():
-        # the keeper may have been killed, and its pid file may have been removed with the folder
+        # the keeper may have been killed, and the keeper's pid file may have been removed with the job's folder
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             os.kill(int(submission.pid_file.read_text()), signal.SIGTERM)
     while submission.is_running():
@@ -170,7 +170,7 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
             stdout=log,
             stderr=subprocess.STDOUT,
             pass_fds=[lock],
-            start_new_session=True,  # so that Ctrl-C in this terminal does not stop the engine
+            start_new_session=True,  # Ctrl-C in this terminal must not stop the engine
             check=False,
         )
     if started.returncode != 0:

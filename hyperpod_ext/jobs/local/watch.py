@@ -25,7 +25,7 @@ def watch(submission: Submission, with_lines: bool) -> Iterator[StatusUpdate]:
     events = {run: Tail(submission.run_dir(run) / "events.jsonl") for run in RUNS}
     logs = {run: LogReader(submission.run_dir(run)) for run in RUNS}
     while True:
-        running = submission.is_running()  # asked before lines are read, so that no line is missed
+        running = submission.is_running()  # query the state before reading lines, so that no line is missed
         status = read_job_status(submission, running)
         yield StatusUpdate(
             status=status,
@@ -58,7 +58,7 @@ def follow_logs(submission: Submission, rank: int | None, follow: bool) -> Itera
 def read_job_status(submission: Submission, running: bool) -> JobStatus:
     """Return the job's status from its files.
 
-    An unfinished job whose engine no longer runs is first recorded as failed.
+    If the engine of an unfinished job no longer runs, the job is first recorded as failed.
 
     Args:
         running: whether the job's engine runs.

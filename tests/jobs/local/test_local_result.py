@@ -144,6 +144,15 @@ def test_the_result_has_both_runs() -> None:
     assert (result["name"], result["target"], result["state"]) == ("a", "local", "succeeded")
 
 
+def test_a_run_that_resumed_is_compared_from_its_first_step_on() -> None:
+    resumed = GOOD | {"resumed_step": 1, "losses": {"2": 0.2}}
+    assert make_result("a", "local://localhost/a", resumed, GOOD)["loss_equal"] is True
+    other = GOOD | {"losses": {"1": 0.1, "2": 0.3}}
+    assert make_result("a", "local://localhost/a", resumed, other)["loss_equal"] is False
+    begun = GOOD | {"losses": {"2": 0.2}}
+    assert make_result("a", "local://localhost/a", begun, GOOD)["loss_equal"] is False
+
+
 def test_a_comparison_that_could_not_be_made_fails_the_job() -> None:
     undisturbed = final_report(None, ends(1), False, "boom")
     result = make_result("a", "local://localhost/a", GOOD, undisturbed)

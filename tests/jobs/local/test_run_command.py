@@ -68,3 +68,17 @@ def test_mistakes_are_reported_before_anything_starts(
     refused = call_hp_ext("validate", "job.yaml", "--target", "local")
     assert "mode `run` has a fixed number of nodes" in refused.stderr
     assert place.leftovers() == []
+
+
+def test_a_script_in_another_folder_runs_there(
+    place: LocalPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path.with_name(f"{tmp_path.name}-scripts")
+    folder.mkdir()
+    (folder / "train.py").write_text("from pathlib import Path\nPath('here').write_text('')\n")
+    done = begin_hp_ext("run", str(folder / "train.py")).wait()
+    assert done.code == 0, done.stderr
+    assert f"the script runs in its own folder, {folder}" in done.stderr
+    assert (folder / "here").exists()
+    assert place.leftovers() == []
