@@ -23,6 +23,7 @@ def run_on_two_nodes(folder: Path, script: str, **options: Any) -> dict[str, Any
 
 
 def test_titans_own_trainer(tmp_path: Path) -> None:
+    shutil.copy(Path(__file__).with_name("titan_on_cpu.py"), tmp_path)
     inputs = shutil.copy(Path(__file__).with_name("titan_inputs.py"), tmp_path)
     subprocess.run([hp_ext("trainers").with_name("python"), inputs], check=True, timeout=200)
     report = run_on_two_nodes(tmp_path, "titan_trainer.py", checkpoint=AT_ONCE)

@@ -1,6 +1,6 @@
 """TorchTitan's own Trainer, FSDP2 over all ranks, as `test_trainers.py` runs it through faults.
 
-TorchTitan asks for an accelerator. What stands between it and a CPU is in `on_cpu`, and none of that is ours to mend.
+TorchTitan asks for an accelerator; titan_on_cpu.py replaces what it asks of one.
 """
 
 from __future__ import annotations
@@ -9,33 +9,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.distributed.fsdp import FSDPModule
+from titan_on_cpu import on_cpu
 
 HERE = Path(__file__).parent
-
-
-def on_cpu() -> None:
-    """Have TorchTitan take the CPU for its device; before it is imported."""
-    torch._utils._get_available_device_type = lambda: "cpu"
-    names = {
-        "get_device_name": lambda *_: "cpu",
-        "get_device_properties": lambda *_: type("Properties", (), {"total_memory": 8 << 30, "name": "cpu"}),
-        "memory_stats": lambda *_: {},
-        "reset_peak_memory_stats": lambda *_: None,
-        "empty_cache": lambda *_: None,
-        "current_device": lambda: 0,
-    }
-    for name, stand_in in names.items():
-        if name == "current_device" or not hasattr(torch.cpu, name):
-            setattr(torch.cpu, name, stand_in)
-    divide = FSDPModule.set_gradient_divide_factor
-
-    def with_sums_alone(self: FSDPModule, factor: float) -> None:
-        self.set_force_sum_reduction_for_comms(True)  # gloo cannot scale in a reduction
-        divide(self, factor)
-
-    FSDPModule.set_gradient_divide_factor = with_sums_alone  # type: ignore[method-assign]
 
 
 on_cpu()
