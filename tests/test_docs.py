@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from functools import cache
@@ -120,6 +121,20 @@ def test_links_rules_and_make_targets_of_a_page_exist(page: Path) -> None:
     assert set(MAKE.findall(code)) <= targets
 
 
+def make_help(*variables: str) -> set[str]:
+    """The targets that `make help` lists."""
+    done = subprocess.run(["make", "help", *variables], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(re.findall(r"^  make (\S+) +\S", done.stdout, re.MULTILINE))
+
+
+def test_make_help_lists_the_main_targets_and_all_targets_on_request() -> None:
+    main, every = make_help(), make_help("ALL=1")
+    targets = set(re.findall(r"^([a-z][-a-z0-9]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"run", "check", "test", "bench", "golden", "clean"} <= main < every
+    assert len(main) <= 18
+    assert targets - every == {"collected", "ready", "ready-with-cdk"}, "these need a comment of one line"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_specs_of_a_page_and_parts_of_them_are_valid(page: Path) -> None:
     for block in blocks(page.read_text(), "yaml"):
@@ -155,7 +170,8 @@ def test_each_name_of_the_package_loads(name: str) -> None:
 
 
 def test_pages_and_examples_import_public_names_alone() -> None:
-    files = [*PAGES, *ROOT.glob("examples/**/*.py"), *ROOT.glob("templates/**/*.j2")]
+    pages = [page for page in PAGES if page.parent != ROOT / "docs" / "contributing"]
+    files = [*pages, *ROOT.glob("examples/**/*.py"), *ROOT.glob("templates/**/*.j2")]
     imports = {found for file in files for found in imported_in(file.read_text())}
     assert ("hyperpod_ext.runtime", "resilient") in imports
     assert [module for module, _ in imports if not any(fnmatch(module, public) for public in PUBLIC)] == []
