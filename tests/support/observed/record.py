@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
-from observed import commands, names, protocol, requests, specs
+from observed import commands, errors, names, protocol, requests, specs
 from observed.pool import FOLDER, Text, compact
 
 Section = Callable[[bool], Iterator[tuple[str, Any]]]
@@ -22,6 +22,7 @@ SECTIONS: dict[str, Section] = {
     "commands": commands.commands,
     "requests": requests.requests,
     "names": names.names,
+    "errors": errors.errors,
 }
 """With True, a section yields the part of its keys that is quick."""
 _MOST_LINES = 60
