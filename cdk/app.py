@@ -34,8 +34,8 @@ def load_cluster(path: str) -> ClusterConfig:
 
 
 def context() -> dict[str, Any]:
-    """Return the context from the CDK command line, which passes it in an environment variable. If the context is too
-    long for a variable, it is in a file.
+    """Return the context from the CDK command line, which passes it in an environment variable. A context that is too
+    long for a variable is in a file.
 
     Raises:
         ConfigError: the variable or the file does not contain a JSON object.
@@ -58,7 +58,7 @@ def main() -> int:
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CDK CLI shows this output
         return error.exit_code
-    import aws_cdk as cdk  # not imported at the top, because the import starts Node.js, which takes two seconds
+    import aws_cdk as cdk  # imported late, because the import starts Node.js, which takes two seconds
     from hyperpod_cdk import build
 
     app = cdk.App()

@@ -1,6 +1,6 @@
 """The command line `hp-ext`. Each command is a module, which is imported only when the command is called.
 
-`hp-ext --help` therefore imports only click. Keep this property: import `hyperpod_ext` only inside functions.
+`hp-ext --help` therefore imports only click. Import `hyperpod_ext` only inside functions, to keep `--help` fast.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def output_option(*more: str) -> Callable[[F], F]:
 
 class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """Type of an option whose value is the name of a target. `--help` lists all targets, and shells complete them.
-    click accepts unknown names, because an unknown target is reported together with the problems of the spec."""
+    click accepts unknown targets, because a command reports them together with the problems of the spec."""
 
     name = "target"
 

@@ -32,11 +32,11 @@ def held_back() -> Iterator[None]:
 def remembered() -> Iterator[Callable[[], None]]:
     """Raise KeyboardInterrupt for SIGINT and SIGTERM in the `with` block.
 
-    Python ignores exceptions of signal handlers in some places, such as import callbacks and `__del__`. A
-    KeyboardInterrupt can therefore be lost.
+    Python ignores exceptions of signal handlers in some places, such as import callbacks and `__del__`, so that a
+    KeyboardInterrupt can be lost.
 
     Yields:
-        A function that raises KeyboardInterrupt again if a signal has arrived in the block.
+        A function to call regularly, which raises KeyboardInterrupt again if a signal has arrived in the block.
     """
     came = False
 

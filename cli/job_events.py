@@ -31,7 +31,7 @@ def read_events_of(folder: str) -> Events:
 
 
 def nodes_in(events: Events) -> JobNodes:
-    """Return the nodes of a job after all of the events in `events`. The result is empty if no event names a node."""
+    """Return the nodes of a job after all of the events in `events`. Return empty JobNodes if no event names a node."""
     from hyperpod_ext.jobs.contract.resize import nodes_of_job
     from hyperpod_ext.runtime.events.of_nodes import NodeJoined, NodeLeft, NodeLost, RanksReassigned
     from hyperpod_ext.runtime.events.of_training import JobStarted

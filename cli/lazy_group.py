@@ -13,7 +13,7 @@ from hyperpod_ext.terminal import escape_output
 
 
 class Section(NamedTuple):
-    """Commands that `--help` lists under one heading. The modules of these commands are in the same package."""
+    """Commands that `--help` lists under one heading, and whose modules are in one package."""
 
     heading: str
     package: str
@@ -22,8 +22,8 @@ class Section(NamedTuple):
 
 
 class LazyGroup(click.Group):
-    """A click group that imports a command when it is called. For the command `create-job`, it imports `command` from
-    the module `create_job` in the package of the command's section."""
+    """A click group that imports a command when it is called. The command `create-job` is the object `command` of the
+    module `create_job`, in the package of the command's section."""
 
     def __init__(self, *arguments: Any, sections: Sequence[Section], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -32,7 +32,7 @@ class LazyGroup(click.Group):
         self._packages = {name: section.package for section in sections for name in section.help}
 
     def main(self, *arguments: Any, **options: Any) -> Any:
-        """Run a command. Control characters are escaped in all of its output."""
+        """Run a command. Control characters in all output of the command are escaped."""
         escape_output()
         return super().main(*arguments, **options)
 
@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve a command as click does. For an unknown command, suggest the most similar name."""
+        """Resolve a command like click, but for an unknown command suggest the most similar name."""
         import difflib
 
         if args[0] not in self._help and (near := difflib.get_close_matches(args[0], self._help, n=1)):

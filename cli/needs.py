@@ -9,7 +9,7 @@ def need_packages(*names: str) -> None:
     """Check that Python packages of the extra `runtime` are installed.
 
     Raises:
-        HyperpodExtError: a package is missing. The hint has the command that installs the package.
+        HyperpodExtError: a package is missing. The error's hint has the command that installs the package.
     """
     from hyperpod_ext.errors import HyperpodExtError
 

@@ -72,7 +72,7 @@ class Specs:
         self.job = loaded.config
 
     def _spec_checks(self) -> list[Check]:
-        """Return the checks that compare several fields. Checks of several fields run together with checks of single
+        """Return the checks that compare several fields. Checks that compare fields run together with checks of single
         fields, so that all problems are reported at once."""
         from hyperpod_ext.config.files.checks import Check
         from hyperpod_ext.jobs.plan import draft_checks
@@ -87,8 +87,8 @@ class Specs:
         return [*checks, Check(((),), self._note_that_all_ran)] if self._cluster_is_known else checks
 
     def _note_that_all_ran(self, _job: JobConfig, _files: object) -> Iterator[Finding]:
-        """Record that all checks have run. `_note_that_all_ran` is itself a check that is skipped if any field is
-        invalid, because the check reads every field."""
+        """Record that all checks have run. `_note_that_all_ran` is itself a check, which is skipped if any field is
+        invalid."""
         self._all_checked = True
         return iter(())
 
@@ -121,7 +121,7 @@ class Specs:
         """Check that the job fits the cluster and the target.
 
         Raises:
-            UnsupportedError: the job does not fit. The error lists all problems with their lines.
+            UnsupportedError: the job does not fit the cluster or target. The error lists all problems with their lines.
         """
         from hyperpod_ext.errors import UnsupportedError
         from hyperpod_ext.jobs.plan import find_problems
@@ -182,14 +182,14 @@ class Specs:
             read_back(make_plan(self.job_on(target), self.cluster, target, Path(self._file).parent, self._ignored))
 
     def without_faults(self) -> None:
-        """Remove the faults to inject from the job's spec. The setting `chaos.compare` is kept."""
+        """Remove the faults to inject from the job's spec. The spec keeps the setting `chaos.compare`."""
         if self.job.chaos is not None:
             without_faults = self.job.chaos.model_copy(update={"faults": (), "inject": ()})
             self.job = self.job.model_copy(update={"chaos": without_faults})
 
 
 def _known(ignored: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of rules as a tuple. Unknown ids are refused, because they would have no effect."""
+    """Return the ids of rules as a tuple. Unknown ids are refused, because an unknown id would have no effect."""
     if not ignored:
         return ()
     from hyperpod_ext.jobs.rules import REGISTRY

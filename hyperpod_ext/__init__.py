@@ -2,7 +2,7 @@
 
     from hyperpod_ext import JobConfig, load, make_plan, submit, estimator_kwargs
 
-The package imports these names on first use, so that `import hyperpod_ext` needs neither torch nor pydantic.
+Public names are imported on first use, so that `import hyperpod_ext` needs neither torch nor pydantic.
 """
 
 from typing import TYPE_CHECKING

@@ -21,7 +21,7 @@
     ├── WaitTimeoutError        8   the job is still running, the wait is over
     └── UserInterruptError    130   the user pressed Ctrl-C
 
-Exit code 2 is click's own, for wrong usage of the command line.
+Exit code 2 is click's exit code for wrong usage of the command line.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class HyperpodExtError(Exception):
     """Base class of all errors that a user can see.
 
     Args:
-        message: what happened. Control characters are escaped, because the message may quote foreign input.
-        hint: what the user can do next. Control characters are escaped as in `message`.
+        message: what happened. Control characters are escaped, because the message may quote text from outside.
+        hint: the user's next step. Control characters in the hint are escaped, too.
     """
 
     exit_code = 1
@@ -121,7 +121,7 @@ class JobFailedError(HyperpodExtError):
 
 
 class MemoryTierFullError(JobFailedError):
-    """Raised if the memory tier has no room for another snapshot. Existing snapshots are intact."""
+    """Raised if the memory tier has no room for another snapshot. All existing snapshots stay intact."""
 
 
 class NoCheckpointError(JobFailedError):
@@ -129,7 +129,7 @@ class NoCheckpointError(JobFailedError):
 
 
 class CorruptSnapshotError(JobFailedError):
-    """Raised if bytes of a snapshot do not match the snapshot's manifest. The bytes were not loaded."""
+    """Raised if bytes of a snapshot do not match the snapshot's manifest. The damaged bytes were not loaded."""
 
 
 class NonFiniteError(JobFailedError):
@@ -141,7 +141,7 @@ class ReplicasDifferError(JobFailedError):
 
 
 class CorruptSegmentError(JobFailedError):
-    """Raised if a file of a token store does not match its checksum. The file was not read."""
+    """Raised if a file of a token store does not match its checksum. The content of the damaged file was not used."""
 
 
 class DatasetChangedError(JobFailedError):
@@ -153,7 +153,7 @@ class UnknownLengthError(JobFailedError):
 
 
 class DiskFullError(JobFailedError):
-    """Raised if the disk has no room for new data. Data that was written earlier is intact."""
+    """Raised if the disk has no room for new data. Data that was written before the error stays intact."""
 
 
 class StaleGenerationError(JobFailedError):

@@ -39,7 +39,7 @@ def write_atomically(file: Path, text: str, *, last: bool = False) -> None:
 
 def _write_atomically(file: Path, text: str) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(FileNotFoundError):  # remove a symbolic link with this name, which the open would follow
+    with suppress(FileNotFoundError):  # remove an old file, or a symbolic link, with this name
         partial.unlink()
     try:
         with open_private(partial, "x") as written:
@@ -48,11 +48,11 @@ def _write_atomically(file: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise OSError(error.errno, error.strerror, str(file)) from None  # an error of `write` lacks the file's name
+        raise OSError(error.errno, error.strerror, str(file)) from None  # `write` raises errors without the file's name
 
 
 def reserve_room(folder: Path) -> None:
-    """Reserve disk space in `folder` for the last writes of a process. `release_room` frees the space.
+    """Reserve disk space in `folder` for the last writes of a process. `release_room` frees the reserved space.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -66,7 +66,7 @@ def reserve_room(folder: Path) -> None:
 
 
 def release_room(folder: Path) -> bool:
-    """Free the disk space that `reserve_room` reserved in `folder`. Return False if none was reserved."""
+    """Free the disk space that `reserve_room` reserved in `folder`. Return False if no space was reserved."""
     try:
         (folder / _ROOM).unlink()
     except OSError:
@@ -82,7 +82,7 @@ def make_private_folder(folder: Path) -> None:
 
 
 def open_private(file: Path, mode: str, buffering: int = -1) -> IO[Any]:
-    """Open a file. If the file is new, only this user can read it. The encoding of text is UTF-8."""
+    """Open a file that only this user can read if it is new. The encoding of text is UTF-8."""
     encoding = None if "b" in mode else "utf-8"
     return open(file, mode, buffering, encoding=encoding, opener=_only_ours)
 
@@ -92,7 +92,7 @@ def _only_ours(path: str, flags: int) -> int:
 
 
 def open_regular(file: Path) -> IO[bytes]:
-    """Open a file for reading that other users may have created. The call never blocks, even if the file is a pipe.
+    """Open a file that other users may have created, for reading. The call never blocks, even if the file is a pipe.
 
     Raises:
         OSError: the file does not exist, or is a pipe, a device, a socket or a folder.

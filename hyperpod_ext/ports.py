@@ -13,8 +13,8 @@ _LOWEST, _TRIES = 10000, 100
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a free TCP port on the address `host` of this machine.
 
-    The port is below the range that the kernel uses for outgoing connections. A port in this range could be taken by an
-    outgoing connection before the caller listens on it.
+    The port is below the range that the kernel uses for outgoing connections. An outgoing connection could take a port
+    in that range before the caller listens on the port.
     """
     for _ in range(_TRIES):
         port = random.randrange(_LOWEST, max(_lowest_of_the_kernel(), _LOWEST + 1))

@@ -26,14 +26,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _REMOVERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 _DIES_S = 10.0
-"""Seconds to wait for the end of a killed process. The wait is limited because a process that waits for a disk may not
-end."""
+"""Seconds to wait for the end of a killed process. The wait is limited because a killed process may wait for a disk for
+ever."""
 _not_dying: set[int] = set()
 """Ids of killed processes that were still alive after `_DIES_S` seconds."""
 _REMOVING_S = 10.0
-"""Seconds that the processes in `_REMOVERS` may take to remove shared memory after all other processes have ended.
-The processes in `_REMOVERS` begin only when the last user of the memory has ended. torch's DataLoader workers, which
-use the memory, check only every 5 s whether their parent is alive."""
+"""Seconds that the processes in `_REMOVERS` may take to remove shared memory after all other processes have ended. The
+processes in `_REMOVERS` begin only when the last user of the shared memory has ended. torch's DataLoader workers, which
+use shared memory, check only every 5 s whether their parent is alive."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,10 +44,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
-    """Make the kernel send `signum` to this process when its parent dies. Call the function in the child process.
+    """Make the kernel send `signum` to this process, a child process, when its parent dies.
 
-    If the parent has died already, this process exits immediately, because the kernel sends the signal only for a death
-    after the call.
+    If the parent has died already, this process exits immediately, because the kernel sends no signal for a death
+    before the call.
 
     Args:
         parent_pid: process id of the expected parent.
@@ -58,7 +58,8 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def become_subreaper() -> None:
-    """Make this process the new parent of descendants whose parent dies, so that it can wait for them and kill them."""
+    """Make this process the new parent of descendants whose parent dies, so that this process can wait for and kill
+    them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -67,8 +68,8 @@ def take_signals_from(
 ) -> None:
     """Remove the event loop's handlers of SIGTERM and SIGINT, and install `handler` for both signals.
 
-    The function is needed because an event loop restores the default handlers when it closes. A signal would then end
-    the process before the process has cleaned up.
+    The function is needed because an event loop restores the default handlers when it closes. With a default handler, a
+    signal would end the process before the process has cleaned up.
     """
     signums = (signal.SIGTERM, signal.SIGINT)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signums)
@@ -79,8 +80,7 @@ def take_signals_from(
 
 
 def collect_seldom() -> None:
-    """Make Python's garbage collector run after 100,000 new objects instead of 700. Call this function after all
-    imports.
+    """Make Python's garbage collector run after 100,000 new objects instead of 700. To be called after all imports.
 
     A fault in a large job causes tens of thousands of small messages, which contain no reference cycles. Without this
     setting, garbage collection took an eighth of the coordinator's time.
@@ -90,8 +90,8 @@ def collect_seldom() -> None:
 
 
 def allow_open_files(count: int) -> bool:
-    """Raise this process's soft limit for open files to `count`, or to the hard limit if that is lower. Child processes
-    inherit the limit.
+    """Raise this process's soft limit for open files to `count`, or to a lower hard limit. Child processes inherit the
+    soft limit.
 
     Returns:
         Whether this process may now have `count` open files.
@@ -107,9 +107,9 @@ def allow_open_files(count: int) -> bool:
 def children(pid: int) -> list[int]:
     """Return the process ids of the children of `pid`, including zombies (ended children that were not reaped)."""
     found: list[int] = []
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the process has ended in the meantime
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ignore a process that has ended
         for each in Path(f"/proc/{pid}/task").glob("*/children"):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread ended since the listing
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ignore a thread that has ended
                 found += [int(child) for child in each.read_text().split()]
     return found
 
@@ -140,16 +140,16 @@ def kill_descendants(pid: int, *, spare: Collection[int] = ()) -> list[int]:
     descendants whose parent has died become children of init and are not found.
 
     Args:
-        spare: children of `pid` that are not killed, nor are their descendants.
+        spare: children of `pid` that are not killed; their descendants are not killed either.
     """
     return _kill_all(lambda: [child for child in descendants(pid, spare=spare) if not _reaped(child)])
 
 
 def _kill_all(find: Callable[[], list[int]]) -> list[int]:
-    """Send SIGKILL to the processes that `find` returns until it returns none. Return the ids of the killed processes.
+    """Send SIGKILL to the processes that `find` returns, until `find` returns no process; return the killed processes.
 
     Processes that remove segments of shared memory (`_REMOVERS`) are killed last, after `_REMOVING_S` seconds. A killed
-    process that waits for a disk may never end; it is ignored after `_DIES_S` seconds.
+    process that still waits for a disk after `_DIES_S` seconds is ignored, because it may never end.
     """
     killed: list[int] = []
     until: float | None = None
@@ -181,8 +181,8 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 
 def process_state(pid: int) -> str:
-    """Return the state of a process as text, such as `running`. If some of its threads are stopped, ended or waiting
-    for a disk, return the state of such a thread."""
+    """Return the state of a process as text, such as `running`. A thread that is stopped, has ended or waits for a disk
+    determines the state."""
     states = ""
     with contextlib.suppress(OSError):
         for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
@@ -203,7 +203,7 @@ def kill_group(leader: int) -> None:
 
 
 def _members(group: int) -> set[int]:
-    """Return the ids of all processes in a process group, whatever their parents are."""
+    """Return the ids of all processes in a process group with any parents."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
     return {pid for pid in pids if _group_of(pid) == group}
 
@@ -217,7 +217,7 @@ def _group_of(pid: int) -> int:
 
 def kill_started_for(folder: Path) -> None:
     """Send SIGKILL to every process that has an environment variable `HPX_...` with the path of `folder` or a path in
-    it, until no such process is left."""
+    it, until no such process is alive."""
     variable = re.compile(rb"HPX_\w+=" + re.escape(os.fsencode(folder)) + rb"(/|$)")
     _kill_all(lambda: _started_with(variable))
 
@@ -255,7 +255,7 @@ def _reaped(pid: int) -> bool:
     """Return whether a process has ended, and reap it if it is a child of this process."""
     if is_alive(pid):
         return False
-    with contextlib.suppress(ChildProcessError):  # another process is the parent, and reaps the child
+    with contextlib.suppress(ChildProcessError):  # not a child of this process, so its parent reaps it
         os.waitpid(pid, os.WNOHANG)
     return True
 
@@ -269,8 +269,8 @@ def _removes_leftovers(pid: int) -> bool:
 
 
 def wait_readable(descriptor: int, limit_s: float | None = None) -> bool:
-    """Wait until a file descriptor can be read, at most `limit_s` seconds. Return whether it can be read. The function
-    uses `poll`, because `select` refuses descriptors above 1023."""
+    """Wait until a file descriptor can be read, at most `limit_s` seconds. Return whether the descriptor can be read.
+    `poll` is used, because `select` refuses descriptors above 1023."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(None if limit_s is None else limit_s * 1000))
@@ -287,5 +287,5 @@ def _wait_gone(pid: int, limit_s: float | None = None) -> None:
         wait_readable(handle, limit_s)
     finally:
         os.close(handle)
-    with contextlib.suppress(ChildProcessError):  # another process is the parent, and reaps the child
+    with contextlib.suppress(ChildProcessError):  # not a child of this process, so its parent reaps it
         os.waitpid(pid, os.WNOHANG)

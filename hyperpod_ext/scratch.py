@@ -1,4 +1,4 @@
-"""Temporary folders for sockets. A folder is removed after the process that made it has ended, even if it was killed.
+"""Temporary folders for sockets. A folder is removed after the process that made it has ended, even by SIGKILL.
 
 Each folder has a file that the folder's owner, the process that made the folder, keeps locked. The kernel releases the
 lock when the owner ends. A folder whose file is not locked is abandoned, and the next call of `make_scratch` removes
@@ -30,15 +30,15 @@ characters."""
 class Scratch:
     """A temporary folder that only this user can enter (mode 0700), and the file descriptor that holds its lock.
 
-    Forked processes inherit the descriptor, so the folder exists until they have ended, too. Programs that are started
-    with exec do not inherit the descriptor.
+    Forked processes inherit the descriptor, so the folder exists until these processes have ended, too. Programs that
+    are started with exec do not inherit the descriptor.
     """
 
     path: Path
     owner: int
 
     def remove(self) -> None:
-        """Remove the folder with its content. All processes that use the folder must have ended before the call."""
+        """Remove the folder with its content. All processes that use the folder must end before the call."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -59,7 +59,7 @@ def make_scratch(prefix: str = PREFIX, within: Path | None = None) -> Scratch:
     draft = path / f"{_OWNER}.draft"
     owner = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(owner, fcntl.LOCK_EX)
-    draft.rename(path / _OWNER)  # a rename, because the file must never be visible without its lock
+    draft.rename(path / _OWNER)  # rename, because the file must not be visible before it is locked
     return Scratch(path, owner)
 
 
@@ -75,7 +75,7 @@ def scratch_folder(prefix: str = PREFIX, within: Path | None = None) -> Iterator
 
 
 def remove_abandoned(prefix: str = PREFIX, within: Path | None = None) -> list[Path]:
-    """Remove this user's abandoned folders, and kill processes that use them. Return the removed folders.
+    """Remove this user's abandoned folders, and kill processes that use such a folder. Return the removed folders.
 
     A folder without the locked file is kept, because it belongs to another program or is just being created.
     """
@@ -98,7 +98,7 @@ def _is_abandoned(folder: Path) -> bool:
         if folder.lstat().st_uid != os.getuid():
             return False
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # the folder has no locked file, was just removed, or is no folder
+    except OSError:  # not abandoned: the folder has no lock file, or is no folder
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -28,7 +28,7 @@ def quote(value: object) -> str:
     """Return a value from outside as one short line for a message, with control characters escaped."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # the value is an integer of thousands of digits, or nested too deeply
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or deep nesting
         text = f"<{type(value).__name__}>"
     return escape(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 
@@ -40,7 +40,7 @@ class _Escaping:
         self._stream = stream
 
     def write(self, text: str | bytes) -> int:
-        if isinstance(text, bytes):  # click writes completions for the shell as bytes
+        if isinstance(text, bytes):  # click writes shell completions as bytes
             text = text.decode(errors="backslashreplace")
         self._stream.write(escape(text))
         return len(text)
@@ -50,17 +50,17 @@ class _Escaping:
             self.write(line)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "buffer":  # writes to `buffer` would not be escaped
+        if name == "buffer":  # hide `buffer`, to which writes would not be escaped
             raise AttributeError(name)
         return getattr(self._stream, name)
 
 
 def escape_output() -> None:
-    """Escape control characters in all later output of this process, including tracebacks. `drawing` returns the stream
+    """Escape control characters in all later output of this process, including tracebacks. `drawing` returns a stream
     without escaping."""
     sys.stdout, sys.stderr = (_Escaping(drawing(stream)) for stream in (sys.stdout, sys.stderr))
 
 
 def drawing(stream: TextIO) -> TextIO:
-    """Return the stream below `stream` that does not escape, for progress bars and other terminal sequences."""
+    """Return the stream without escaping that `stream` wraps, for progress bars and other terminal sequences."""
     return stream._stream if isinstance(stream, _Escaping) else stream

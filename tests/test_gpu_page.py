@@ -40,7 +40,7 @@ def versions(bad: KnownBad) -> str:
         text = f"from {written(bad.since)} to {text}"
     if bad.torch is None:
         return text
-    return f"{text}, beside torch from {written(bad.torch[0])} to before {written(bad.torch[1])}"
+    return f"{text}, with torch from {written(bad.torch[0])} to before {written(bad.torch[1])}"
 
 
 FOLLOWS = {"refuse": "refused", "warn": "a warning"}

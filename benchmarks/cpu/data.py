@@ -138,25 +138,28 @@ def make_page(document: Mapping[str, Any]) -> str:
     """The page in docs/benchmarks."""
     return f"""# Token store
 
-`make bench-data` writes this page. It ran on {document["machine"]}, load average {document["load_average"]:.1f}, as
-`{document["command"]}`.
+`make bench-data` writes this page. The benchmark ran on {document["machine"]}, with a load average of
+{document["load_average"]:.1f}, as `{document["command"]}`.
 
 {make_tables(document)}
 
 - **Readers**: one process reads the same random documents of about a thousand `uint16` tokens, as a store and as
-  Megatron's `.bin/.idx`, in shuffled order, with a warm page cache. The comparison is Megatron's own `IndexedDataset`
-  ({document["beside"][0]}). *Samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, joined from parts of
-  documents by the rule of Megatron's `GPTDataset`. All readers return `int64` arrays, and some arrays are first
-  compared token by token.
-- **Epochs**: the data are Python's own sources as JSONL.gz. Decoding is gunzip, `json.loads`, and a byte-level BPE of
-  16,000 tokens ({document["beside"][1]}, which uses all cores); in the second epoch, one process reads shuffled samples
-  from the store. Both return `int64` arrays, or both return bytes as they are stored, to be cast on the device. If the
-  data need no tokenizer, a store saves only gunzip and JSON, and writing `int64`, eight bytes for each byte that is
-  read, takes longer than reading.
-- **CPU time** is that of all threads of the process. A busy machine changes this figure least.
-- **Memory**: PSS of each process after it has read every document, less its PSS before it opened the store.
-- Ratios compare two readers in the same round, in alternating order. The first round does not count, because it reads
-  the pages and verifies the checksum of each block.
+  Megatron's `.bin/.idx`, in shuffled order, with a warm page cache. Megatron's files are read by Megatron's own
+  `IndexedDataset` ({document["beside"][0]}). *Samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, joined
+  from parts of documents by the rule of Megatron's `GPTDataset`. All readers return `int64` arrays. Before the
+  measurement, some arrays are compared token by token.
+- **Epochs**: the data are the source files of Python's standard library as JSONL.gz. *Decoding* is gunzip,
+  `json.loads`, and a byte-level BPE of 16,000 tokens ({document["beside"][1]}, which uses all cores). In the *second
+  epoch*, one process reads shuffled samples from the store. Decoding and the second epoch return either `int64` arrays,
+  or bytes as they are stored, which are cast on the device. For data without a tokenizer (*bytes*), the store saves
+  only gunzip and JSON. If such bytes are returned as `int64`, writing eight bytes for each byte takes longer than
+  reading the byte.
+- **CPU time** is the processor time of all threads of the process. On a busy machine, CPU time changes less than the
+  other figures.
+- **Memory**: the PSS of each process after the process has read every document, less its PSS before it opened the
+  store.
+- **Ratios** compare two readers in the same round, in alternating order. The first round does not count, because in the
+  first round the pages are read from disk, and the checksum of each block is verified.
 """
 
 

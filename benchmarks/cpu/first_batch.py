@@ -147,13 +147,13 @@ def page(rows: list[Any], rounds: int) -> str:
     lines = [
         "# Time to the first batch after `kill -9`",
         "",
-        f"`make bench-first-batch` writes this page. It reads {SAMPLES:,} samples, shuffled, in batches of "
+        f"`make bench-first-batch` writes this page. The benchmark reads {SAMPLES:,} shuffled samples in batches of "
         f"{BATCH}, with {WORKERS} worker processes, on {os.cpu_count()} cores, with torch {torch.__version__}, "
         f"{TORCHDATA}, Python {platform.python_version()}.",
-        f"The figures are medians of {rounds} rounds, in turns. Each loader reads to the depth, saves its state and is "
-        "killed.",
-        "A new process then loads the state.",
-        "Seconds count from the end of `import torch` to the first batch.",
+        f"The figures are medians of {rounds} rounds, in which the two loaders take turns. Each loader reads the "
+        "number of steps in the first column, saves its state and is killed.",
+        "A new process loads the saved state, and continues.",
+        "The seconds are the time from the end of `import torch` to the first batch in the new process.",
         "",
         "| depth (steps) | ours | StatefulDataLoader | median of ratios | with `import torch` | state, bytes |",
         "|---|---|---|---|---|---|",
@@ -164,8 +164,8 @@ def page(rows: list[Any], rounds: int) -> str:
             f"| {whole['ours']:.2f} / {whole['torchdata']:.2f} s | {sizes['ours']:,} / {sizes['torchdata']:,} |"
         )
     why = (
-        "StatefulDataLoader draws the whole epoch's permutation before its first batch; our loader computes "
-        "only the places that a step needs."
+        "StatefulDataLoader computes the permutation of all samples before its first batch. The loader of hyperpod_ext "
+        '("ours") computes only the positions of the samples that a step needs.'
     )
     return "\n".join([*lines, "", why, ""])
 

@@ -93,24 +93,27 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 {make_table(document)}
 
-The table has medians of {rounds} rounds with their ranges; the launchers take turns. Seconds count from the last step
-before the fault to the first new step, less the median step before the fault.
+The table has medians of {rounds} rounds with their ranges. In each round, every launcher is measured once. The seconds
+are the time from the last step before the fault to the first new step, less the median duration of a step before the
+fault.
 
-- The job has 2 pods with 2 ranks each, and a spare for faults that lose a pod. For a resize, each pod has one rank. The
-  model is small and uses gloo. Its state is in the nodes' memory, in a peer's memory, and in a shared directory.
+- The job has 2 pods with 2 ranks each, and a spare pod for faults in which a pod is lost. In a resize, each pod has one
+  rank. The model is small, and the ranks use gloo. Snapshots are kept in the nodes' memory, in a peer's memory, and in
+  a shared directory.
 - The operator is a stand-in that polls every 50 ms, so the figures do not include the delay of AWS's operator. Under
-  every launcher, the replacement of a lost pod waits for four polls of the operator; *until `/start`* is this part of
-  the seconds. With `restart.policy: continue` the other ranks train during this wait, and their steps have the same
-  losses in this test. The first pod's agent coordinates the job, and one of two nodes is no majority. If the first pod
-  is lost, the other pod therefore continues only after the operator has started the spare.
-- `hyperpodrun` is AWS's real agent, version 1.1.3, with `--inprocess-restart` and, as `hp-ext` renders it, our fork
-  server and `--monitor-interval`. Resizes run without both flags, because the operator's elastic policy does not work
-  with `--inprocess-restart`. `hyperpodrun alone` starts the script without our fork server.
-- Each agent has its fastest settings for hangs, in a job with steps of 0.05 s. Our agent detects a hang after four
-  times its slow steps without progress, and after at least 0.25 s. AWS's agent has a rule that requires a line every 1
-  s, the minimum of its rules.
-- Every process starts cold; pods and ranks share the machine's cores. A lost pod is not started again, because on a
-  cluster it would start on another machine, while here it would use a core for seconds.
+  every launcher, the replacement of a lost pod waits for four polls of the operator. The column *until `/start`* has
+  the seconds of this wait. With `restart.policy: continue`, the other ranks train while a lost pod is replaced. The
+  first pod's agent is the coordinator, and one of two nodes cannot elect another coordinator. If the first pod is lost,
+  the other pod therefore continues only after the operator has started the spare.
+- *hyperpodrun* is AWS's real agent, version 1.1.3, with the options `--inprocess-restart` and `--monitor-interval` and
+  with our fork server, as `hp-ext` renders it. A resize is measured without both options, because the operator's
+  elastic policy does not work with `--inprocess-restart`. *hyperpodrun alone* starts the script without our fork
+  server.
+- For hangs, each agent has the settings that detect a hang fastest, in a job with steps of 0.05 s. Our agent detects a
+  hang if a rank makes no progress for four times the duration of a slow step, and for at least 0.25 s. AWS's agent has
+  a rule that requires a log line every 1 s, the shortest time that its rules allow.
+- All pods and ranks share the machine's cores. A lost pod is not started again. On a cluster, the new pod would start
+  on another machine; in this benchmark, its start would use one of the cores for seconds.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
 load average {machine["load_average"][0]:g} at the end.

@@ -1,4 +1,4 @@
-"""From `kill -9` to the first new step: hyperpod_ext beside torchrun, NVRx and torchft, round by round, in one run.
+"""From `kill -9` to the first new step: hyperpod_ext compared with torchrun, NVRx and torchft in one run.
 
     python benchmarks/cpu/recovery.py --rounds 5
 

@@ -138,25 +138,26 @@ the figures of the other pages.
 
 The parts were measured separately, on 2 cores without a GPU: [a whole recovery](recovery.md) at {ranks} ranks, [process
 groups](rendezvous.md) at 4 to 64 ranks, [the control plane](control-plane.md) at 16 to 2,048 nodes of eight ranks. The
-time to open groups is CPU time of all ranks on the same two cores; with a core for each rank, it is about 3 ms per rank
-at each of these sizes.
+time to create process groups is the CPU time of all ranks on the same two cores. If each rank has its own core,
+creating process groups takes about 3 ms per rank at each of these sizes.
 
 The simulated seconds are means of about {faults} faults per job, with {model} sharded over all ranks, the failure rates
-of the published run of Llama 3, and enough spares that hardly any fault waits for a repair. Other settings are the
-defaults of `hp-ext simulate`. 5 s for a process and 30 s for a node are **assumed** for scripts and devices at any
-size. The control plane's share is measured up to 2,048 nodes, and **extrapolated** above as N log N. The time to read
-the state follows from assumed speeds, and is longest if few nodes each hold much of the state. NCCL was never run here:
-the time to create its communicators again may exceed those 5 s, and grows with the number of GPUs. Measure your own
-times, and set `--process-s` and `--node-s`.
+of the published run of Llama 3, and enough spares that hardly any fault waits for a repair. All other settings are the
+defaults of `hp-ext simulate`. The time that the script and the devices need after a fault is **assumed**: 5 s for a
+process and 30 s for a node, at any number of GPUs. The time of the control plane (agents and coordinator) was measured
+with up to 2,048 nodes. For more than 2,048 nodes, the control plane's time is **extrapolated** in proportion to N log
+N. The time to read the state is computed from assumed speeds, and is longest if few nodes each hold much of the state.
+NCCL was not measured: creating NCCL's communicators again may take longer than 5 s, and takes longer with more GPUs.
+Measure your own times, and pass them to `hp-ext simulate` as `--process-s` and `--node-s`.
 
-| nodes | GPUs | seconds a fault | of it the control plane |
+| nodes | GPUs | seconds per fault | seconds of the control plane |
 | ---: | ---: | ---: | ---: |
 {rows}
 
 ## Published by others
 
-These figures are from other authors, on other machines, with other models, for other parts of a recovery. They show
-results at a size, and cannot be compared with our measurements.
+The figures in this table are from other authors, who used other machines and models, and measured other parts of a
+recovery. The figures cannot be compared with our measurements.
 
 | | GPUs | seconds | as it was published |
 | --- | ---: | ---: | --- |

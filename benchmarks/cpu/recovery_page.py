@@ -112,12 +112,13 @@ def _rounds(document: Mapping[str, Any]) -> str:
 def _others(document: Mapping[str, Any]) -> str:
     """What to say of the peers, first of all."""
     said = [
-        f"{of['first_new_step']['median']:.1f} times quicker than {side}"
-        + (f", {of['all_ranks']['median']:.1f} times until all ranks train again" if side == TORCHFT else "")
+        f"{OURS} is {of['first_new_step']['median']:.1f} times faster than {side}"
+        + (f", and {of['all_ranks']['median']:.1f} times faster until all ranks train" if side == TORCHFT else "")
+        + "."
         for side, of in document["ratios"].items()
         if side != TORCHRUN
     ]
-    return "".join(f" {one[0].upper()}{one[1:]}." for one in said)
+    return " ".join(said)
 
 
 def _peer_lines(document: Mapping[str, Any], save_every: int) -> str:
@@ -148,8 +149,9 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ![Every recovery by phase](recovery.svg)
 
-**{ratio["median"]:.1f} times quicker** than `torchrun --max-restarts` to the first new step
-(rounds from {min(ratio["rounds"]):.1f} to {max(ratio["rounds"]):.1f}).{_others(document)}
+From the kill to the first new step, {OURS} is **{ratio["median"]:.1f} times faster** than
+`torchrun --max-restarts` (in single rounds {min(ratio["rounds"]):.1f} to {max(ratio["rounds"]):.1f} times).
+{_others(document)}
 
 ```
 {make_table(document)}
@@ -157,18 +159,19 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ## What is measured
 
-All sides train the small GPT of `examples/01-local` on {job["ranks"]} ranks of one machine (gloo): same model, text,
-batches, random numbers, optimizer and number of steps. Another process kills the worker with SIGKILL (`{job["kill"]}`)
-as soon as the worker has reported the beginning of that step.
+All systems train the small GPT of `examples/01-local` on {job["ranks"]} ranks of one machine with gloo. Model, text,
+batches, random numbers, optimizer and number of steps are the same for all systems. Another process kills a worker with
+SIGKILL as soon as the worker has reported the beginning of a step (`{job["kill"]}`).
 
-- **{OURS}**: two local nodes of two workers, a snapshot in memory at each step.
-- **{TORCHRUN}**: `torchrun --standalone --max-restarts 3`, a `torch.distributed.checkpoint` save every
-  {save_every} steps, `dcp.load` of the newest one on start.
+- **{OURS}** runs on two local nodes with two workers each, and makes a snapshot in memory at each step.
+- **{TORCHRUN}** runs as `torchrun --standalone --max-restarts 3`. The script saves a checkpoint with
+  `torch.distributed.checkpoint` every {save_every} steps, and loads the newest checkpoint when it starts.
 {_peer_lines(document, save_every)}
 
-The systems take turns in one run, in alternating order. Ratios are medians of the ratios of rounds. All systems run
-with this environment. The last two variables are for torchrun: without them, its ranks do not find each other after a
-restart, and its store waits for the name resolver. torchft's torchrun runs without the third variable:
+In each round, every system is measured once, in alternating order. Ratios are medians of the ratios of rounds. All
+systems run with the environment variables below. The last two variables are for torchrun: without these variables, the
+ranks do not find each other after a restart, and torchrun's store waits for the name resolver. For torchft, the third
+variable is not set:
 
 ```
 {environment}
@@ -183,26 +186,30 @@ load average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sid
 
 ## How to read it
 
-A phase ends when the last rank has finished it (the first exception: when the first survivor has raised it), and counts
-only the time after the previous phase. Medians of phases need not add up to the median of the total. If torchrun's
-agent ends the survivors before one of them raises an exception, that phase is not seen, and its time counts to the next
-phase. The *first new step* is the first step that ends after the kill: for {OURS} the interrupted step, for {TORCHRUN}
-and {NVRX} the step after their checkpoint. Only {TORCHFT} makes this step without the dead rank, on fewer samples. A
-system is *back past the killed step* when it has made the interrupted step. *One ordinary step off* subtracts the
-median step of the same run, so that only the recovery remains.
+A phase ends when the last rank has finished the phase. The phase of the first exception ends when the first survivor (a
+rank that was not killed) has raised an exception. The seconds of a phase count from the end of the previous phase. The
+medians of the phases need not add up to the median of the total. If torchrun's agent ends the survivors before one of
+them raises an exception, the time until the first exception counts to the next phase. The *first new step* is the first
+step that ends after the kill. The first new step of {OURS} is the interrupted step. The first new step of {TORCHRUN}
+and {NVRX} is the step after their checkpoint. {TORCHFT} makes the first new step without the dead rank, on fewer
+samples. A system is *back past the killed step* when it has made the interrupted step. *One ordinary step off* means
+that the median duration of a step is subtracted, so that only the recovery remains.
 
-As its documentation states, {NVRX} cannot abort gloo: a survivor that is not the dead rank's neighbour waits for the
-group's timeout. To be quicker on CPUs, {NVRX} would need a shorter timeout, which also ends slow steps, or an abort of
-gloo. For NCCL, its intended backend, {NVRX} has such an abort. {NVRX} does not replace a process: it needs a process in
-reserve, or continues with fewer ranks. Its store is in the process of rank 0, which must not die.
+As the documentation of {NVRX} states, {NVRX} cannot abort gloo, so a survivor that is not the dead rank's neighbour
+waits for the timeout of the process group. With a shorter timeout, {NVRX} would be faster on CPUs, but the timeout
+would also end slow steps. {NVRX} can abort NCCL, its intended backend. {NVRX} does not replace a process: the job needs
+a process in reserve, or continues with fewer ranks. The store of {NVRX} is in the process of rank 0, so rank 0 must not
+die.
 
 ## Limits
 
-- One machine, CPU and gloo, one fault at a time. On GPUs a new process also has to create its CUDA context, and
-  NCCL its communicators; neither is measured.
-- The model is small. Imports dominate torchrun's time; with a larger model, loading and lost steps would dominate.
-- The number of steps that torchrun loses depends on the time since its last save; the default kill is halfway between
-  two saves.
+- The benchmark uses one machine, CPUs and gloo, with one fault at a time. On GPUs, a new process must also create its
+  CUDA context, and NCCL must create its communicators; these times were not measured.
+- The model is small, so imports are the largest part of torchrun's time. With a larger model, loading the checkpoint
+  and repeating lost steps would be the largest part.
+- The number of steps that torchrun loses depends on the time since the last save. In this benchmark, the kill is
+  halfway between two saves.
 - All ranks share {machine["cores"]} cores, so four Python processes that import at the same time slow each other down.
-  Other load slows all systems and spreads the ratios of rounds; the load average above shows the other load.
+  Other processes on the machine slow all systems down, and make the ratios of rounds differ more. The load average
+  above shows how busy the machine was.
 """

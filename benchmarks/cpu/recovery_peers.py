@@ -28,14 +28,16 @@ class Peer:
 PEERS = {
     NVRX: Peer(
         "nvrx",
-        "`inprocess.Wrapper` with its defaults, a gloo timeout of {timeout:g} s as in its example for CPUs, one "
-        "process more than ranks in reserve, model and optimizer kept, state from a DCP save every {save_every} steps",
+        "the script uses `inprocess.Wrapper` with its defaults. The gloo timeout is {timeout:g} s, as in the example "
+        "of NVRx for CPUs. One more process than ranks is kept in reserve. Survivors keep model and optimizer. The "
+        "state comes from a DCP checkpoint, which is saved every {save_every} steps",
     ),
     TORCHFT: Peer(
         "torchft",
-        "a replica group for each rank, each under a torchrun of its own, a lighthouse, and the settings of its "
-        "example for DDP: gloo timeout 5 s, heartbeat timeout 5 s, state from a live rank. Changed so that its "
-        "survivors live on here: the gradient hook of its DDP, which asserts that no all-reduce on the CPU has failed",
+        "each rank is a replica group under its own torchrun, with a lighthouse. The settings are those of torchft's "
+        "example for DDP: gloo timeout 5 s, heartbeat timeout 5 s, state from a live rank. One part of torchft was "
+        "changed so that survivors do not end: the gradient hook of its DDP, which asserts that no all-reduce on the "
+        "CPU has failed",
     ),
 }
 

@@ -138,8 +138,8 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ![Opening again and closing, by number of ranks](rendezvous.svg)
 
-At {most} ranks, opening the groups again takes **{_ratio(medians, "reinit", most):.2f}** of torch's time, and
-destroying them **{_ratio(medians, "destroy", most):.2f}**.
+At {most} ranks, creating the process groups again takes **{_ratio(medians, "reinit", most):.2f}** of torch's time, and
+destroying the process groups takes **{_ratio(medians, "destroy", most):.2f}** of torch's time.
 
 ```
 {make_tables(document)}
@@ -147,25 +147,28 @@ destroying them **{_ratio(medians, "destroy", most):.2f}**.
 
 ## What is measured
 
-The benchmark runs N processes on one machine, forked with their imports done, with one thread each and gloo on the
-loopback interface. All ranks begin a phase at the same time, and the phase ends when the last rank has finished.
-*Destroy blocks* is the duration of the slowest rank's call.
+The benchmark runs N processes (ranks) on one machine, with gloo on the loopback interface. Each process has one thread,
+and is forked from a process that has finished all imports. All ranks begin a phase at the same time, and the phase ends
+when the last rank has finished. *Destroy blocks* is the time that the slowest rank's call to destroy the process groups
+takes.
 
 - **{OURS}**: each rank has a key-value server, and gloo connects two ranks at their first message. *Store ready*
   includes the start of the server, the exchange of all addresses through one process, and an authenticated request to
-  another rank's server. Connections stay open for later generations. Through them, a rank receives the new addresses of
-  the ranks that it was connected to in the generation before, without a request. The process that forks the ranks has
-  used a store once before, like the fork server of a job.
-- **{TORCH}**: `TCPStore` with torch's defaults on rank 0. It is kept for all generations, with a prefix for each, which
-  favours torch. Every rank connects to every other rank at once.
-- **{TORCH_LAZY}**: torch with `TORCH_GLOO_LAZY_INIT=1`, an option of newer versions.
+  another rank's server. Connections between ranks stay open when the process groups are created again. Through an open
+  connection, a rank receives the new address of the other rank without a request. The process that forks the ranks has
+  used a store once before the fork, like the fork server of a job.
+- **{TORCH}**: rank 0 has a `TCPStore` with torch's defaults. The same `TCPStore` is used, with another prefix, when the
+  process groups are created again, which favours torch. Every rank connects to every other rank at once.
+- **{TORCH_LAZY}**: torch with `TORCH_GLOO_LAZY_INIT=1`, an option of newer versions of torch, with which ranks connect
+  at their first message.
 
-*First all-reduce* includes the connections that it needs, unless they exist already. *Survivors out* is the time from
-the detection of the death of a rank in the middle of the ring to the exception in the survivor's main thread. Half of
-the ranks die in all-reduces of 4 bytes, half in all-reduces of 4 MB. 0 ms means that the survivor raised before the
-death was detected. *CPU time* is the processor time of the survivor's process from the message that ends the generation
-to the exception. *Run queue* is the time in which its main thread waited for a core meanwhile, by the kernel's count
-(schedstat).
+*First all-reduce* includes the time to open connections that do not exist yet. For *survivors out*, a rank in the
+middle of the ring dies during an all-reduce. *Survivors out* is the time from the detection of the death to the
+exception in the main thread of a survivor (a rank that did not die). Half of the deaths happen in all-reduces of 4
+bytes, and half in all-reduces of 4 MB. 0 ms means that the survivor raised an exception before the death was detected.
+*CPU time* is the processor time of the survivor's process from the message that reports the death to the exception.
+*Run queue* is the time in which the survivor's main thread waited for a core before the exception, as the kernel counts
+it (schedstat).
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
 average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
@@ -176,17 +179,19 @@ average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides st
 
 ## Limits
 
-- All ranks share {machine["cores"]} cores, so the figures at 64 ranks show the work of all ranks together, rather than
-  the delay of one rank; the run queue shows the share of this effect. The message that ends a generation is sent to one
-  rank after another, and each rank that receives it takes a core from the sender.
-- While more threads are ready to run than there are cores, the first ranks that are out wait before they close their
-  groups. On cores that other processes always keep busy, this wait (1.5 ms for each thread per core, 50 ms at most) is
-  lost.
-- On one machine, connections cost no round trip. Over a network, the connections that {OURS} avoids cost more.
-- The main advantage over torch with lazy connections is not speed, but that no single process serves the store for all
-  ranks. [The store by number of ranks](store.md) has the cost for more ranks than one machine can run.
-- Requests are counted at the server, including a rank's requests to itself. Name look-ups are counted in Python,
-  because the store is written in Python.
+- All ranks share {machine["cores"]} cores, so the figures at 64 ranks show the work of all ranks together, and not the
+  delay of one rank. The run queue shows how long a rank waits for the other ranks' work. The message that reports the
+  death is sent to one rank after another, and each rank that receives the message takes a core from the sender.
+- While more threads are ready to run than there are cores, the first ranks that have raised an exception wait before
+  they close their process groups: 1.5 ms for each thread per core, at most 50 ms. If other processes keep the cores
+  busy all the time, this wait has no use.
+- On one machine, connections cost no network round trip. Over a network, opening a connection costs more, and
+  {OURS} opens fewer connections than torch.
+- The main advantage of {OURS} over torch with lazy connections is not speed, but that no single process serves
+  the store for all ranks. [The store by number of ranks](store.md) has the cost for more ranks than one machine can
+  run.
+- Requests are counted at the server, including a rank's requests to itself. Look-ups of host names are counted in
+  Python, because the store of {OURS} is written in Python.
 """
 
 

@@ -75,17 +75,17 @@ def page(document: dict) -> str:
         [
             "# Restart of an unchanged script",
             "",
-            "The seconds count from a `kill -9` of one of four workers to the first new step, on CPU with gloo. Both "
-            "sides run the same script and restart all ranks, which load the newest checkpoint of "
-            "`torch.distributed.checkpoint`.",
+            "The table has the seconds from a `kill -9` of one of four workers to the first new step, on CPU with "
+            "gloo. Both commands run the same script, and restart all ranks after the kill. The restarted ranks load "
+            "the newest checkpoint of `torch.distributed.checkpoint`.",
             "",
             "| command | median, s | range, s |",
             "|---|---|---|",
             *rows,
             "",
-            f"`hp-ext run` takes 1/{medians[TORCHRUN] / medians[RUN]:.1f} of torchrun's time. "
+            f"`hp-ext run` takes 1/{medians[TORCHRUN] / medians[RUN]:.1f} of torchrun's time. Measured on "
             f"{machine['cores']} cores ({machine['cpu']}), Python {machine['python']}, torch {machine['torch']}, "
-            f"{len(seconds[RUN])} rounds in alternating order: `make bench-run`.",
+            f"in {len(seconds[RUN])} rounds in alternating order, by `make bench-run`.",
             "",
         ]
     )

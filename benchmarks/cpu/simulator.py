@@ -5,7 +5,7 @@ simulated ones with what those measured of steps and recoveries.
 
 Start-up and the end of a job are left out of both: what is compared is the share of training time that was kept. The
 simulated jobs have as many kills as the real ones, drawn in the same way. What a kill costs is measured from the kill
-to the end of the first new step, less one step: what is made anew after state is back (DDP's wrapper, the loader, the
+to the end of the first new step, less one step: what is made again after state is back (DDP's wrapper, the loader, the
 first step's buffers) is time lost, too, though the report counts it under "other" and "steps".
 
 The jobs of 16 nodes on a machine of 2 cores wait for one another's imports; give it an hour, or fewer nodes.

@@ -85,17 +85,17 @@ def page(document: dict) -> str:
         [
             "# Speed of the example trainer",
             "",
-            f"TorchTitan's debug model (6 layers of width 256) on {RANKS} ranks with FSDP2, on CPU, in float32. "
-            f"Each rank has {setup['batch']} samples of {setup['length']} tokens. Medians of {rounds} rounds in "
-            "alternating order, with the range.",
+            f"Both trainers train TorchTitan's debug model (6 layers of width 256) on {RANKS} ranks with FSDP2, on "
+            f"CPU, in float32. Each rank has {setup['batch']} samples of {setup['length']} tokens per step. The table "
+            f"has medians of {rounds} rounds in alternating order, with the range.",
             "",
             f"| | {SIDES['ours']} | {SIDES['titan']} | ratio |",
             "|---|---|---|---|",
             *rows,
             "",
-            "The example runs under torchrun, with `@resilient`. Both sides clip gradients and use fused AdamW. "
-            f"{machine['cores']} cores ({machine['cpu']}), load average {machine['load_average'][0]}, Python "
-            f"{machine['python']}, torch {machine['torch']}: `make bench-trainer`.",
+            "The example runs under torchrun, with `@resilient`. Both trainers clip gradients and use fused AdamW. "
+            f"Measured on {machine['cores']} cores ({machine['cpu']}), load average {machine['load_average'][0]}, "
+            f"Python {machine['python']}, torch {machine['torch']}, by `make bench-trainer`.",
             "",
         ]
     )

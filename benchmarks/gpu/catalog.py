@@ -48,7 +48,7 @@ PLAN: tuple[Experiment, ...] = (
     ),
     Experiment(
         "E12",
-        "a rank dies, and torch's watchdog aborts before anybody is told to",
+        "a rank dies, and torch's watchdog aborts before any process is asked to",
         "in its hook the steps that are whole are counted, and none behind them",
         "own_abort",
         100.0,
@@ -148,7 +148,7 @@ PLAN: tuple[Experiment, ...] = (
     ),
     Experiment(
         "R",
-        "seconds from a fault to the first new step, beside torchrun with DCP",
+        "seconds from a fault to the first new step, compared with torchrun with DCP",
         "0.5 s after an exception, 5 s after a kill, 1.5 s with a warm spare; a fifth of torchrun's",
         "recoveries",
         260.0,

@@ -1,4 +1,4 @@
-"""Stack with the EKS add-ons whose pods need nodes. Without nodes, such an add-on waits 20 minutes and fails."""
+"""Stack with the EKS add-ons whose pods need nodes. Without nodes, these add-ons fail after 20 minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GOVERNANCE = "amazon-sagemaker-hyperpod-taskgovernance"
 
 
 def has_addons(config: ClusterConfig) -> bool:
-    """Return whether the stack would contain an add-on. CloudFormation refuses an empty stack."""
+    """Return whether the stack would contain an add-on. CloudFormation refuses a stack without resources."""
     assert config.infrastructure is not None
     wanted = config.infrastructure.add_ons
     switches = (wanted.cert_manager, wanted.training_operator, wanted.task_governance)
@@ -52,7 +52,7 @@ class AddonsStack(StackBase):
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
         """Create the role of AWS's training operator, and the association with its service account. The association is
-        a separate resource, because the add-on does not accept one among its own properties."""
+        a separate resource, because the add-on's own properties accept no association."""
         arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,

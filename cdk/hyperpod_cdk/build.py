@@ -18,7 +18,7 @@ def build(app: cdk.App, config: ClusterConfig, *, scale: bool = False) -> dict[s
     """Return the stacks of a cluster by their short names, such as `network`, in the order of deployment.
 
     Args:
-        config: spec of the cluster. `deployment.problems` must find no problem in it.
+        config: spec of the cluster. `deployment.problems` must find no problem in the spec.
         scale: whether groups have the numbers of machines in the spec. False: every group has 0 machines, and the
             stacks whose pods need nodes (`addons`, `observability`) are left out.
     """

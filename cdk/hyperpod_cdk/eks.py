@@ -18,7 +18,7 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _LOGS = ("api", "audit", "authenticator", "controllerManager", "scheduler")
 _BEFORE_NODES = ("vpc-cni", "kube-proxy", "eks-pod-identity-agent")
-"""Add-ons that run one pod on each node. CloudFormation can install them before the cluster has nodes."""
+"""Add-ons that run one pod on each node, which CloudFormation can install before the cluster has nodes."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class EksStack(StackBase):
     def __init__(self, scope: Construct, config: ClusterConfig, places: SubnetPlacement, key: kms.IKey) -> None:
         super().__init__(scope, config, "eks", "EKS control plane")
         wanted = self.made.eks
-        # created here, because EKS would create the log group without an end of the logs' retention
+        # create the log group here, because EKS would create a log group that keeps logs for ever
         log_group = logs.CfnLogGroup(
             self, "Logs", log_group_name=f"/aws/eks/{config.name}/cluster", retention_in_days=wanted.log_days
         )
@@ -63,7 +63,7 @@ class EksStack(StackBase):
             version=wanted.version,
             role_arn=role.attr_arn,
             access_config=eks.CfnCluster.AccessConfigProperty(
-                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod creates its own access entry
+                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod creates an access entry, which needs the API mode
                 bootstrap_cluster_creator_admin_permissions=True,
             ),
             bootstrap_self_managed_addons=False,
@@ -87,7 +87,7 @@ class EksStack(StackBase):
                 endpoint_public_access=bool(wanted.public_access),
                 public_access_cidrs=list(wanted.public_access) or None,
             ),
-            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # the policy of AWS's training operator requires this tag
+            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # AWS's policy for the training operator needs the tag
         )
         cluster.add_resource_dependency(log_group)
         if wanted.public_access:

@@ -170,7 +170,7 @@ def _use_key(role: iam.Role, sid: str, key: KeyGrant) -> None:
 
 def _read_scripts(role: iam.Role, stack: StackBase) -> None:
     """Allow `role` to read the groups' lifecycle scripts in buckets whose names do not begin with `sagemaker-`. AWS's
-    managed policy covers the other buckets."""
+    managed policy covers buckets whose names begin with `sagemaker-`."""
     sources = {group.lifecycle.source for group in own_groups(stack.config) if group.lifecycle is not None}
     for place, source in enumerate(sorted(sources), 1):
         bucket, _, prefix = source.removeprefix("s3://").partition("/")

@@ -137,7 +137,7 @@ class NetworkStack(StackBase):
 
     def _subnet(self, name: str, zone: str, cidr: str, nat: str | None) -> str:
         """Create a private subnet with its own route table, and return the subnet. With `nat`, the table has a route to
-        the internet over this NAT gateway."""
+        the internet over the NAT gateway `nat`."""
         subnet = self._plain_subnet(name, zone, cidr)
         table = ec2.CfnRouteTable(self, f"{name}Routes", vpc_id=self._vpc.ref)
         ec2.CfnSubnetRouteTableAssociation(self, f"{name}Association", route_table_id=table.ref, subnet_id=subnet)
@@ -191,7 +191,7 @@ class NetworkStack(StackBase):
             vpc_id=self._vpc.ref,
             vpc_endpoint_type="Gateway",
             service_name=f"com.amazonaws.{region}.s3",
-            route_table_ids=self._tables,  # without the route, checkpoints would pass the NAT gateway
+            route_table_ids=self._tables,  # without routes to the S3 endpoint, checkpoints would use the NAT gateway
         )
         if not self.made.network.private_endpoints:
             return
@@ -215,7 +215,7 @@ class NetworkStack(StackBase):
                 vpc_endpoint_type="Interface",
                 service_name=f"com.amazonaws.{region}.{service}",
                 private_dns_enabled=True,
-                subnet_ids=[self._control[zone] for zone in busy],  # only zones with machines: each zone costs money
+                subnet_ids=[self._control[zone] for zone in busy],  # only zones with machines, to save costs
                 security_group_ids=[group.attr_group_id],
             )
 

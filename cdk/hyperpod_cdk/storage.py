@@ -99,13 +99,13 @@ class StorageStack(StackBase):
 
     def _place(self, bucket: s3.IBucket) -> BucketLocation:
         """Export the ARN of a bucket to other stacks, and return it. The export must exist before policies refer to the
-        bucket, because wildcards in policies are acknowledged by the text of the ARN."""
+        bucket, because findings about wildcards in policies are acknowledged by the text of the ARN."""
         made_here = bucket.node.find_all()[1:]
         return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
     def _named_lifecycle(self) -> Bucket:
-        """Return the lifecycle bucket of the spec. If it has no name, set one with the prefix `sagemaker-`, which
-        HyperPod requires."""
+        """Return the lifecycle bucket of the spec. A bucket without a name gets a name with the prefix `sagemaker-`,
+        which HyperPod requires."""
         wanted = self.made.buckets.lifecycle
         if wanted.name or wanted.existing:
             return wanted
@@ -114,7 +114,7 @@ class StorageStack(StackBase):
 
     def _kept(self) -> list[s3.LifecycleRule]:
         """Return the S3 lifecycle rules that every bucket has, which delete unfinished uploads and old versions, but no
-        current object."""
+        current versions of objects."""
         buckets = self.made.buckets
         return [
             s3.LifecycleRule(
@@ -129,7 +129,7 @@ class StorageStack(StackBase):
     def _bucket(self, name: str, wanted: Bucket, rules: list[s3.LifecycleRule], logs: s3.IBucket | None) -> s3.IBucket:
         if wanted.existing is not None:
             return s3.Bucket.from_bucket_name(self, name, wanted.existing)
-        plain = logs is None  # the log bucket, which has no KMS key, because S3 cannot write access logs with one
+        plain = logs is None  # no KMS key for the log bucket: S3 cannot write access logs with a KMS key
         bucket = s3.Bucket(
             self,
             name,
@@ -153,7 +153,7 @@ class StorageStack(StackBase):
 
     def _only_our_key(self, bucket: s3.Bucket) -> None:
         """Add a policy to the bucket that refuses writes with another KMS key or another encryption in their header.
-        Writes without such a header are encrypted with the cluster's key."""
+        Writes without an encryption header are encrypted with the cluster's key."""
         how = "s3:x-amz-server-side-encryption"
         for sid, header, wanted in (
             ("OnlyKms", how, "aws:kms"),
@@ -180,7 +180,7 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            # a subnet in the zone of the machines, because traffic between zones costs money
+            # in the zone of the machines, because traffic between zones costs money
             subnet_ids=[places.machine_subnets[0]],
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,
@@ -237,7 +237,7 @@ class StorageStack(StackBase):
                 auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(events=events)
             ),
         )
-        self._key.add_to_resource_policy(  # FSx reads the bucket with a service-linked role for each file system
+        self._key.add_to_resource_policy(  # allow FSx's service-linked role to read the data bucket
             iam.PolicyStatement(
                 sid="FileSystemReadsData",
                 principals=[iam.AccountRootPrincipal()],

@@ -64,7 +64,7 @@ def command(
                 raise
             found.append(_head(each) | {"error": error.to_json(), "damaged_claims": [], "checkpoints": []})
             failure = failure or error
-            print_error(error, None)  # continue, because the other places are still shown
+            print_error(error, None)  # only print the error, because other places may be readable
     if submission is not None and memory is None and output == "table":
         say(f"{submission.name} is not running, so the snapshots in its memory are lost")
     print_result({"places": found, "memory": memory}, output, _table(found, memory))
@@ -81,7 +81,7 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
 
     inventory = place.inventory(secret, lenient=True)
     tier = place.tier
-    known = tier is not None and not inventory.damaged_fences  # with a damaged claim file, nothing is deleted
+    known = tier is not None and not inventory.damaged_fences  # jobs delete nothing if a claim file is damaged
     gone = select_prunable(inventory, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
     for one in inventory.seen:
@@ -109,7 +109,7 @@ def _table(places: Sequence[Mapping[str, Any]], memory: Mapping[str, Any] | None
     rows = [(*row[:-1], "", row[-1]) for row in (snapshot_rows(memory) if memory else [])]
     rows += [_row(place["tier"], one) for place in places for one in place["checkpoints"]]
     if not any(row[-2] for row in rows):
-        rows = [(*row[:-2], row[-1]) for row in rows]  # without a retention policy, the column KEPT is empty
+        rows = [(*row[:-2], row[-1]) for row in rows]  # leave out the column KEPT if all of its cells are empty
     head = _HEAD if rows and len(rows[0]) == len(_HEAD) else (*_HEAD[:-1], "KEPT", _HEAD[-1])
     parts = [columns([head, *rows])] if rows else []
     parts += [f"{shown(place['url'])}: none yet" for place in places if not place["checkpoints"] and not place["error"]]

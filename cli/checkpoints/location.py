@@ -33,9 +33,9 @@ class CheckpointLocation:
     job: str | None = None
     """Name of the job that the checkpoints must belong to. None: unknown."""
     tier: DurableTier | None = None
-    """The tier in the job's spec, which has the retention policy. None: the spec is unknown."""
+    """The tier in the job's spec, which has the retention policy. None if the job's spec is unknown."""
     secret_file: Path | None = None
-    """File with the secret of a local job. None for other jobs."""
+    """File with the secret of a local job. None for a job that is not local."""
 
     @property
     def kind(self) -> str:
@@ -50,8 +50,7 @@ class CheckpointLocation:
         return shown(self.store.url)
 
     def secret(self, named: str | None) -> bytes | None:
-        """Return the job's secret from the file `named`, or from the folder of a local job. None if there is
-        neither."""
+        """Return the job's secret from the file `named`, or from the folder of a local job. None without a file."""
         from hyperpod_ext.runtime.ipc.environment import read_secret
 
         file = Path(named) if named is not None else self.secret_file
@@ -65,9 +64,9 @@ class CheckpointLocation:
             lenient: report a damaged claim file on stderr instead of raising an error.
 
         Raises:
-            NotFoundError: the folder contains no checkpoints of a job. The hint suggests another folder.
+            NotFoundError: the folder contains no checkpoints of a job. The error's hint suggests another folder.
             CorruptSnapshotError: the claim file of a generation, which records the generation's first step, is damaged.
-                Without the claim file, it is unknown which checkpoints are valid.
+                The claim file is needed to decide which checkpoints are valid.
         """
         from hyperpod_ext.runtime.storage.inventory import take_inventory
 
@@ -122,7 +121,7 @@ def find_places(
 
 
 def durable_places(text: str | None, file: str | None, overrides: Sequence[str]) -> list[CheckpointLocation]:
-    """Return the checkpoint folders as `find_places` does, for commands that need at least one folder.
+    """Return the checkpoint folders that `find_places` finds, for commands that need at least one folder.
 
     Raises:
         NotFoundError: the job has no durable tier, and therefore no checkpoint folder.
@@ -139,8 +138,8 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
 
 
 def _local_job(text: str) -> Submission | None:
-    """Return the local job with the name `text`; None if `text` is a path or URL. A text such as `./name` is always a
-    path."""
+    """Return the local job with the name `text`; None if `text` is a path or URL. A text with a slash, such as
+    `./name`, is always a path."""
     from hyperpod_ext.config.files.nearest import suggest
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.local import store as local_store
@@ -211,7 +210,7 @@ def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
     """Return the checkpoint of the step `step`. By default, return the newest checkpoint that is complete or damaged.
 
     Raises:
-        NotFoundError: there is no such checkpoint. The hint names the nearest steps with checkpoints.
+        NotFoundError: the folder has no usable checkpoint. The hint names the nearest steps with checkpoints.
     """
     from hyperpod_ext.errors import NotFoundError
 

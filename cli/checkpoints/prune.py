@@ -34,7 +34,7 @@ policy of the spec applies, unless options replace it.""",
 @keep_options
 @click.option("--damaged", is_flag=True, help="Also delete damaged checkpoints.")
 @click.option("--verify", is_flag=True, help="First verify the newest checkpoint; delete nothing if it is damaged.")
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
+@click.option("--dry-run", is_flag=True, help="List the checkpoints that would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(

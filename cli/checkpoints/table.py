@@ -38,5 +38,5 @@ def ranks(numbers: list[int]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """Return a number with a noun, such as `1 file` or `2 files`. `what` is the singular of the noun."""
+    """Return a number with the noun `what` (in the singular), such as `1 file` or `2 files`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"

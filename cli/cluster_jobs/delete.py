@@ -22,14 +22,14 @@ Examples:
     is_flag=True,
     help="Also delete the job's secret. Without it, the signatures of the job's checkpoints cannot be verified.",
 )
-@click.option("--dry-run", is_flag=True, help="Show what would be deleted, and stop.")
+@click.option("--dry-run", is_flag=True, help="List the jobs that would be deleted, and stop.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @output_option()
 def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, output: str) -> None:
     """Delete the Kubernetes objects of an ended job: the job, its pods and its network policy.
 
-    Checkpoints are kept. The secret that signs checkpoints is also kept, so that the next job with this name can read
-    them.
+    Checkpoints are kept. The secret that signs checkpoints is also kept, so that the next job of the same name can read
+    the checkpoints.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import LEFTOVERS

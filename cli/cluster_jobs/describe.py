@@ -26,7 +26,7 @@ Examples:
 )
 @output_option()
 def command(job: str, target: str, events: int, output: str) -> None:
-    """Show the state of one job. On Kubernetes, also show its pods, why pods wait, and its events."""
+    """Show the state of one job. On Kubernetes, also show the job's pods, why pods wait, and the job's events."""
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import DETAILS, get_target
 

@@ -38,7 +38,7 @@ def command(
 
     from . import run
 
-    words = words[words[0] == "--" :]  # click leaves `--` in `words`, because options must come before the job
+    words = words[words[0] == "--" :]  # click leaves `--` in `words`, because hp-ext's options precede the job
     if not words:
         raise click.UsageError("Write the command after --, for example: hp-ext exec gpt-7b -- nvidia-smi")
     handle = JobHandle.parse(job, target)

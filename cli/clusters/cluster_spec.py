@@ -27,8 +27,8 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
 
 
 def ignore_option(function: F) -> F:
-    """Add the option `--ignore` to a command. The option refuses ids of unknown checks, because they would have no
-    effect."""
+    """Add the option `--ignore` to a command. The option refuses unknown ids of checks, because an unknown id would
+    have no effect."""
     return click.option(
         "--ignore",
         "ignored",

@@ -56,8 +56,8 @@ def command(
 ) -> None:
     """Create or update a cluster, its network, storage and EKS. Shows changes and costs, and asks for confirmation.
 
-    A new cluster has no machines; a second deployment with --scale adds them. Changes that would replace a resource are
-    refused. The same command resumes a deployment that has failed or was interrupted.
+    A new cluster has no machines; a second deployment with --scale adds the machines. Changes that would replace a
+    resource are refused. The same command resumes a deployment that has failed or was interrupted.
     """
     import tempfile
     from pathlib import Path
@@ -186,7 +186,8 @@ def _run(
                 pass
             case MakeStacks(names=names):
                 say(f"deploying {', '.join(names)} ...")
-                # without CloudFormation change sets, because the user has seen and confirmed the changes already
+                # `--method direct` skips CloudFormation's change sets, because the user has confirmed the changes
+                # already
                 options = ("--exclusively", "--require-approval", "never", "--method", "direct", "--progress", "events")
                 run_cdk(program, environment, cluster.region, "deploy", *names, "--app", str(assembly.folder), *options)
             case InstallChart() if chart is not None:

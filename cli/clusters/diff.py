@@ -94,7 +94,7 @@ def templates_there(cluster: ClusterConfig, against: str | None) -> Mapping[str,
 
 
 def as_deployed(scale: bool | None, there: Mapping[str, Template]) -> bool:
-    """Return whether to deploy machines. If `scale` is None, machines are deployed if the cluster has machines now."""
+    """Return whether to deploy machines: `scale`, or if `scale` is None, whether the cluster has machines now."""
     return has_machines(there) if scale is None else scale
 
 

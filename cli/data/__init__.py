@@ -24,4 +24,4 @@ Examples:
 )
 def command() -> None:
     """Convert datasets to memory-mapped token stores. Each node converts a dataset once. All ranks of the node read the
-    store, also after a fault."""
+    same token store, also after a fault."""

@@ -145,8 +145,8 @@ def _convert(prepared: Prepared, budget: int | None) -> None:
 
 
 def _tell_mappable(prepared: Prepared) -> None:
-    """Print a message if the dataset can also be read without conversion. `hp-ext data build` still converts such a
-    dataset, because a token store is smaller and has checksums."""
+    """Print a message if the dataset can also be read without conversion. `hp-ext data build` converts the dataset
+    nevertheless, because a token store is smaller and has checksums."""
     from .files import is_mappable
 
     recipe, path = prepared.recipe, prepared.files[0]

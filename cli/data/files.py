@@ -32,7 +32,7 @@ def is_mappable(path: Path, field: str) -> bool:
 
 def store_in(path: Path, field: str | None) -> ArrowStore | None:
     """Memory-map the column `field` of an Arrow file. By default, map the only column that can be mapped. Return None
-    if there is no such column or several of them.
+    if no column or several columns can be mapped.
 
     Raises:
         ConfigError: the column `field` cannot be memory-mapped.
@@ -47,7 +47,7 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
 
 
 def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
-    """Return the description of a dataset's file as JSON. With `store`, also return the counts of its mapped column."""
+    """Return the description of a dataset's file as JSON. With `store`, include the counts of its mapped column."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 

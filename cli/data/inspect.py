@@ -52,7 +52,7 @@ def command(place: str | None, document: int | None, field: str | None, output: 
         _show_file(folder, document, field, output)
         return
     if field is not None:
-        raise click.UsageError("--field is for Arrow files")
+        raise click.UsageError("--field works only with Arrow files")
     if not is_megatron(folder) and not (folder / ABOUT).exists():
         if document is not None:
             raise click.UsageError("--document needs one store")

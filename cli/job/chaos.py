@@ -39,9 +39,7 @@ Examples:
 @click.argument("job", metavar="NAME|URL")
 @_kinds
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank in which the fault is injected.")
-@click.option(
-    "--node", type=click.IntRange(min=0), metavar="N", help="Node in which the fault is injected: all its processes."
-)
+@click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node whose processes all get the fault.")
 @click.option(
     "--step", type=click.IntRange(min=1), metavar="S", help="Step in which the fault happens. Default: immediately."
 )

@@ -96,7 +96,7 @@ def command(
     if wait or follow:
         submit_and_wait(plan, output, timeout, follow)
         return
-    with held_back():  # Ctrl-C is delayed until the submission is done, so that the job's name is known
+    with held_back():  # delay Ctrl-C until the job is submitted, so that the user learns the job's name
         handle = submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
@@ -105,7 +105,7 @@ def command(
 
 
 def _say_what_goes(name: str) -> None:
-    """Print a note for each old run of the job `name` that is removed when the job is submitted again."""
+    """Print a note for each old run of the job `name` that the next submission of the job removes."""
     from hyperpod_ext.jobs.local.store import KEPT, removed_by_next
 
     for old in removed_by_next(name):
@@ -151,8 +151,7 @@ def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool
 
 
 def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:
-    """Return whether a known reason explains that a job completed no step: mode `plain`, or training outside of
-    run.steps()."""
+    """Return whether a job completed no step for a known reason: mode `plain`, or training outside of run.steps()."""
     from hyperpod_ext.jobs.local.store import latest
     from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 

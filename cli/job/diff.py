@@ -50,7 +50,7 @@ def command(
         raise click.UsageError(f"`hp-ext diff` works only for jobs on Kubernetes; {target} does not run on Kubernetes.")
     (wanted,) = read_all(plan.files["job.yaml"])
     there = _file(other, wanted["kind"]) if other else _live(target, plan.job)
-    for one in (wanted, there):  # ignore the annotation with a copy of the spec
+    for one in (wanted, there):  # do not compare the annotation that has a copy of the spec
         (one["metadata"].get("annotations") or {}).pop("hyperpod-ext/spec", None)
     found = list(differences(wanted, there))
     listed = [{"path": one.path, "there": one.there, "wanted": one.wanted} for one in found]

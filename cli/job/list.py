@@ -24,8 +24,8 @@ Examples:
 )
 @output_option()
 def command(target: str, kept: str | None, output: str) -> None:
-    """List the jobs of a target. On Kubernetes, these are all jobs in the namespace of the current context; on Slurm,
-    your own jobs; on SageMaker, all jobs in the region; on target local, all jobs of this machine."""
+    """List the jobs of a target. Lists all jobs in the namespace of the current context on Kubernetes, your own jobs on
+    Slurm, all jobs in the region on SageMaker, and all jobs of this machine on target local."""
     from hyperpod_ext.jobs.contract.targets import get_target
 
     from .status import table

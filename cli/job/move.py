@@ -37,8 +37,8 @@ Examples:
 def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: float | None, output: str) -> None:
     """Move the ranks of a node to a spare node between two steps, and stop the job's processes on the node.
 
-    Use this command before maintenance or removal of a node. No step is lost, and the move does not count as a fault.
-    The job needs a spare node. With --no-wait, the node is not drained in Slurm.
+    Use this command before maintenance or removal of a node. The move loses no step, and does not count as a fault. The
+    job needs a spare node. With --no-wait, the node is not drained in Slurm.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import MOVE
@@ -57,7 +57,7 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     pause = f"after step {done['step']}, {done['pause_s']:.2f} s without a step"
-    if done["to"] is None:  # no spare was left, so the job continues without the node
+    if done["to"] is None:  # no spare node was left, so the job continues with fewer nodes
         parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
     else:
         parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]

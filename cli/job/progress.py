@@ -42,7 +42,7 @@ def make_progress() -> Iterator[ProgressDisplay]:
 
 
 class PlainProgress:
-    """Display that prints lines: events, and about eight of the steps of each run."""
+    """Display that prints one line for each event, and for about eight steps of each run."""
 
     def __init__(self) -> None:
         self._event_text = EventText()

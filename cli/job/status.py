@@ -52,8 +52,7 @@ def command(job: str | None, target: str, output: str) -> None:
 
 
 def _warn_of_unprotected(folder: str) -> None:
-    """Print a warning if a job trains without run.steps(). Call the function only for jobs without completed steps,
-    because it reads the whole event log."""
+    """Print a warning if a job trains without run.steps(). Slow, because the whole event log is read."""
     from hyperpod_ext.runtime.events.report import unprotected
 
     from ..job_events import read_events_of

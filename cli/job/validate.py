@@ -66,7 +66,7 @@ def command(
 
 
 def _templates_alone(folder: str, output: str) -> None:
-    """Check the templates in a folder without a job's spec, so without rendering them."""
+    """Check that the templates in a folder can be read. Rendering the templates would need a job's spec."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError

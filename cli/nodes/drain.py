@@ -44,7 +44,7 @@ def command(
 
 
 def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: bool, yes: bool, output: str) -> None:
-    del reason  # Kubernetes nodes have no field for a reason
+    del reason  # on Kubernetes, a node has no field for the reason of a drain
     from hyperpod_ext.jobs.kubernetes.api import drain
     from hyperpod_ext.jobs.kubernetes.api.client import Client
     from hyperpod_ext.jobs.kubernetes.api.kubeconfig import load_access

@@ -11,8 +11,8 @@ Request = dict[str, Any]
 
 
 class ErrorOutput(Output):
-    """Output of a command that fails, with `-o json`. A command with wrong options (exit code 2) prints no such
-    output."""
+    """Output of a command that fails, with `-o json`. A command with wrong options (exit code 2) prints no
+    ErrorOutput."""
 
     error: ErrorDetails
 

@@ -89,8 +89,8 @@ class RankFile(Output):
     rank: int
     file: str
     frozen_file: str | None = None
-    """File with the rank's frozen parameters, which are the first bytes of its state. null: `file` contains the whole
-    state."""
+    """File with the rank's frozen parameters, which are the first bytes of its state. If null, `file` contains the
+    whole state."""
     nbytes: int
     crc64nvme: str
     plan: str

@@ -25,7 +25,7 @@ class CreatedCluster(Output):
     region: str
     arn: str
     status: str | None = None
-    """Last status of the cluster. Only set with `--wait`."""
+    """Last status of the cluster, if `--wait` is used."""
 
 
 class UpdateOutput(Output):

@@ -13,7 +13,7 @@ _SUFFIXES = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 class Positive(click.ParamType):  # type: ignore[type-arg]  # older clicks have no argument here
-    """Type of an option whose value is a number above 0. Infinity is only allowed with `infinite`."""
+    """Type of an option whose value is a number above 0. The value may be infinity only with `infinite`."""
 
     name = "number"
 

@@ -104,7 +104,7 @@ def _describe(
 
 
 def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
-    """Return a note for each tier without which the goodput would be higher."""
+    """Return a note for each tier that lowers the goodput."""
     planned = estimates["as planned"].goodput
     return [
         f"goodput is higher {name}: at these speeds and failure rates, the left-out tier costs more than it saves"
@@ -140,7 +140,7 @@ def _compared(named: dict[str, GoodputEstimate], usd_per_hour: float | None) -> 
 
 
 def _table(rows: list[tuple[str, ...]]) -> str:
-    """Return rows as a text table, as wide as its content. The first row is the head."""
+    """Return rows as a text table with minimal column widths. The first row is the head."""
     import io
 
     from rich.box import SIMPLE_HEAD

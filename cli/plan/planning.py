@@ -34,7 +34,7 @@ class Question:
     usd_per_hour: float | None
     """Price of all nodes together, in US dollars per hour. None: unknown."""
     notes: tuple[str, ...]
-    """Sentences about assumed numbers, and about the sources of other numbers."""
+    """Sentences that name assumed numbers, and the sources of all other numbers."""
     warnings: tuple[str, ...]
     written: dict[str, int] | None
     """Steps between saves in the spec, by tier. None without a spec, or if an interval is `auto` or in seconds."""
@@ -152,9 +152,8 @@ class _Reader:
             return None
         if (found := instance(name)) is None:
             near = suggest(name, instances())
-            raise NotFoundError(
-                f"no instance type {name!r} is known here", hint=near if "did you" in near else "see hp-ext instances"
-            )
+            hint = near if "did you" in near else "`hp-ext instances` lists the known types"
+            raise NotFoundError(f"no instance type {name!r} is known here", hint=hint)
         return found
 
     def _size(self) -> tuple[StateSize, str]:
@@ -163,9 +162,7 @@ class _Reader:
 
         given = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
         if len(given) != 1:
-            raise click.UsageError(
-                "The size of the state is unknown. Use exactly one of --model, --params and --state-gb"
-            )
+            raise click.UsageError("Name the size of the state with exactly one of --model, --params and --state-gb")
         if self._o["state_gb"] is not None:
             nbytes = round(self._o["state_gb"] * 1e9)
             return StateSize(0, nbytes), "as given"
@@ -294,7 +291,7 @@ class _Reader:
         return price.usd * nodes
 
     def _check_room(self, spread: Spread, policy: CheckpointPolicy) -> None:
-        """Add a warning if the state does not fit into the nodes' memory. All other results are still valid."""
+        """Add a warning if the state does not fit into the memory of nodes or accelerators."""
         from hyperpod_ext.catalog.instances import usable_memory_mib
         from hyperpod_ext.planner.costs import memory_per_node
 

@@ -54,6 +54,6 @@ def draw(file: str, scenario: Scenario, estimates: Mapping[str, GoodputEstimate]
     shares = [100 * (1 - estimates[name].goodput) for name in names]
     bars = right.barh(names, shares)
     right.bar_label(bars, labels=[f"{value:.3g} %" for value in shares], padding=3)
-    right.margins(x=0.25)  # room for the labels
+    right.margins(x=0.25)  # leave room for the labels of the bars
     right.set(xlabel=f"% of time lost on {scenario.spread.nodes:,} nodes")
     figure.savefig(file, metadata={"Date": None} if file.endswith(".svg") else None)

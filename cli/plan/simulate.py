@@ -48,7 +48,7 @@ def command(
     output: str,
     **options: Any,
 ) -> None:
-    """Simulate a job with random failures. The simulation uses the decision code of real jobs, but starts no job."""
+    """Simulate a job with random failures. The simulation uses the code that makes decisions in real jobs."""
     from hyperpod_ext.planner.estimate import look_ahead
     from hyperpod_ext.runtime.simulator.engine import Simulation
     from hyperpod_ext.runtime.simulator.settings import simulated

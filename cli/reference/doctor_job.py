@@ -18,7 +18,7 @@ _ABOUT_FAULTS = frozenset({"lost-steps", "hangs", "nearer-tier", "spare-needed",
 """Names of the advice rules that are about faults."""
 
 _SEALED = frozenset({"sealed", "replicated", "durable"})
-"""States in which a snapshot can be restored."""
+"""States of snapshots from which ranks can be restored."""
 
 
 def look_at_job(job: str) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def look_at_job(job: str) -> dict[str, Any]:
     spec = submission.read_job().model_dump(mode="json")
     try:
         result = read_result(handle)
-    except NotFoundError:  # the job has not begun
+    except NotFoundError:  # a job that has not begun has no result
         result = {}
     events = read_events_of(status.folder)
     places, _ = find_places(handle.name, None, ())
@@ -142,7 +142,7 @@ def _held(
 
 def newest_of_all(nodes: Iterable[Mapping[str, Any]], ranks: int, *, replica: bool, parity: bool = False) -> int | None:
     """Return the newest step for which the nodes' memory contains every rank's snapshot, or with `parity` every rank's
-    parity data. None if there is no such step.
+    parity data. None if no step is complete.
 
     Args:
         nodes: content of each node's memory, as `ask_memory` returns it.
@@ -203,7 +203,7 @@ def _fault_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _budget_lines(found: Mapping[str, Any]) -> Iterator[str]:
     left = found["budgets"]
-    if not any(what == "a process is killed" for what, _ in found["next"]):  # the job has ended
+    if not any(what == "a process is killed" for what, _ in found["next"]):  # a job that has ended has no next fault
         return
     parts = [f"{left['restarts']} of {left['max_restarts']} faults (restart.max_restarts)"]
     if left["restarts_in_window"] is not None:

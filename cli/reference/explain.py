@@ -30,7 +30,7 @@ def command(what: str | None, output: str) -> None:
     """Explain a rule, a field of a spec, or a name in AWS's checkpointless training and its counterpart in this
     project.
 
-    The names tier-1 to tier-4 stand for the tiers in AWS's launch article of checkpointless training.
+    The names tier-1 to tier-4 mean the four tiers in AWS's launch article of checkpointless training.
     """
     from hyperpod_ext.clusters.checks import all_checks
     from hyperpod_ext.jobs.rules import all_rules
@@ -48,7 +48,7 @@ def command(what: str | None, output: str) -> None:
 
 
 def _terms_of(what: str) -> list[Term]:
-    """Return the terms of AWS's checkpointless training with the name `what`, in upper or lower case. For a text such
+    """Return the terms of AWS's checkpointless training with the name `what`, in upper or lower case. For a tier such
     as `tier-1`, return all terms of the tier."""
     from hyperpod_ext.catalog.aws_terms import terms
 

@@ -110,8 +110,8 @@ class _Next:
 
 
 def _newest(held: Sequence[Held], lost: Loss) -> Held | None:
-    """Return the tier with the newest step among the tiers that survive the loss `lost`. None if no such tier has a
-    step."""
+    """Return the tier with the newest step among the tiers that survive the loss `lost`. None if no tier with a
+    complete step survives the loss."""
     from hyperpod_ext.config.checkpoint import survivors
 
     kinds = survivors(lost)

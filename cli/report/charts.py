@@ -95,8 +95,8 @@ def lines(
 
 
 def thinned(points: Points) -> list[tuple[float, float]]:
-    """Return fewer points of a long series: the lowest and the highest point of each group of neighbouring points. So
-    the chart still shows every spike."""
+    """Return fewer points of a long series: the lowest and the highest point of each group of neighbouring points. The
+    chart of the fewer points still shows every spike."""
     each = -(-2 * len(points) // _MOST_POINTS)
     if each <= 2:
         return list(points)
@@ -131,8 +131,8 @@ class _Frame:
         return self._height - BOTTOM - (value - low) / ((high - low) or 1.0) * (self._height - TOP - BOTTOM)
 
     def around(self, body: str, x_label: str, y_label: str, y_text: object) -> str:
-        """Return the whole chart as SVG: `body` with the axes around it. If `y_text` is None, the y axis has no
-        ticks."""
+        """Return the whole chart as SVG: `body` with the axes around it. The y axis has no ticks if `y_text` is
+        None."""
         parts = [f'<svg viewBox="0 0 {WIDTH} {self._height}" role="img">']
         for tick in ticks(*self._across):
             x = self.x(tick)

@@ -33,8 +33,8 @@ class EventText:
         self._unprotected = False
 
     def tell(self, entry: Mapping[str, Any]) -> list[str]:
-        """Process one event of the event log, and return the lines of text for it. `entry["run"]` is the run that the
-        event belongs to."""
+        """Process one event of the event log, and return its lines of text. `entry["run"]` is the name of the event's
+        run."""
         lines = []
         if entry["run"] != self.run:
             self._begin(entry["run"])
@@ -65,8 +65,8 @@ class EventText:
             self.loss = made.logged.get("loss", self.loss)
 
     def _of_one_rank(self, made: of_training.Step) -> list[str]:
-        """Return a warning if ranks have logged different losses for the same attempt of a step. The warning is
-        returned only once for each run."""
+        """Return a warning if ranks have logged different losses for the same attempt of a step, at most once for each
+        run."""
         if self._differs or "loss" not in made.logged:
             return []
         making, loss = (made.generation, made.step), made.logged["loss"]
@@ -111,7 +111,7 @@ def _lines(event: Event) -> list[str]:
         case of_nodes.Coordinator():
             return [f"node {event.node} now coordinates the job"]
         case of_nodes.ResizeBegun():
-            if event.of == event.nodes:  # a move: a spare replaces another node
+            if event.of == event.nodes:  # a move, not a resize: a spare node replaces a node
                 leaving, joining = (", ".join(map(str, nodes)) for nodes in (event.leaving, event.joining))
                 return [f"the ranks of node {leaving} will move to node {joining}"]
             return [f"resizing from {event.of} to {event.nodes} nodes"]

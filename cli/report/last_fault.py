@@ -1,7 +1,7 @@
 """Describes the newest fault of a job from the job's events: cause, consequences, reactions and outcome. Pure.
 
-Faults between two resumptions of training count as one fault with its consequences. The first of them is the cause,
-unless it is a closed connection, because a connection closes as a consequence of the death of the other process.
+All faults between two resumptions of training count as one fault with its consequences. The cause is the first fault,
+preferably one that is not a closed connection, because a connection closes when the process at its other end dies.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ _FROM = {
     "durable": ", from a durable checkpoint",
     "fresh": ", which is the start",
 }
-"""Text about the source of the restored state, by the name of the source. Sources are sorted from nearest to
-farthest."""
+"""Text about the source of the restored state, by the name of the source. Nearer sources come first."""
 _NEAREST_FIRST = tuple(_FROM)
 
 

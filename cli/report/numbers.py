@@ -28,8 +28,7 @@ class Source(Protocol):
 
 
 class FromTarget:
-    """Computes the numbers from events that the target reports. The comparison run without faults is counted
-    separately."""
+    """Computes the numbers from events that the target reports, separately for a comparison run without faults."""
 
     def __init__(self) -> None:
         self._run = ""
@@ -106,7 +105,7 @@ class FromPlaces:
                     say(f"warning: {error.message}")
                 continue
             if new:
-                self._readers = [reader]  # read only this place, because the other places contain the same events
+                self._readers = [reader]  # from now on read only this place: all places contain the same events
                 return new
         return []
 

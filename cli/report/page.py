@@ -20,8 +20,8 @@ _ORDER: tuple[str, ...] = (
     "restore",
 )
 _ORDER += ("startup", "idle")
-"""Order of phases in the stacked bars, from the bottom up. Kept steps are at the bottom, so that the height of their
-bar is the goodput."""
+"""Order of phases in the stacked bars, from the bottom up. The time of kept steps is at the bottom, so that the height
+of its bar is the goodput."""
 NOTHING_TO_CHANGE = "Nothing: no figure of this run suggests a change."
 _MOST_ROWS = 64
 _MOST_TIMELINES = 40
@@ -85,7 +85,7 @@ def _timeline(recovery: Mapping[str, Any]) -> str:
 def _loss(result: Mapping[str, Any]) -> str:
     series = {"own": _points(result["losses"])}
     if (undisturbed := result["undisturbed"]) is not None:
-        # if the losses of both runs are equal, the report contains them only once
+        # a report with equal losses in both runs contains the losses only once
         losses = result["losses"] if result["loss_equal"] else undisturbed.get("losses") or {}
         series = {"undisturbed": _points(losses), **series}
     marks: dict[float, str] = {}

@@ -175,7 +175,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 
 
 def _last_fault(result: Mapping[str, Any]) -> str:
-    """Return a text about the fault that ended the job, from which it did not recover. Empty if there is none."""
+    """Return a text about the fault that ended the job; empty if the job recovered from every fault."""
     faults = result.get("faults", [])
     if result["state"] != "failed" or not faults or len(faults) <= len(result["recoveries"]):
         return ""

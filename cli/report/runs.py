@@ -134,7 +134,7 @@ def read_result(handle: JobHandle) -> dict[str, Any]:
     if result.get("world_size") or (logged := _logged(handle, events)) is None:
         return result
     own = {key: result[key] for key in _OWN if key in result}
-    if result.get("losses"):  # the result has the losses of all starts of the job
+    if result.get("losses"):  # unlike `logged`, `result` has the losses of all starts of the job
         own["losses"] = result["losses"]
     if "error" in own:
         own["error"] = _first_cause(handle, own["error"], logged["error"])
@@ -149,7 +149,7 @@ def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] |
         status: the job's JobStatus as JSON.
     """
     error: dict[str, Any] | None = status["error"]
-    if status["state"] != "failed" or handle.target == "local":  # the status of a local job already contains the cause
+    if status["state"] != "failed" or handle.target == "local":  # the status of a local job has the full error
         return error
     found: dict[str, Any] | None = read_result(handle)["error"]
     return found
@@ -158,7 +158,7 @@ def why_failed(handle: JobHandle, status: Mapping[str, Any]) -> dict[str, Any] |
 def _first_cause(
     handle: JobHandle, seen: dict[str, Any] | None, logged: dict[str, Any] | None
 ) -> dict[str, Any] | None:
-    """Return the error that the scheduler reports, with the cause from the event log in front of it."""
+    """Return the scheduler's error, with the cause from the event log in front of the message."""
     if not seen or not logged or handle.target == "local" or logged["message"] in seen["message"]:
         return seen
     return {**seen, "message": f"{logged['message']}. Then: {seen['message']}"}
@@ -224,7 +224,7 @@ def list_kept(url: str) -> list[JobStatus]:
             events = read_kept(place.store).events
         except NotFoundError:
             continue
-        if not events:  # the file belongs to another program, or all of its lines are damaged
+        if not events:  # no events: the file belongs to another program, or all lines of the file are damaged
             continue
         meters = Meters()
         for event in events:

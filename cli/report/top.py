@@ -35,8 +35,8 @@ def command(job: str, target: str, once: bool, output: str) -> None:
     """Follow a running job: step, goodput, faults, and the phase of each rank.
 
     The argument is the name or URL of a job, or its checkpoint folder such as s3://bucket/prefix/JOB. On Kubernetes,
-    the numbers come from the pod that serves `metrics`, through the API server. For other jobs, and after pods are
-    gone, the numbers come from the events next to the job's checkpoints.
+    the numbers come from the pod that serves `metrics`, through the API server. For jobs of other targets, and after
+    pods are deleted, the numbers come from the events next to the job's checkpoints.
     """
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import get_target

@@ -42,6 +42,6 @@ def stale(today: date) -> list[Age]:
 
 
 def _dated(known: dict[str, Any]) -> date:
-    """Return the date of a data file. If the file has only dates of its sources, return the oldest of them."""
+    """Return the date of a data file. If the file has only dates of its sources, return the oldest date."""
     days = [known["dated"]] if "dated" in known else [source["dated"] for source in known["sources"].values()]
     return min(date.fromisoformat(day) for day in days)

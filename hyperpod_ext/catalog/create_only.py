@@ -1,4 +1,4 @@
-"""Create-only properties of CloudFormation types: an update of such a property replaces the resource by a new one."""
+"""Create-only properties of CloudFormation types: an update of such properties replaces the resource."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class CreateOnly:
     """Paths of properties for which every change of the value replaces the resource."""
     sometimes: tuple[str, ...]
     """Paths of properties for which some changes of the value replace the resource. CloudFormation's schema does not
-    say which changes do."""
+    say which changes replace the resource."""
 
 
 def create_only(kind: str) -> CreateOnly | None:

@@ -41,7 +41,7 @@ def _registry(account: str, region: str) -> str:
 
 
 def checkpointless_image(region: str) -> str | None:
-    """Return the name of AWS's checkpointless container in `region`; None if AWS publishes none for the region."""
+    """Return the name of AWS's checkpointless container in `region`; None if AWS publishes no container there."""
     return with_registry(_short_name(facts(_IMAGES)["checkpointless"]), region)
 
 

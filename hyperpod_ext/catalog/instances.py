@@ -59,7 +59,7 @@ def usable_cpus(machine: Instance) -> float:
     """Return the number of CPUs that pods can use on one machine.
 
     Kubernetes usually reserves 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of all other
-    cores. One more core is subtracted for daemons. The number of CPUs is rounded down to a tenth of a core.
+    cores. One more core is reserved for daemons. The number of CPUs is rounded down to a tenth of a core.
     """
     cores = machine.vcpus
     reserved = 0.06 + 0.01 * min(max(cores - 1, 0), 1) + 0.005 * min(max(cores - 2, 0), 2) + 0.0025 * max(cores - 4, 0)
@@ -71,7 +71,7 @@ def usable_memory_mib(machine: Instance) -> int:
 
     A machine has less memory than AWS states; Karpenter assumes 7.5 % less. Kubernetes usually reserves 25 % of the
     first 4 GiB, 20 % of the next 4 GiB, 10 % of the next 8 GiB, 6 % of the next 112 GiB, 2 % of the remaining memory,
-    and 100 MiB for eviction. One more GiB is subtracted for daemons.
+    and 100 MiB for eviction. One more GiB is reserved for daemons.
     """
     there = machine.memory_gib * 0.925
     left, reserved = there, 0.0

@@ -23,8 +23,8 @@ TOPOLOGY_LEVELS = (
     "topology.k8s.aws/network-node-layer-2",
     "topology.k8s.aws/network-node-layer-3",
 )
-"""Node labels of AWS with the position of the node in the network. Of the three layers, nodes with the same value for
-layer 3 are the closest."""
+"""Node labels of AWS with the position of the node in the network. Of the three network layers, nodes with the same
+value for layer 3 are the closest."""
 
 AUTO_RESUME = "sagemaker.amazonaws.com/enable-job-auto-resume"
 MAX_RETRIES = "sagemaker.amazonaws.com/job-max-retry-count"
@@ -40,7 +40,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 JOB = "hyperpod-ext/job"
 """Label of this project on all Kubernetes objects of a job, with the name of the job."""
 DISK_VOLUME = "hyperpod-ext-disk"
-"""Prefix for the names of volumes for disk tiers. A number follows the prefix."""
+"""Prefix for the names of volumes for disk tiers, before a number."""
 SECRET_VOLUME = "hyperpod-ext-secret"
 """Name of the pod volume with the job's secret."""
 SECRET_DIR = "/var/run/hyperpod-ext"

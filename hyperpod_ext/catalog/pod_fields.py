@@ -23,9 +23,8 @@ MERGE_KEYS = {
     "volumeMounts": "mountPath",
     "volumeDevices": "devicePath",
 }
-"""Merge keys of lists in pods and containers, by the name of the list. A strategic merge patch merges the items of such
-a list by their merge key (`patch strategy: merge` in Kubernetes' API reference), and replaces all other lists as a
-whole."""
+"""Merge keys of lists in pods and containers, by the name of the list. In a strategic merge patch, lists with a merge
+key (`patch strategy: merge` in Kubernetes' API reference) are merged item by item; all other lists are replaced."""
 
 
 def pod_types() -> dict[str, dict[str, str]]:

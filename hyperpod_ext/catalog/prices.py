@@ -1,6 +1,6 @@
 """On-demand prices of machines and other AWS resources per hour, each with its date and its source.
 
-An unknown price is None and not 0, so that a sum of prices can list the items without a price.
+An unknown price is None, not 0, so that estimates can list the items without a price.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def with_account(cluster: ClusterConfig) -> tuple[ClusterConfig, list[str]]:
     """Fill the section `account` of a cluster's spec with facts that are read from AWS.
 
     Returns:
-        The cluster with the section `account`, and one sentence for each field of the section that could not be read.
-        A field that could not be read keeps the value of the spec.
+        The cluster with the section `account`, and one sentence for each field of the section that could not be read. A
+        field that AWS did not return keeps its value in the spec.
     """
     stated = cluster.account or AccountFacts()
     found: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """Fills a cluster's spec with values that are known only during its deployment: subnets, roles, file systems. Pure.
 
-The filled-in values may be CDK tokens, which are placeholders that CloudFormation replaces. Tokens do not match the
-patterns of ClusterConfig, so tokens are filled into unset fields without validation.
+The filled-in values may be CDK tokens, which are placeholders that CloudFormation replaces. Unset fields are filled
+without validation, because tokens do not match the patterns in ClusterConfig.
 """
 
 from __future__ import annotations

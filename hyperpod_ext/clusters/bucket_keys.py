@@ -10,7 +10,7 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 
 def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:
-    """Yield a problem for each existing bucket whose KMS key is not in the spec, because no role could use such a key.
+    """Yield a problem for each existing bucket whose KMS key is not in the spec, so that no role could use the key.
 
     Args:
         unread: list to which a sentence is appended for each bucket whose encryption could not be read.

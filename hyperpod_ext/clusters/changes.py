@@ -30,7 +30,7 @@ OF_A_NEW_GROUP = frozenset(
         "NetworkInterface",
     }
 )
-"""Members of a group that UpdateCluster cannot change. A changed member needs a new group."""
+"""Members of a group that UpdateCluster cannot change: a change of one of these members needs a new group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +95,8 @@ def update_cluster_request(cluster: ClusterConfig, changes: list[RequestChange])
 
 
 def as_requested(described: Mapping[str, Any]) -> Request:
-    """Convert the response of DescribeCluster to the form of a CreateCluster request. Desired values are used instead
-    of current values."""
+    """Convert the response of DescribeCluster to the form of a CreateCluster request. Where AWS returns a desired and a
+    current value, the desired value is used."""
     found = {
         name: described[name]
         for name in ("VpcConfig", "Orchestrator", "NodeRecovery", "TieredStorageConfig", "NodeProvisioningMode")
@@ -175,7 +175,7 @@ def _groups(kind: str, wanted: list[Request], has: list[Request]) -> Iterator[Re
 
 
 def _members(path: str, before: Any, after: Any) -> Iterator[RequestChange]:
-    """Yield a change for each part of the member `path` that differs and can be updated alone."""
+    """Yield the changes of the member `path`, split into parts that can be updated separately."""
     if _covers(before, after):
         return
     if path == "Orchestrator" and isinstance(after, Mapping):

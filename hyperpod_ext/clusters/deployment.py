@@ -46,12 +46,12 @@ def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[P
 def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     region = cluster.region
     if region not in known_regions():
-        return  # the catalog does not know the instance types of this region
+        return  # skip a region whose instance types are not in the catalog
     if region not in regions_of("cluster"):
         hint = f"supported regions: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot create HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
-        if not regions_with(name):  # HPX201 reports types that only other regions have
+        if not regions_with(name):  # HPX201 reports instance types that only other regions have
             hint = "use another type, or create the cluster with `hp-ext create-cluster`"
             yield Problem(
                 f"CloudFormation does not support {name} in any region that the catalog has", path=path, hint=hint

@@ -108,7 +108,7 @@ def delete_request(name: str, region: str | None) -> tuple[Request, list[dict[st
 
 
 def delete(request: Request, region: str | None) -> str:
-    """Send a DeleteCluster request, and return the cluster's ARN. AWS continues the deletion after the response."""
+    """Send a DeleteCluster request, and return the cluster's ARN. AWS finishes the deletion later."""
     service, name = client("sagemaker", region), str(request["ClusterName"])
 
     def existing() -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from hyperpod_ext.errors import Problem
 _AT = "infrastructure.network"
 _LARGEST, _SMALLEST = 16, 20
 """Allowed prefix lengths of a VPC's IP range. AWS allows no range larger than a /16. In a range smaller than a /20, the
-quarter for the machines of one zone is too small for machines with many interfaces."""
+quarter for one zone has too few addresses for machines with many interfaces."""
 
 
 def network_problems(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
@@ -77,7 +77,9 @@ def _new(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
         yield Problem("is only valid for an existing network", path=f"{_AT}.control_plane_subnets", hint=hint)
     if network.nat == "none" and not network.private_endpoints:
         hint = "write private_endpoints: true, or another nat"
-        yield Problem("machines could not reach AWS's services", path=f"{_AT}.nat", hint=hint)
+        yield Problem(
+            "without NAT and private endpoints, machines cannot reach AWS's services", path=f"{_AT}.nat", hint=hint
+        )
 
 
 def _existing(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
@@ -117,7 +119,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
     for first, one in enumerate(paths):
         for other in paths[first + 1 :]:
             if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
-                continue  # both ranges belong to connected networks, which may overlap each other
+                continue  # the ranges of two connected networks may overlap
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
                 yield Problem(message, path=other, hint="choose a range that is free in both networks")

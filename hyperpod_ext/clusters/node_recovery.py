@@ -44,8 +44,8 @@ def find_nodes(cluster: str, region: str | None, names: Sequence[str]) -> list[d
 
 
 def recovery_requests(cluster: str, found: Sequence[Mapping[str, Any]]) -> list[Request]:
-    """Return the requests that reboot or replace the nodes `found`. Both operations have the same form of request, with
-    at most MOST_IN_A_REQUEST nodes in each request."""
+    """Return the requests that reboot or replace the nodes `found`. Reboots and replacements have the same form of
+    request, with at most MOST_IN_A_REQUEST nodes."""
     ids = [str(node["id"]) for node in found]
     starts = range(0, len(ids), MOST_IN_A_REQUEST)
     return [{"ClusterName": cluster, "NodeIds": ids[at : at + MOST_IN_A_REQUEST]} for at in starts]

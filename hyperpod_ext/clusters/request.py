@@ -1,4 +1,4 @@
-"""Builds CreateCluster requests from a cluster's spec. Every member of the API's request is supported. Pure."""
+"""Builds CreateCluster requests from a cluster's spec. Every member of a CreateCluster request is supported. Pure."""
 
 from __future__ import annotations
 

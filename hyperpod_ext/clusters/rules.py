@@ -24,7 +24,7 @@ def problems(cluster: ClusterConfig) -> Iterator[Problem]:
         yield from _disks(restricted, path)
         yield from _rollouts(restricted, path)
         if names.count(restricted.name) > 1:
-            yield Problem(f"another group has the name `{restricted.name}`, too", path=f"{path}.name", hint=_RENAME)
+            yield Problem(f"another group already has the name `{restricted.name}`", path=f"{path}.name", hint=_RENAME)
         if not (restricted.execution_role or cluster.execution_role):
             yield _required(cluster, f"{path}.execution_role", _ROLE)
 
@@ -75,7 +75,7 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem("is required with slurm.accounting", path="continuous_provisioning", hint="write true")
     parts = [group.slurm.node_type if group.slurm else None for group in cluster.instance_groups]
     if not any(parts):
-        return  # without node types in the spec, lifecycle scripts assign the node types
+        return  # the spec sets no node types, so lifecycle scripts assign them
     for index, part in enumerate(parts):
         if part is None:
             hint = "write node_type Controller, Login or Compute, as in the other groups"

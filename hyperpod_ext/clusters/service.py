@@ -98,7 +98,7 @@ def changes(cluster: ClusterConfig) -> tuple[Mapping[str, Any], list[RequestChan
     """Return the response of DescribeCluster, and the differences between the existing cluster and the spec."""
     service, described = client("sagemaker", cluster.region), existing.describe(cluster.name, cluster.region)
     arn, tags = described["ClusterArn"], {}
-    if cluster.tags:  # only tags in the spec are compared
+    if cluster.tags:  # read the existing tags only if the spec has tags to compare with
         answer = call(f"ListTags {cluster.name}", lambda: service.list_tags(ResourceArn=arn))
         tags = {tag["Key"]: tag["Value"] for tag in answer["Tags"]}
     return described, find_changes(cluster, described, tags)
@@ -108,7 +108,7 @@ def update(cluster: ClusterConfig, request: Request | None, arn: str, made: list
     """Send the UpdateCluster request if there is one, and then set changed tags.
 
     Args:
-        made: all changes of the update, including those of tags.
+        made: all changes of the update, including changes of tags.
     """
     service = client("sagemaker", cluster.region)
     if request is not None:

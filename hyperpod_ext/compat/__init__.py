@@ -1,4 +1,5 @@
-"""Replacements for AWS's packages for training scripts, on this project's runtime. docs/compat-aws.md lists all names.
+"""Replacements for the AWS packages that training scripts import, on top of this project's runtime. docs/compat-aws.md
+lists all names.
 
-In a job with `compat: aws`, and in no other job, a script can import these modules under AWS's names.
+Scripts can import the replacements under AWS's names, but only in a job with `compat: aws`.
 """

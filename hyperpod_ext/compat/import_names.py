@@ -47,11 +47,11 @@ MODULES: dict[str, dict[str, str]] = {
     },
     "hyperpod_elastic_agent": {"elastic_event_handler": "elastic"},
 }
-"""For each of AWS's packages and modules, the module of `hyperpod_ext.compat` that replaces it; empty: none does."""
+"""For each of AWS's packages and modules, the module of `hyperpod_ext.compat` that replaces it, or an empty text."""
 
 
 def module_of(module: str) -> str:
-    """Return the module of `hyperpod_ext.compat` that replaces AWS's `module`; empty if there is none."""
+    """Return the module of `hyperpod_ext.compat` that replaces AWS's `module`; empty without a replacement."""
     package, _, name = module.partition(".")
     return MODULES.get(package, {}).get(name, "")
 
@@ -71,7 +71,7 @@ class AwsFinder(MetaPathFinder, Loader):
         return ModuleSpec(fullname, self, is_package=is_package) if is_package or fullname in self._modules else None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Set the module's `__getattr__`, which looks names up in this project's replacement when they are used."""
+        """Set the module's `__getattr__`, which looks a name up in this project's replacement when the name is used."""
         name, ours = module.__name__, module_of(module.__name__)
 
         def attribute(wanted: str) -> Any:
@@ -87,8 +87,8 @@ def _find(module: str, ours: str, name: str) -> Any:
 
     Args:
         module: AWS's module.
-        ours: the module of `hyperpod_ext.compat` that replaces AWS's module; empty: there is none.
-        name: the name.
+        ours: the module of `hyperpod_ext.compat` that replaces AWS's module; empty without a replacement.
+        name: the name to look up in `module`.
 
     Raises:
         JobFailedError: the name is known but has no replacement; the error's hint has the code to write instead.
@@ -104,7 +104,7 @@ def _find(module: str, ours: str, name: str) -> Any:
 
 
 def install(compat: str) -> None:
-    """Make `import` find this project's replacements for AWS's packages, and report this in rank 0's log.
+    """Make `import` find this project's replacements for AWS's packages, and log the replacement on rank 0.
 
     Args:
         compat: name of the set of packages, from the job's spec.

@@ -1,4 +1,4 @@
-"""Base class of all spec models. Models are strict and immutable, and the docstrings under fields document them."""
+"""Base class of all spec models. Models are strict and immutable. The docstring under a field documents the field."""
 
 from __future__ import annotations
 

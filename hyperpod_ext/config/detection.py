@@ -37,10 +37,10 @@ class NanPolicy(Config):
     """Action for a step whose loss or gradients are not finite. All ranks take the same action."""
 
     action: Literal["off", "raise", "skip"] = "off"
-    """Action for the step. `off`: no check. `raise`: the job fails with an error that names the step and the rank.
-    `skip`: the step is skipped and changes no parameter."""
+    """Action for a step with non-finite numbers. `off`: no check. `raise`: the job fails with an error that names the
+    step and the rank. `skip`: the step is skipped and changes no parameter."""
     max_skips: PositiveInt = 10
-    """Maximum number of consecutive steps that may be skipped. After them the job fails."""
+    """Maximum number of consecutive steps that may be skipped. If the next step must be skipped too, the job fails."""
 
 
 class HealthPolicy(Config):

@@ -34,12 +34,12 @@ class ScaleConfig(Config):
 
 
 class BatchPolicy(Config):
-    """Division of a step's global batch on each number of nodes. By default, neither the global batch nor the loss
-    changes with the number of nodes."""
+    """How the ranks divide a step's global batch, for each number of nodes. By default, neither the global batch nor
+    the loss changes with the number of nodes."""
 
     micro_batch_size: PositiveInt | None = None
-    """Samples that a rank computes at once. The global batch is divided into micro-batches of this size, and any number
-    of ranks can share the micro-batches. The global batch then need not divide evenly among the ranks."""
+    """Samples that a rank computes at once. If set, any number of ranks can share the micro-batches of a global batch,
+    which then need not divide evenly among the ranks."""
     learning_rate: Literal["constant", "linear", "sqrt"] = "constant"
     """How the learning rate changes if `scale_config` changes the global batch. `constant`: not at all. `linear`: in
     proportion to the global batch. `sqrt`: with the square root of the global batch.
@@ -87,12 +87,12 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
 
 class Notices(Config):
     """Sources of notices that the platform will take a node away. After a notice, the node leaves the job, and the job
-    continues with the other nodes. Needs our agent."""
+    continues with the other nodes. Notices need our agent."""
 
     ec2: bool | None = None
     """Whether to read notices of Spot interruptions from EC2's instance metadata. Default: yes on EC2 machines."""
     file: Annotated[AbsolutePath, Field(examples=["/run/leave"])] | None = None
-    """Path of a file on the node. If the file exists, the node will be taken away."""
+    """Path of a file on the node. The existence of the file means that the platform will take the node away."""
     every_s: PositiveFloat = 5.0
     """Seconds between two checks for notices. EC2 announces a Spot interruption two minutes in advance."""
 
@@ -109,13 +109,13 @@ class Elastic(Config):
     sizes: tuple[PositiveInt, ...] = ()
     """Instead of `step`: the only numbers of nodes that the job runs on, smallest first."""
     scaling_timeout_s: PositiveInt | None = None
-    """Seconds that the job waits for requested nodes. After this time, the job continues with the nodes that it has."""
+    """Seconds that the job waits for requested nodes, before it continues with the nodes that it has."""
     graceful_shutdown_s: PositiveInt | None = None
     """Seconds that workers get to save their state before they are stopped because the number of nodes changes."""
     faulty_scale_down_s: PositiveInt | None = None
-    """Seconds to wait for a replacement of a faulty node. After this time, the job continues without the node."""
+    """Seconds that the job waits for a replacement of a faulty node, before it continues without the faulty node."""
     batch: BatchPolicy = BatchPolicy()
-    """Division of a step's global batch on each number of nodes."""
+    """How the ranks divide a step's global batch, for each number of nodes."""
     notices: Notices = Notices()
     """Sources of notices that the platform will take a node away."""
 
@@ -123,7 +123,7 @@ class Elastic(Config):
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
         if self.notices == Notices():
-            del dumped["notices"]  # images with an older version do not know the field
+            del dumped["notices"]  # container images with an older version do not know the field `notices`
         return dumped
 
     @model_validator(mode="after")

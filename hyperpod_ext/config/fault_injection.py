@@ -61,8 +61,8 @@ class InjectedFault(Config):
 
     kind: Annotated[InjectedKind, Field(examples=["exception"])]
     """Kind of the fault. `exception`: the training function raises. `sigkill`, `sigsegv`: the signal kills the process.
-    `hang`: the process hangs, in the way that `how` names. `slow`: the phases of its steps take longer. `oom`: the
-    process allocates more memory than it may use. `cut-network`: the process closes its connections to other ranks.
+    `hang`: the process hangs, in the way that `how` names. `slow`: the phases of the rank's steps take longer. `oom`:
+    the process allocates more memory than it may use. `cut-network`: the process closes its connections to other ranks.
     `corrupt-memory`: a bit flips in the rank's snapshots in memory. `corrupt-weights`: a bit flips in the rank's first
     parameter."""
     rank: Annotated[NonNegativeInt, Field(examples=[1])]
@@ -142,7 +142,7 @@ class Chaos(Config):
     """Faults that workers inject into themselves. Each fault happens once in a job."""
     compare: bool = True
     """Whether to run the job a second time without the faults, and to compare every loss and the final weights of the
-    two runs. Only on target local."""
+    two runs. Works only on target local."""
     on_clusters: bool = False
     """Whether faults are also injected on clusters, where machines cost money. False: only target local accepts
     faults."""

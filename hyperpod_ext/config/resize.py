@@ -16,8 +16,8 @@ WANTED = "nodes_wanted.json"
 """File in the run folder with the numbers of all nodes that the job needs. The process that starts nodes reads the
 file."""
 LEFT = "node{}.left"
-"""File in the run folder for a node that has left the job; `{}` stands for the node's number. The launcher can then
-return the node to the scheduler."""
+"""File in the run folder for a node that has left the job; `{}` stands for the node's number. The file allows the
+launcher to return the node to the scheduler."""
 
 
 class MoveOrder(Config):
@@ -33,7 +33,7 @@ class ResizeOrder(Config):
     nodes: Annotated[PositiveInt, Field(examples=[3])]
     """New number of nodes, without spares."""
     joining: tuple[NonNegativeInt, ...] = ()
-    """Numbers of the nodes that join the job. The job waits for all of these nodes without a time limit, because they
+    """Numbers of the nodes that join the job. The job waits for all joining nodes without a time limit, because they
     may be in a long queue of the scheduler."""
 
 
@@ -53,6 +53,5 @@ def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: in
 
 
 def has_already(nodes: int) -> str:
-    """Return the message for a request to resize a job to its present number of nodes. The request counts as
-    successful."""
+    """Return the message for a request to resize a job to its present number of nodes, which counts as successful."""
     return f"the job has {nodes} nodes already"

@@ -42,11 +42,11 @@ class RestartPolicy(Config):
     """Seconds that a rank gets to become ready, at the start of the job and after a fault. A rank that needs longer is
     replaced."""
     max_in_process: NonNegativeInt = 3
-    """Maximum number of consecutive exceptions of one rank after which the rank's process is kept. After one more
-    exception, the process is replaced."""
+    """Maximum number of consecutive exceptions of one rank after which the rank's process is kept. If the rank raises
+    once more, its process is replaced."""
     max_on_node: NonNegativeInt = 3
-    """Maximum number of consecutive process deaths on one node after which the node's ranks stay on the node. Deaths at
-    the same time count once. After one more death, a spare node takes over the node's ranks."""
+    """Maximum number of consecutive process deaths on one node after which the node's ranks stay on the node.
+    Simultaneous deaths count once. If one more process dies, a spare node takes over the node's ranks."""
     max_node_losses: NonNegativeInt = 3
     """Maximum number of lost nodes that the job recovers from."""
     quarantine_after: PositiveInt = 2
@@ -64,12 +64,12 @@ class RestartPolicy(Config):
     """Steps between two comparisons of state checksums among ranks that hold the same state. The first step is also
     compared. 0: never."""
     preload: tuple[str, ...] = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
-    """Python modules that one process on each node imports in advance. Replacement workers are forked from this
-    process, because the imports would take most of the time of a restart. The modules must not use a GPU. A module that
-    starts a thread is imported by each worker instead. For a package with lazy imports, name the attributes that the
-    script uses, such as `trl.GRPOTrainer`."""
+    """Python modules that one process on each node imports in advance. Replacement workers are forked from the process
+    with the imports, because imports would take most of the time of a restart. The modules must not use a GPU. A module
+    that starts a thread is imported by each worker instead. For a package with lazy imports, name the attributes that
+    the script uses, such as `trl.GRPOTrainer`."""
     warm_spares: bool = False
     """Whether to keep a spare process with a CUDA context for each worker with a GPU. The spare process replaces the
     worker when the worker dies. Each spare process needs GPU memory for its CUDA context. With `warm_spares`, setting
-    CUDA_VISIBLE_DEVICES in the script has no effect, because the process has its CUDA context already. Tested on one
-    GPU, not on several."""
+    CUDA_VISIBLE_DEVICES in the script has no effect, because the process has its CUDA context already. Warm spares were
+    tested on one GPU, not on several."""

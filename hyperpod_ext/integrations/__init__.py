@@ -8,5 +8,5 @@ Each file has an adapter for one library. Scripts import:
     from hyperpod_ext.integrations.accelerate import ResilientAccelerator
     from hyperpod_ext.integrations.titan import RunCheckpointer
 
-No module outside of this package imports these files, so the libraries need not be installed.
+No module outside of this package imports the adapters, so the libraries need not be installed.
 """

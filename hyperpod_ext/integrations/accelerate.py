@@ -27,12 +27,12 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 def see_world(run: Run) -> None:
-    """Set Accelerate's rank and world size to those of `run`, because Accelerate reads them only once per process."""
+    """Set Accelerate's rank and world size to those of `run`, because Accelerate reads the environment only once."""
     known = dict(PartialState._shared_state)
     os.environ |= {"RANK": str(run.rank), "WORLD_SIZE": str(run.world_size), "LOCAL_RANK": str(run.local_rank)}
     if known and (known.get("process_index"), known.get("num_processes")) != (run.rank, run.world_size):
         AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState(cpu=known["device"].type == "cpu")  # all existing instances share these values
+        PartialState(cpu=known["device"].type == "cpu")  # sets the values of all instances of PartialState
 
 
 class ResilientAccelerator(Accelerator):
@@ -42,11 +42,11 @@ class ResilientAccelerator(Accelerator):
 
     The state consists of the prepared models, optimizers and schedulers, the loss scaler, and the objects registered
     for checkpointing before `prepare`. Build the model and the optimizer in `run.keep`. Choose batches by the step's
-    number, or with `ElasticDataLoader`, because a prepared DataLoader would start from its beginning after a fault.
+    number, or with `ElasticDataLoader`: a DataLoader would start from its beginning after a fault.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # frees the accelerator of the previous call, which references the old process group
+        gc.collect()  # free the previous call's accelerator, which references the old process group
         check_adapter(run, "ResilientAccelerator", "accelerate")
         see_world(run)
         self._run, self.prepared = run, False
@@ -59,7 +59,7 @@ class ResilientAccelerator(Accelerator):
         kind = self.distributed_type.value
         if kind != "NO" and not kind.startswith("MULTI_"):
             raise JobFailedError(
-                f"ResilientAccelerator supports only data parallelism; these options ask for {kind}",
+                f"ResilientAccelerator supports only data parallelism; these options enable {kind}",
                 hint=f"Leave the plugin of {kind} out. To shard the model, write your own loop with fully_shard.",
             )
 
@@ -102,7 +102,7 @@ class ResilientAccelerator(Accelerator):
         """Register `objects` as Accelerator.register_for_checkpointing does.
 
         Raises:
-            JobFailedError: `prepare` was already called; it restores only objects that were registered before.
+            JobFailedError: `prepare` was already called; `prepare` restores only objects that were registered before.
         """
         if self.prepared:
             raise JobFailedError(
@@ -126,7 +126,7 @@ class ResilientAccelerator(Accelerator):
 def _name(thing: Any, used: dict[str, Any]) -> str:
     """Return a name for `thing`, which is `model`, `optimizer`, `scheduler` or the name of its class.
 
-    If the name is already in `used`, a number is added to it, as in `model1`.
+    A name that is already in `used` gets a number, as in `model1`.
     """
     if isinstance(thing, torch.nn.Module):
         name = "model"

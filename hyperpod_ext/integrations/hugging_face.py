@@ -39,14 +39,14 @@ class ResilientTrainer(Trainer):
 
     Raises:
         JobFailedError: the job's global_batch_size differs from the batch size in `args`; `args` ask for FSDP1 or
-            DeepSpeed; the environment enables FSDP; the data cannot be read by position; or a base class before this
-            class hides its methods.
+            DeepSpeed; the environment enables FSDP; the data cannot be read by position; or a base class hides a method
+            of `ResilientTrainer`.
     """
 
     model: Any
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # frees the trainer of the previous call, which references the old process group
+        gc.collect()  # free the previous call's trainer, which references the old process group
         check_adapter(run, "Hugging Face's ResilientTrainer", "transformers")
         see_world(run)
         self._run = run
@@ -61,7 +61,7 @@ class ResilientTrainer(Trainer):
             )
         if self.is_deepspeed_enabled:
             raise JobFailedError(
-                "ResilientTrainer: args ask for DeepSpeed, whose state cannot be kept through a fault",
+                "ResilientTrainer: args enable DeepSpeed, whose state cannot be restored after a fault",
                 hint="Leave deepspeed out. To shard the model, set fsdp=True with fsdp_config={'version': 2}.",
             )
         if self.args.world_size != run.world_size:
@@ -72,10 +72,10 @@ class ResilientTrainer(Trainer):
         self.callback_handler.callbacks.insert(0, _Follow(self))
 
     def _refuse_hidden(self) -> None:
-        """Check that no class before `ResilientTrainer` in the method resolution order hides its methods.
+        """Check that no other class hides a method of `ResilientTrainer`.
 
         Raises:
-            JobFailedError: a class hides a method of `ResilientTrainer`.
+            JobFailedError: a class before `ResilientTrainer` in the method resolution order hides a method.
         """
         ours = {name for name, value in vars(ResilientTrainer).items() if callable(value)}
         for kind in type(self).__mro__[: type(self).__mro__.index(ResilientTrainer)]:
@@ -87,14 +87,14 @@ class ResilientTrainer(Trainer):
                 )
 
     def train(self, *arguments: Any, **options: Any) -> Any:
-        """Train as Trainer.train does. A state of the job takes precedence over `resume_from_checkpoint`."""
+        """Train as Trainer.train does. Saved state of the job takes precedence over `resume_from_checkpoint`."""
         try:
             return super().train(*arguments, **options)
         finally:
             if self._steps is not None:
                 self._steps.__exit__(RuntimeError, RuntimeError(), None)
             # drop all references to the DDP module, which would keep gradient hooks on the model, and sockets open
-            self.model = self.accelerator.unwrap_model(self.model)  # autocast stays: it is added once a model
+            self.model = self.accelerator.unwrap_model(self.model)  # keeps autocast, which is added only once
             self.model_wrapped = self.model
             self.accelerator.free_memory()
 
@@ -125,7 +125,7 @@ class ResilientTrainer(Trainer):
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
-        self._created_lr_scheduler = False  # keeps Trainer from creating the scheduler again
+        self._created_lr_scheduler = False  # with False, Trainer does not create a second scheduler
         scaler = self.accelerator.scaler
         own = OwnAttributes(self, ResilientTrainer)
         callbacks = OwnCallbacks(self.callback_handler.callbacks, TrainerCallback)
@@ -158,7 +158,7 @@ class ResilientTrainer(Trainer):
 
     def _run_epoch(self, **options: Any) -> None:
         """Run one epoch, or only the remaining steps of the epoch in which the job was restored."""
-        options["resume_from_checkpoint"] = None  # with a path, Trainer would skip batches that the loader skips, too
+        options["resume_from_checkpoint"] = None  # with a path, Trainer and the loader would both skip batches
         if options["epoch"] == self._batches.epoch and self._batches.made:
             made = self._batches.made
             options["steps_in_epoch"] -= made * self.args.gradient_accumulation_steps
@@ -172,7 +172,7 @@ class ResilientTrainer(Trainer):
             or self.accelerator.unwrap_model(model, keep_torch_compile=False) is not model
         ):
             return super()._wrap_model(model, training, dataloader)
-        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # evaluation_mode: without DDP
+        prepared = self.accelerator.prepare_model(model, evaluation_mode=True)  # evaluation_mode=True avoids DDP
         handler = self.accelerator.ddp_handler
         options = handler.to_kwargs() if handler is not None else {}
         if self.args.device.type != "cpu":
@@ -225,7 +225,7 @@ _BEST = ("best_metric", "best_global_step", "best_model_checkpoint")
 
 
 def _callbacks_of(trainer: ResilientTrainer) -> dict[str, Any]:
-    """Return the state of the exportable callbacks, and the record of the best model, which are equal on every rank."""
+    """Return the state of exportable callbacks and the record of the best model, both equal on every rank."""
     known = trainer.callback_handler.callbacks
     return {
         **{name: getattr(trainer.state, name) for name in _BEST},

@@ -1,7 +1,7 @@
 """FSDP2 models of Hugging Face's Trainer.
 
-Transformers trains a model that is sharded already without a wrapper of its own, if the model is marked as sharded when
-it was loaded. Source: `is_distributed_loading_by_transformers` in `transformers/trainer.py` (5.23.0).
+Transformers trains a sharded model without a wrapper of its own, if the model has the mark of models that were sharded
+while they were loaded. Source: `is_distributed_loading_by_transformers` in `transformers/trainer.py` (5.23.0).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.training.run import Run
 
 
 def shard(run: Run, options: dict[str, Any]) -> bool:
-    """Shard the model as `args` ask for, and mark it as sharded. Returns whether it is sharded.
+    """Shard the model as `args` ask for, and mark it as sharded. Return whether the model is sharded.
 
     Args:
         options: options of the trainer. `args` and `model` are replaced if `args` ask for FSDP: the trainer then gets a
@@ -34,7 +34,7 @@ def shard(run: Run, options: dict[str, Any]) -> bool:
             model, or for checkpoints that transformers cannot make of a sharded model.
     """
     args = options.get("args")
-    if getattr(args, "fsdp_plugin_args", None) is not None:  # versions that were not tested may lack the attribute
+    if getattr(args, "fsdp_plugin_args", None) is not None:  # untested versions may lack fsdp_plugin_args
         options["args"], options["model"] = _without_fsdp(args), _sharded(run, args, options.get("model"))
     model = options.get("model")
     if not isinstance(model, FSDPModule):
@@ -45,7 +45,7 @@ def shard(run: Run, options: dict[str, Any]) -> bool:
             hint="Set save_only_model=True, or save_strategy='no': the job's tiers keep the whole state.",
         )
     name = "is_distributed_loading_by_transformers"
-    # a property without setter in models of transformers
+    # in models of transformers, `is_distributed_loading_by_transformers` is a property without a setter
     setattr(model, f"_{name}" if hasattr(type(model), name) else name, True)
     setattr(model, "_is_fsdp_managed_module", True)  # noqa: B010  torch's class declares no such attribute
     return True
@@ -58,25 +58,25 @@ def _without_fsdp(args: Any) -> Any:
 
 
 def _sharded(run: Run, args: Any, model: Any) -> torch.nn.Module:
-    """Return `model`, sharded by accelerate's own function once in this process."""
+    """Shard `model` with accelerate's function, in the first call in this process; return the sharded model."""
     chosen = dict(args.fsdp_plugin_args)
     if chosen["fsdp_version"] != 2:
         raise JobFailedError(
-            "args.fsdp_config asks for FSDP1, whose state cannot be kept through a fault",
+            "args.fsdp_config enables FSDP1, whose state cannot be restored after a fault",
             hint="Set fsdp_config={'version': 2}.",
         )
     if run.config.elastic is not None or run.config.restart.policy == "continue":
         raise JobFailedError(
-            "args ask for FSDP, and the number of ranks of this job may change: a model cannot be sharded twice",
+            "args enable FSDP, but the number of ranks of this job may change, and a model cannot be sharded twice",
             hint="Shard the model with fully_shard in the function given to run.keep, and leave fsdp out of args.",
         )
     if model is None:
-        raise JobFailedError("args ask for FSDP, and the trainer has no model", hint="Give model=run.keep(build).")
+        raise JobFailedError("args enable FSDP, but the trainer has no model", hint="Give model=run.keep(build).")
     plugin = FullyShardedDataParallelPlugin(**chosen | {"cpu_ram_efficient_loading": False})  # all ranks have the model
 
     def build() -> torch.nn.Module:
         if isinstance(model, FSDPModule):
-            raise JobFailedError("args ask for FSDP, and the model is sharded already", hint="Leave fsdp out of args.")
+            raise JobFailedError("args enable FSDP, but the model is already sharded", hint="Leave fsdp out of args.")
         precision = "bf16" if args.bf16 else "fp16" if args.fp16 else "no"
         state = SimpleNamespace(fsdp_plugin=plugin)
         accelerator = SimpleNamespace(
@@ -97,7 +97,7 @@ def unsharded_state(model: torch.nn.Module) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def without_reduction(model: Any) -> Iterator[None]:
-    """Reduce no gradients of the sharded `model` in the context: more micro-batches of the step follow."""
+    """Reduce no gradients of the sharded `model` in the `with` block, because more micro-batches of the step follow."""
     model.set_requires_gradient_sync(False)
     try:
         yield

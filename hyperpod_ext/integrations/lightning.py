@@ -30,17 +30,20 @@ class ResilientTrainer(Trainer):
     """A `Trainer(**options)` whose state survives faults.
 
     Make a new `ResilientTrainer` in each call of the training function, with a module from `run.keep`. The job
-    determines the trainer's strategy, devices and nodes. The `state_dict` of each callback, and the modules in its
-    attributes, are part of the job's state. The job's state has no hyperparameters, and no metrics of an unfinished
-    epoch.
+    determines the trainer's strategy, devices and nodes. The job's state includes the `state_dict` of each callback,
+    and the modules in attributes of callbacks. The job's state includes neither hyperparameters nor metrics of an
+    unfinished epoch.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
-        gc.collect()  # frees the trainer of the previous call, which references the old process group
+        gc.collect()  # free the previous call's trainer, which references the old process group
         check_adapter(run, "Lightning's ResilientTrainer", "lightning")
         reserved = sorted({"strategy", "devices", "num_nodes", "use_distributed_sampler"} & options.keys())
         if reserved:
-            raise JobFailedError(f"ResilientTrainer: the job sets {reserved[0]}", hint=f"Leave {reserved[0]} out.")
+            raise JobFailedError(
+                f"ResilientTrainer({reserved[0]}=...) is not allowed: the job sets {reserved[0]}",
+                hint=f"Leave {reserved[0]} out.",
+            )
         self._run_of_job, self._follow = run, Follow(run)
         per_node = run.config.workers_per_node
         super().__init__(
@@ -126,7 +129,7 @@ class _Environment(ClusterEnvironment):
         self._run = run
 
     creates_processes_externally = True
-    main_address, main_port = "127.0.0.1", 0  # unused: the runtime has opened the process groups
+    main_address, main_port = "127.0.0.1", 0  # not used, because the runtime opens process groups
 
     @staticmethod
     def detect() -> bool:
@@ -163,7 +166,7 @@ class Follow(Callback):
         self._callbacks = Remembered(self._states_of_callbacks, self._tell_callbacks)
 
     def attach(self, trainer: ResilientTrainer, model: Any, loader: Any) -> None:
-        """Check that `trainer` can make the steps of `loader`, and use them in this fit.
+        """Check that `trainer`, `model` and `loader` fit together, and use them in this call of `fit`.
 
         Raises:
             JobFailedError: the trainer, the module or the loader cannot be used.
@@ -199,13 +202,13 @@ class Follow(Callback):
             )
         if sampler.length is None or (sampler.length % batch and not sampler.drop_last):
             raise JobFailedError(
-                f"an epoch of {sampler.length} samples does not divide into steps of {batch}",
+                f"an epoch of {sampler.length} samples is not a multiple of the {batch} samples of a step",
                 hint="Give ElasticDataLoader drop_last=True.",
             )
         of_epochs = steps_per_epoch(sampler.length, batch, sampler.drop_last) * (trainer.max_epochs or 1000)
         totals = [total for total in (trainer.max_steps, of_epochs) if total > 0]
         if not totals:
-            raise JobFailedError("fit() has no last step", hint="Pass max_steps or max_epochs to the trainer.")
+            raise JobFailedError("the trainer has no last step", hint="Pass max_steps or max_epochs to the trainer.")
         self.trainer, self.batches, self._total = trainer, Batches(loader), min(totals)
 
     def restore(self, strategy: ResilientStrategy) -> None:
@@ -213,7 +216,7 @@ class Follow(Callback):
         assert self.batches is not None, "fit() has set the batches"
         if len(strategy.optimizers) != 1:
             raise JobFailedError(
-                f"configure_optimizers gave {len(strategy.optimizers)} optimizers",
+                f"configure_optimizers returned {len(strategy.optimizers)} optimizers, but a job can have only one",
                 hint="Return one optimizer, or write your own loop.",
             )
         schedulers = {f"scheduler{i}": config.scheduler for i, config in enumerate(strategy.lr_scheduler_configs)}
@@ -267,7 +270,7 @@ class Follow(Callback):
         return [each for each in self.trainer.callbacks if each is not self]
 
     def close(self) -> None:
-        """Close the steps of this generation."""
+        """Close the generator of the run's steps."""
         if self._steps is not None:
             self._steps.__exit__(RuntimeError, RuntimeError(), None)
 
@@ -275,7 +278,7 @@ class Follow(Callback):
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if self._loops and json.loads(self._loops)["epoch_loop.batch_progress"]["is_last_batch"]:
-            trainer.fit_loop.reset_restart_stage()  # otherwise Lightning's loop would treat the new epoch as begun
+            trainer.fit_loop.reset_restart_stage()  # otherwise Lightning would skip the start of the new epoch
 
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"
@@ -294,7 +297,7 @@ class Follow(Callback):
         self._steps.log_loss()
         self.batches.loader.ack(self.batches.now)
         loops = trainer.fit_loop.state_dict()
-        # leave out the validation loop's counters: they start from zero in each validation, and need not be restored
+        # leave out the counters of the validation loop, which start from zero in each validation
         self._loops = json.dumps({name: value for name, value in loops.items() if ".val_loop." not in name})
         self._in_step = False
 

@@ -4,7 +4,7 @@ trainer = Trainer(plugins=[HyperpodCheckpointIO()], callbacks=[ModelCheckpoint(.
 trainer.fit(model, loader, ckpt_path="last")
 
 Lightning decides when to save and which checkpoints to keep. Jobs with `lightning.ResilientTrainer` survive faults
-without these checkpoints.
+without Lightning checkpoints.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class HyperpodCheckpointIO(CheckpointIO):
         """Load the checkpoint at `path`. `weights_only` makes no difference, because nothing is unpickled.
 
         Args:
-            map_location: a device to load tensors to; with any other value, tensors stay on the CPU until Lightning
-                moves them.
+            map_location: a device to load tensors to; with another type of value, tensors stay on the CPU until
+                Lightning moves them.
 
         Raises:
             NotFoundError: there is no complete checkpoint at `path`.

@@ -28,11 +28,11 @@ _DATA = 1 << 20
 _COMPARED = 2
 """Number of first steps in which large attributes are compared."""
 _OF_REPORTS = frozenset({"log", "logs", "logger", "metric", "metrics", "stats", "time", "times", "timer", "seconds"})
-"""Words in the names of attributes that only describe training, and are not part of the state."""
+"""An attribute whose name contains one of these words only describes training, and is not part of the state."""
 
 
 class Remembered:
-    """A state object whose value is the result of `read` at the last call of `freeze`. `write` restores that value.
+    """A state object whose value is the result of `read` at the last call of `freeze`. `write` restores the value.
 
     A step is committed when the next step begins, so changes after `freeze` belong to the next step.
     """
@@ -42,7 +42,7 @@ class Remembered:
         self._frozen = b""
 
     def freeze(self) -> None:
-        """Read the value that belongs to the step that is committed next."""
+        """Read the value that is saved with the step that is committed next."""
         self._frozen = written(self._read())
 
     def state_dict(self) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class Remembered:
 
 
 class OwnAttributes:
-    """The changed attributes of a trainer or callback that its class has, but the library's base class has not.
+    """The changed attributes of a trainer or callback that its own class adds to the library's base class.
 
     Attributes that methods of the library's class assign are not included. Attributes whose names contain a word for
-    logs, metrics or times are not included, either.
+    logs, metrics or times are not included.
 
     Args:
         owner: the trainer or callback.
@@ -116,7 +116,7 @@ class OwnAttributes:
 
 
 class OwnCallbacks:
-    """Changed attributes of callbacks whose classes the script defines. A library's callbacks declare their own state.
+    """Changed attributes of callbacks whose classes the script defines. Callbacks of libraries save their own state.
 
     Args:
         callbacks: all callbacks of a trainer.
@@ -198,7 +198,7 @@ def _tensor(dtype: str, shape: list[int], device: str, data: str) -> torch.Tenso
 
 
 def _plain(value: Any) -> Any:
-    """Return `value` with deques replaced by lists; `like` converts them back."""
+    """Return `value` with deques replaced by lists, which `like` converts back to deques."""
     if isinstance(value, Mapping):
         return {key: _plain(each) for key, each in value.items()}
     if isinstance(value, deque | list):
@@ -207,8 +207,8 @@ def _plain(value: Any) -> Any:
 
 
 def _seen(value: Any) -> bytes | int:
-    """Return a key for comparing `value` with later values: its serialized bytes, or its `id()` if it has none."""
+    """Return a key to compare `value` with later values: its serialized bytes, or its `id()` if serializing fails."""
     try:
         return written(value)
-    except (JobFailedError, RuntimeError, ValueError, TypeError):  # the value is not plain, or is a meta tensor
+    except (JobFailedError, RuntimeError, ValueError, TypeError):  # value not serializable, e.g. a meta tensor
         return id(value)

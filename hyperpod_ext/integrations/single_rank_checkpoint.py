@@ -1,9 +1,9 @@
 """Checkpoint of one process's nested state, in a folder or an S3 prefix.
 
 The checkpoint has the layout of a durable tier (`storage.checkpoints`) for a job with one rank: one file with the bytes
-of all tensors, and a signed manifest with all other values as JSON, which is written last. `dcp.load` and `hp-ext
-checkpoints` can read such a checkpoint, and nothing in it is unpickled. The previous checkpoint is deleted only after
-the new checkpoint is complete.
+of all tensors, and a signed manifest with all other values as JSON, which is written last. `dcp.load` and
+`hp-ext checkpoints` can read the checkpoint, of which nothing is unpickled. The previous checkpoint is deleted only
+after the new checkpoint is complete.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hyperpod_ext.runtime.storage.retention import remove
 from hyperpod_ext.runtime.storage.upload_split import files_of
 
 _CHUNK = 256 * MIB
-"""Number of bytes that a load reads and verifies at a time, which is also the memory it needs besides the tensors."""
+"""Number of bytes that a load reads and verifies at a time, and the size of its buffer."""
 
 
 class SingleRankCheckpoint:
@@ -44,7 +44,7 @@ class SingleRankCheckpoint:
         secret: key that signs the checkpoint, and verifies it when it is read.
 
     Raises:
-        ConflictError: there is a file at the path, and not a folder.
+        ConflictError: a file, not a folder, is at the path.
     """
 
     def __init__(self, url: str, *, job: str, secret: bytes) -> None:
@@ -70,15 +70,15 @@ class SingleRankCheckpoint:
         Raises:
             JobFailedError: an object is neither a tensor nor JSON. The error has the object's path in `tree`.
             StaleGenerationError: another process is saving a checkpoint to the same folder or prefix.
-            UnreachableError: the folder or prefix cannot be written. The previous checkpoint is intact.
+            UnreachableError: the folder or prefix cannot be written. The previous checkpoint stays intact.
         """
         parts = take_apart(tree, torch.Tensor)
-        self._unlink()  # delete only the link: its target is another checkpoint
+        self._unlink()  # if the path is a symbolic link, delete the link, but not its target
         layout = Layout(parts)
         plan = layout.plan
         before = [entry.name for entry in self._store.list()]
         generation = self._checkpoints.newest_generation() + 1
-        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # from now on, other writers get an error
+        self._checkpoints.fence(generation, -1, secrets.token_hex(8))  # writers of older generations get an error
         folder = folder_of(step, generation)
         self._checkpoints.put_plan(folder, plan)
         with mmap.mmap(-1, plan.nbytes) as memory, memoryview(memory) as image:
@@ -131,7 +131,7 @@ class SingleRankCheckpoint:
         return put_together(plan.shape, tensors, manifest["values"])
 
     def remove(self) -> None:
-        """Delete the checkpoint, its manifest first. Other files stay. A missing checkpoint is no error.
+        """Delete the files of the checkpoint, its manifest first. A missing checkpoint is no error.
 
         If there is a symbolic link at the checkpoint's path, only the link is deleted, because its target is another
         checkpoint.
@@ -144,7 +144,7 @@ class SingleRankCheckpoint:
             root.rmdir()
 
     def _unlink(self) -> bool:
-        """Delete the symbolic link at the checkpoint's path; return False if there is none."""
+        """Delete a symbolic link at the checkpoint's path; return whether the path was a link."""
         root = getattr(self._store, "root", None)
         if not isinstance(root, Path) or not root.is_symlink():
             return False
@@ -190,7 +190,7 @@ def _fill(layout: Layout, image: memoryview) -> None:
 
 
 def _give(item: Item, tensor: memoryview, piece: memoryview, start: int) -> bool:
-    """Copy to `tensor` its bytes in `piece`, and return whether the tensor is complete.
+    """Copy the part of `piece` that belongs to `tensor` into `tensor`; return whether the tensor is complete.
 
     Args:
         item: position of the tensor's bytes among the bytes of all tensors.

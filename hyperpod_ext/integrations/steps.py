@@ -18,10 +18,10 @@ from hyperpod_ext.runtime.training.run import Run
 class Steps:
     """The steps of `run.steps(total)`, for use in callbacks.
 
-    Use this object as a context manager, so that an exception closes the generator of the steps at once. The garbage
-    collector would close the generator later, perhaps in the middle of another step.
+    Use this object as a context manager, so that an exception closes the generator of the steps at once. Without a
+    context manager, the garbage collector would close the generator later, perhaps during another step.
 
-    A step is committed when the next step begins, or by `end`, so that it includes changes of later callbacks.
+    A step is committed when the next step begins, or by `end`, so that the step includes changes of all callbacks.
     """
 
     def __init__(self, run: Run, total: int) -> None:
@@ -31,7 +31,8 @@ class Steps:
         """
         if total < 1:
             raise JobFailedError(
-                f"the run would have {total} steps", hint="Pass the number of optimizer steps, 1 or more."
+                f"the number of steps is {total}, but must be at least 1",
+                hint="Pass the number of optimizer steps, 1 or more.",
             )
         self._run, self._total = run, total
         self._steps: Iterator[int] | None = None
@@ -82,17 +83,17 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.end()
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # the last save came too late
+        with contextlib.suppress(StaleGenerationError, NotFoundError):  # the generation of the job has already ended
             self.close()
 
 
 class Batches:
-    """The remaining micro-batches of an epoch, without their weights, which are all equal."""
+    """The remaining micro-batches of an epoch. Weights are left out, because all micro-batches have equal weights."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader, self.dataset = loader, loader.source
         self.now: Step | None = None
-        """The step whose micro-batches were read last; None: nothing was read yet."""
+        """The step whose micro-batches were read last; None before the first step."""
 
     def __len__(self) -> int:
         return len(self.loader.sampler)

@@ -61,7 +61,7 @@ class RunCheckpointer:
         return self._step
 
     def save(self, curr_step: int, last_step: bool = False) -> None:
-        """Commit `curr_step`, and begin the following step unless this is the last one.
+        """Commit `curr_step`, and begin the following step unless `curr_step` is the last step.
 
         Raises:
             JobFailedError: `curr_step` does not follow the last committed step, or `load` was not called.
@@ -78,10 +78,10 @@ class RunCheckpointer:
             self._steps.begin()
 
     def maybe_wait_for_staging(self) -> None:
-        """Do nothing: a hook of the optimizer waits for the running copy of a snapshot."""
+        """Do nothing, because a hook of the optimizer waits for a snapshot that is still being copied."""
 
     def maybe_wait_for_saving(self) -> None:
-        """Do nothing: snapshots are written during training, and the job waits for the last snapshot at its end."""
+        """Do nothing: snapshots are written during training, and the job waits at its end for the last snapshot."""
 
     def close(self) -> None:
         """Close the run's steps."""

@@ -16,7 +16,7 @@ class TrainerLoader(EpochReader):
         self.epoch, self.made = 0, 0
         """Epoch of the next step, and number of steps already made in that epoch."""
         self._asked_epoch = 0
-        """Epoch that the next iteration reads."""
+        """Number of the epoch that the next call of `iter` reads."""
 
     def step_made(self) -> None:
         """Count one more step of the current epoch."""
@@ -49,7 +49,7 @@ class TrainerLoader(EpochReader):
         return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch that the next iteration reads."""
+        """Set the epoch that the next call of `iter` reads."""
         self._asked_epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:

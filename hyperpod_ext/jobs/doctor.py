@@ -80,7 +80,7 @@ def _sagemaker_is_complete() -> Iterator[Examined]:
 
 
 def look_at_cluster(context: str | None) -> Iterator[Examined]:
-    """Check that the Kubernetes API of the kubeconfig answers, and that its operators know every rendered field.
+    """Check that the kubeconfig's Kubernetes API answers, and that the cluster's operators know every rendered field.
 
     Args:
         context: context of the kubeconfig; None uses its current context.

@@ -51,7 +51,7 @@ def _read(text: str, source: str, values: Mapping[str, Any] | None) -> Imported:
         try:
             found = yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError):
-            found = None  # not YAML: import_job raises the error
+            found = None  # if the text is not YAML, import_job raises the error
         if is_hyp_config(found):
             return import_hyp(text, source)
     return import_job(text, source, values)

@@ -21,7 +21,7 @@ class TemplateDifference:
     name: str
     """Path of the template below its folder, such as `hyperpod_eks/job.yaml.j2`."""
     diff: str
-    """Unified diff from the shipped template to the user's template; empty if they are equal."""
+    """Unified diff from the shipped template to the user's template; empty for equal templates."""
 
 
 def template_problems(folder: Path) -> Iterator[Problem]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 _ALL: tuple[Path, ...] = ((),)
-"""Field paths of a check that may read any field: the root of the spec."""
+"""Value of `reads` for a check that may read any field: the path of the spec's root."""
 
 
 def make_plan(
@@ -36,10 +36,10 @@ def make_plan(
 
     Args:
         ignore: ids of rules that are not checked.
-        warnings: result of `find_warnings`, if the caller has already checked the job; with None, the job is checked.
+        warnings: result of `find_warnings`, if the caller has already checked the job; None: check the job now.
 
     Raises:
-        UnsupportedError: this target cannot run this job. The error names every reason.
+        UnsupportedError: this target cannot run this job. The error lists every reason.
         ConfigError: there is no such target.
     """
     if warnings is None:
@@ -142,7 +142,8 @@ def find_warnings(
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     if job.nodes > cluster.working_nodes:
         yield Problem(
-            f"the job needs {job.nodes} nodes, but cluster {cluster.name} has {cluster.working_nodes} besides spares",
+            f"the job needs {job.nodes} nodes, but cluster {cluster.name} has only {cluster.working_nodes}, "
+            "without spares",
             path="nodes",
             hint=f"write at most {cluster.working_nodes}, or add machines to the cluster",
         )

@@ -11,7 +11,7 @@ from hyperpod_ext.errors import HyperpodExtError
 from hyperpod_ext.jobs.contract.handle import JobHandle
 
 _MOST_PODS = 16
-"""Maximum number of pods that are queried. Usually the first pod already has the metrics."""
+"""Maximum number of pods that are queried. Usually the first pod that is queried has the metrics."""
 
 
 class PodNumbers:
@@ -30,7 +30,7 @@ class PodNumbers:
         """Name of the pod that returned metrics most recently and is queried first; empty if no pod returned
         metrics."""
         self.why = ""
-        """Reason why the last call of `now` returned no metrics; empty if it returned metrics, or was never called."""
+        """Reason why the last call of `now` returned no metrics; empty if `now` succeeded or was never called."""
 
     def now(self) -> Mapping[str, Any] | None:
         """Return the metrics for `hp-ext top`; None if no queried pod returns metrics."""
@@ -42,7 +42,7 @@ class PodNumbers:
             path = f"/api/v1/namespaces/{namespace}/pods/{pod}:{self._port}/proxy{SUMMARY}"
             try:
                 found = self._client.get_once(path)
-            except HyperpodExtError as error:  # try the next pod, which may be the new coordinator
+            except HyperpodExtError as error:  # try the next pod: the coordinator may have moved
                 self.why = error.message
                 continue
             if found:

@@ -15,8 +15,8 @@ def first_imports(script: Path, passed: Set[str] = frozenset()) -> list[str]:
     """Return the third-party modules, and the attributes of modules, that the script imports in its first statements.
 
     The search ends at the first statement that is not an import, and at the first import from the script's own folder.
-    Other code may set environment variables on which later imports depend. Modules of the standard library are left
-    out.
+    Later imports are left out, because they may depend on environment variables that other code sets. Modules of the
+    standard library are left out.
 
     Args:
         passed: names of functions whose calls without arguments do not end the search.

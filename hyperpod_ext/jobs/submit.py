@@ -22,7 +22,7 @@ def submit(plan: Plan) -> JobHandle:
 
 
 def rehearse(plan: Plan) -> None:
-    """Check the plan on the target's server without creating any object there.
+    """Check the plan on the target's server without creating any object on the server.
 
     Raises:
         UnsupportedError: the target has no server that can check a plan.

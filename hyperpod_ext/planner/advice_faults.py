@@ -32,7 +32,7 @@ def lost_steps(report: JobReport) -> Advice | None:
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
     if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
-        return None  # the cost is small, or the job already has a snapshot of almost every step
+        return None  # the cost is small, or almost every step already has a snapshot
     text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): save every step to the first tier."
     return Advice("lost-steps", text, seconds)
 
@@ -112,8 +112,8 @@ def spare_needed(report: JobReport) -> Advice | None:
 
 
 def spare_idle(report: JobReport) -> Advice | None:
-    """Return advice if spares cost more than lost nodes would cost without spares, even at the highest rate of losses
-    that is plausible after the losses so far."""
+    """Return advice if spares cost more than lost nodes would cost without spares, even at the upper confidence limit
+    of the rate of losses."""
     capacity, wall = report.get("capacity") or {}, wall_of(report)
     nodes, spares = int(capacity.get("nodes") or 0), int(capacity.get("spares") or 0)
     lost = len(report.get("nodes_lost") or [])
@@ -132,7 +132,7 @@ def spare_idle(report: JobReport) -> Advice | None:
 
 
 def bad_node(report: JobReport) -> Advice | None:
-    """Return advice if one node had more faults than is plausible for faults at random nodes."""
+    """Return advice if one node had more faults than faults at random nodes would explain."""
     faults = report.get("faults") or []
     nodes = int((report.get("capacity") or {}).get("nodes") or 0)
     if nodes < 2 or len(faults) < FEW:
@@ -148,7 +148,7 @@ def bad_node(report: JobReport) -> Advice | None:
 def _at_least(count: int, tries: int, chance: float) -> float:
     """Return the probability of `count` or more hits in `tries`, each with probability `chance`."""
 
-    def exactly(k: int) -> float:  # with logarithms, because a float cannot hold a large binomial coefficient
+    def exactly(k: int) -> float:  # use logarithms, because a float cannot hold a large binomial coefficient
         combinations = math.lgamma(tries + 1) - math.lgamma(k + 1) - math.lgamma(tries - k + 1)
         return math.exp(combinations + k * math.log(chance) + (tries - k) * math.log1p(-chance))
 

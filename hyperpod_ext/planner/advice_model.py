@@ -20,7 +20,7 @@ class Advice:
     """One recommended change of a job."""
 
     rule: str
-    """Name of the rule that gives the advice. Names never change, so that scripts can compare them."""
+    """Name of the rule that gives the advice. Names of rules never change, so that scripts can rely on the names."""
     text: str
     """The measurement and the recommended change, as text."""
     gain_s: float = 0.0

@@ -1,5 +1,5 @@
-"""CPU seconds that the job's coordinator needs for a recovery and for a start, by number of nodes. The numbers are
-measured up to 2,048 nodes, and extrapolated above."""
+"""CPU seconds that the job's coordinator needs for a recovery and for a start, by number of nodes. CPU seconds are
+measured up to 2,048 nodes, and extrapolated for more nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEASURED = (
     Row(1024, 0.453, 0.223),
     Row(2048, 0.994, 0.463),
 )
-"""Measurements of `make bench-control-plane`. A test compares them with docs/benchmarks/control-plane.json."""
+"""Measurements of `make bench-control-plane`. A test compares MEASURED with docs/benchmarks/control-plane.json."""
 MOST = MEASURED[-1].nodes
 """Largest measured number of nodes."""
 
@@ -32,8 +32,8 @@ MOST = MEASURED[-1].nodes
 def at(nodes: int) -> Row:
     """Return the CPU seconds of the coordinator for `nodes` nodes.
 
-    The result is interpolated between measured numbers of nodes. Above the largest measured number, the result grows as
-    N log N, because the number of messages grows in this way.
+    The result is interpolated between measured numbers of nodes. Above the largest measured number of nodes N, the
+    result grows like the number of messages, as N log N.
     """
     if nodes >= MOST:
         last = MEASURED[-1]

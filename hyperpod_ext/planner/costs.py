@@ -1,6 +1,6 @@
 """Costs of each checkpoint tier for one node: lost training time, seconds until a copy is safe, and bytes of memory.
 
-The constants were measured on CPUs, or are assumptions about AWS. Options of `hp-ext plan` replace them.
+The constants were measured on CPUs, or are assumptions about AWS. Options of `hp-ext plan` replace the constants.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Speeds:
 
 def catalogued(machine: Instance | None, policy: CheckpointPolicy) -> Speeds:
     """Return the speeds of copies for a machine, from its network bandwidth and the number of TCP connections. EFA does
-    not make copies faster, because TCP does not use it."""
+    not make copies faster, because copies use TCP, and TCP does not use EFA."""
     peer = policy.peer()
     streams = peer.streams if peer is not None else 2
     found = _NETWORK.search(machine.network or "") if machine is not None else None
@@ -129,8 +129,8 @@ def peer_cost(
         return TierCost(0.0, 0.0, spread.node_bytes / speeds.peer)
     each = spread.node_bytes / speeds.peer
     if parity is not None:
-        # a node sends its whole snapshot once, in parts to several nodes; to rebuild a lost node's state, the same
-        # number of bytes is read from each other node of the group
+        # each node sends its whole snapshot once, split among several nodes; rebuilding a lost node's state reads as
+        # many bytes from each other node of the group
         return TierCost(each * min(max_slowdown, speeds.slowdown), each, (group_size(spread.nodes, parity) - 1) * each)
     send = replicas * each * spread.trained
     return TierCost(send * min(max_slowdown, speeds.slowdown), send, each)

@@ -16,7 +16,7 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True, slots=True)
 class TierEstimate:
-    """The part of an estimate about one tier. Times are in seconds. Rates are failures per second of the whole job."""
+    """The part of an estimate about one tier. Times are in seconds. Rates are failures per second in the whole job."""
 
     kind: Kind
     every_steps: int | None

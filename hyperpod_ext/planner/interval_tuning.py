@@ -13,8 +13,8 @@ from hyperpod_ext.planner.intervals import best_interval
 from hyperpod_ext.planner.rates import Rates, published
 
 _STEADY = 1.15
-"""Minimum factor by which an interval changes. For a smaller factor, the change of goodput is less than 1 % of the cost
-of saves."""
+"""Minimum factor by which an interval changes. A change by a smaller factor would change goodput by less than 1 % of
+the cost of saves."""
 _MOST = 2.0
 
 
@@ -69,7 +69,7 @@ def tune(interval: float, measured: Measured, prior: float) -> float:
     mtbf = 1 / believed_rate(measured.failures, measured.elapsed, prior)
     best = best_interval(measured.blocked, mtbf, measured.latency)
     if best <= 0:
-        return interval  # saves have no measurable cost
+        return interval  # `blocked` is 0: saves have no measurable cost
     if max(best / interval, interval / best) < _STEADY:
         return interval
     return min(max(best, interval / _MOST), interval * _MOST)

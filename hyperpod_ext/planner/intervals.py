@@ -1,17 +1,17 @@
-"""Computes the best interval between saves for a given cost of saves and a given rate of failures. The solutions are
+"""Computes the best interval between saves for a given cost of saves and a given rate of failures. The solution is
 exact.
 
 All times are in seconds. `interval` is the training time between two saves, `cost` is the training time that a save
 takes, and `mtbf` is the mean time between failures. Failures are independent: the times between them have an
 exponential distribution. A failure costs `restart` seconds, and all work since the newest save that had arrived in its
-tier. A save arrives `latency` seconds after it was started. The goodput, which is the share of time that is spent on
-kept work, is then exactly
+tier. A save arrives `latency` seconds after it was started. The exact goodput, which is the share of time that is spent
+on kept work, is
 
     goodput = (interval / mtbf) * exp(-(latency + restart) / mtbf) / (exp((interval + cost) / mtbf) - 1)
 
-The interval with the greatest goodput depends only on `cost` and `mtbf`. Daly (2006) gives it for a synchronous save,
-for which `latency` is 0. A save that overlaps with training has a latency but little cost. A save that overlaps with
-training can start only after the previous save has arrived.
+The interval with the greatest goodput depends only on `cost` and `mtbf`. Daly (2006) gives the best interval for a
+synchronous save, for which `latency` is 0. A save that overlaps with training has a latency but little cost. A save
+that overlaps with training can start only after the previous save has arrived.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def best_interval(cost: float, mtbf: float, latency: float = 0.0) -> float:
 
 
 def _one_plus_w0(ratio: float) -> float:
-    """Return 1 + W0(-exp(-(1 + ratio))), where W0 is the Lambert W function. The function solves the equivalent
-    equation y + log(1 - y) + ratio = 0 for y in (0, 1), because rounding errors would spoil the formula with W0 near
-    0."""
+    """Return 1 + W0(-exp(-(1 + ratio))), where W0 is the Lambert W function. The result y in (0, 1) solves
+    `y + log(1 - y) = -ratio`. Evaluating W0 directly would lose precision near 0."""
     if ratio <= 0:
         return 0.0
     if ratio > 30:
@@ -61,8 +60,8 @@ def _minus_log_rest(y: float) -> float:
 
 
 def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, restart: float = 0.0) -> float:
-    """Return the goodput: the share of time that is spent on kept work, from 0 to 1. The docstring of the module has
-    the formula.
+    """Return the goodput: the share of time that is spent on kept work, from 0 to 1. The module's docstring has the
+    formula for the goodput.
 
     Raises:
         ValueError: `interval` or `mtbf` is not above 0, or another time is negative.
@@ -75,7 +74,7 @@ def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, 
     if math.isinf(mtbf):
         return 1.0 if math.isinf(interval) else interval / (interval + cost)
     period = (interval + cost) / mtbf
-    if period > 700:  # a failure occurs in every interval, and exp would overflow
+    if period > 700:  # a failure occurs in every interval; exp would overflow
         return 0.0
     return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
 

@@ -3,8 +3,9 @@ survived the failure.
 
 Each tier has its own failure rate, save cost and save interval. The goodput of the job is computed as the product of
 the goodputs of single tiers (`intervals.goodput`), which is exact for one tier and correct to first order for several
-tiers. Because of the product, each tier has its own best interval. A search then finds the best intervals in whole
-steps, where the interval of each tier must be a multiple of the interval of the next nearer tier.
+tiers. With a product of goodputs, the best interval of a tier does not depend on other tiers. A search then finds the
+best intervals in whole steps, where the interval of each tier must be a multiple of the interval of the next nearer
+tier.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Level:
     cost: float
     """Training time in seconds that a save to this tier takes."""
     rate: float
-    """Failures per second of the whole job that this tier survives and no nearer tier does."""
+    """Failures per second of the whole job that this tier survives, and that no nearer tier survives."""
     latency: float = 0.0
     """Seconds from the start of a save until the save can be restored."""
     restart: float = 0.0
@@ -40,7 +41,7 @@ class Level:
         return best_interval(self.cost, self.mtbf, self.latency)
 
     def goodput(self, interval: float) -> float:
-        """Return the goodput if this were the only tier: the share of time that is spent on kept work."""
+        """Return the share of time that would be spent on kept work if this were the only tier."""
         return goodput(interval, self.cost, self.mtbf, latency=self.latency, restart=self.restart)
 
 
@@ -48,7 +49,7 @@ class Level:
 class Schedule:
     """Numbers of steps between saves for several tiers, and the resulting goodput.
 
-    `every` has one number for each tier, nearest tier first. Each number is a multiple of the number before it.
+    `every` has one number for each tier, nearest tier first. Each number is a multiple of the preceding number.
     """
 
     every: tuple[int, ...]
@@ -56,13 +57,13 @@ class Schedule:
 
 
 def total_goodput(levels: Sequence[Level], intervals: Sequence[float]) -> float:
-    """Return the goodput of a job whose tiers have these intervals between saves, in seconds."""
+    """Return the goodput of a job whose tiers have the given intervals between saves, in seconds."""
     return math.prod(level.goodput(interval) for level, interval in zip(levels, intervals, strict=True))
 
 
 def best_schedule(levels: Sequence[Level], step_s: float, most_steps: int) -> Schedule:
-    """Return the schedule with the greatest goodput in which each tier's number of steps is a multiple of the number of
-    the next nearer tier.
+    """Return the schedule with the greatest goodput. Each tier's number of steps is a multiple of the number of the
+    next nearer tier.
 
     The search skips schedules that can improve on the best schedule so far by less than 1/5,000 of the lost time. After
     50,000 schedules, the search ends and returns the best schedule so far.
@@ -126,12 +127,12 @@ class _Search:
     def run(self) -> tuple[int, ...]:
         """Return the best number of steps between saves for each tier."""
         self._extend((), 0.0)
-        return self._best[1] or (self._most,) * len(self._levels)  # no save arrives within the whole run
+        return self._best[1] or (self._most,) * len(self._levels)  # no schedule found: no save arrives within the run
 
     def _log(self, index: int, steps: float) -> float:
         level = self._levels[index]
         if steps * self._step_s + level.cost < level.latency * (1 - 1e-9):
-            return -math.inf  # not allowed: the next save would be due before the previous save has arrived
+            return -math.inf  # the next save would be due before the previous save arrives
         kept = level.goodput(steps * self._step_s)
         return math.log(kept) if kept > 0 else -math.inf
 
@@ -144,7 +145,7 @@ class _Search:
         unit = chosen[-1] if chosen else 1
         most = max(1, self._most // unit)
         centre = min(max(1, round(self._alone[index] / unit)), most)
-        # goodput falls on both sides of the tier's own optimum, so the search on a side ends when the bound says so
+        # goodput falls on both sides of the tier's own optimum, so the bound ends the search on each side
         for multiples in (range(centre, 0, -1), range(centre + 1, most + 1)):
             for multiple in multiples:
                 value, self._left = self._log(index, unit * multiple), self._left - 1

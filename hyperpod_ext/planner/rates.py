@@ -24,8 +24,8 @@ class Rates:
     process: float
     node: float
     correlated: float
-    """Failures per second that lose several nodes at once. In rates of one node: the failures of the job divided by its
-    number of nodes."""
+    """Failures per second that lose several nodes at once. In rates of one node: the rate of the job divided by the
+    job's number of nodes."""
     source: str
     """Description of where the rates come from."""
 
@@ -100,7 +100,7 @@ class Fit:
     events: int
     exposure: float
     rate: float
-    """Estimated number of events per second. If there was no event, half an event is assumed (Jeffreys' prior)."""
+    """Estimated number of events per second. Zero events count as half an event (Jeffreys' prior)."""
     low: float
     high: float
     """Upper end of the 95 % confidence interval of the rate; `low` is the lower end (Garwood's exact interval)."""

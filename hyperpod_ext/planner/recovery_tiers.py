@@ -26,8 +26,8 @@ Kind = Literal["live", "memory", "disk", "peer", "durable", "nothing"]
 FailureClass = Literal["process", "node", "correlated"]
 _LEAST_TOGETHER = 0.03
 """Minimum share of rack failures that lose a node together with all its copies. `hp-ext simulate` measured 0.03 to 0.04
-on 4,096 and 16,384 nodes. The share is larger than for random placement, because the nodes that replace a lost rack are
-often in the same rack and hold each other's copies."""
+on 4,096 and 16,384 nodes. Random placement would give a smaller share, but nodes that replace a lost rack are often in
+one rack and hold each other's copies."""
 NEAREST_FIRST: tuple[Kind, ...] = ("live", "memory", "disk", "peer", "durable", "nothing")
 
 
@@ -80,7 +80,7 @@ class Scenario:
     """Number of spare nodes. None: the job never waits for a spare node, like an elastic job, which continues with
     fewer nodes."""
     repair_s: float = 1800.0
-    """Mean seconds until a lost node is repaired or replaced."""
+    """Mean seconds until a lost node is repaired, or replaced by the platform."""
 
     def __post_init__(self) -> None:
         if not self.step_s > 0 or not self.run_s > 0:
@@ -92,11 +92,11 @@ def tier_of(failure: FailureClass, scenario: Scenario) -> Kind:
     live = scenario.spread.redundant and scenario.in_process
     survives: Mapping[FailureClass, tuple[Kind, ...]] = {
         "process": ("live", "memory", "disk", "peer", "durable"),
-        # with redundant state, the disk of another node has the lost node's state
+        # redundant state: another node's disk has the state of the lost node
         "node": ("live", *(("disk",) if scenario.spread.redundant else ()), "peer", "durable"),
         "correlated": ("live", "peer", "durable") if scenario.domains else ("durable",),
     }
-    # a fault that ends the whole job also deletes the snapshots in the memory of its nodes
+    # without in-process recovery, each fault ends the job, and so deletes the snapshots in memory
     there = {*scenario.tiers, *(["live"] if live else [])}
     there = there if scenario.in_process else there & {"disk", "durable"}
     if scenario.spread.nodes == 1:
@@ -112,14 +112,15 @@ def rates_by_tier(scenario: Scenario) -> dict[Kind, dict[str, float]]:
     for failure in classes:
         found.setdefault(tier_of(failure, scenario), {})[failure] = getattr(scenario.rates, failure)
     near, sure = tier_of("node", scenario), tier_of("correlated", scenario)
-    if sure != near:  # most correlated failures leave a copy of each node's state, so the nearer tier recovers them
+    if sure != near:  # most correlated failures leave a copy of each node's state in the nearer tier
         rate, together = scenario.rates.correlated, chance_together(scenario)
         found.setdefault(near, {})["correlated"] = rate * (1 - together)
         found[sure]["correlated"] = rate * together
     if near in ("live", "peer"):
         farther: Kind = "durable" if "durable" in scenario.tiers else "nothing"
         copies = scenario.replicas if near == "peer" else 1
-        # with copies, one particular node for each copy must fail; with parity, any other node of the group
+        # `others`: number of nodes whose failure would lose the copy: 1 for a replica, all others of the group for
+        # parity
         others = group_size(scenario.spread.nodes, scenario.parity) - 1 if near == "peer" and scenario.parity else 1
         window = scenario.recovery.node + (
             costs_of(scenario)["peer"].latency_s if near == "peer" else costs_of(scenario)["live"].read_s
@@ -137,7 +138,7 @@ def chance_together(scenario: Scenario) -> float:
     copies in the peer tier, the result is at least the simulated share `_LEAST_TOGETHER`.
     """
     nodes, rack = scenario.spread.nodes, min(scenario.rack_nodes, scenario.spread.nodes)
-    if scenario.parity and not scenario.spread.redundant:  # two lost nodes of one parity group lose its state
+    if scenario.parity and not scenario.spread.redundant:  # losing two nodes of a parity group loses their state
         group = group_size(nodes, scenario.parity)
         pairs = nodes / group * math.comb(group, 2)
         return max(min(1.0, pairs * math.comb(rack, 2) / math.comb(nodes, 2)), _LEAST_TOGETHER)
@@ -173,10 +174,10 @@ def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
         if kind not in scenario.tiers and not sum(by_class.values()):
             continue
         if kind == "peer" and (scenario.spread.nodes == 1 or scenario.spread.redundant):
-            continue  # the job sends no snapshots to other nodes
+            continue  # no peer tier: the job sends no snapshots to other nodes
         blocked = cost.blocked_s
         if kind in scenario.tiers - {"memory"} and not levels.keys() & scenario.tiers:
-            blocked += costs["memory"].blocked_s  # the nearest tier also pays for taking the snapshot itself
+            blocked += costs["memory"].blocked_s  # the nearest tier also pays for the snapshot itself
         restart = _restart(scenario, by_class) + cost.read_s
         levels[kind] = Level(kind, blocked, sum(by_class.values()), cost.latency_s, restart)
     return levels
@@ -202,6 +203,6 @@ def _restart(scenario: Scenario, by_class: Mapping[str, float]) -> float:
     waited = {"node": waits.node, "correlated": waits.rack, "second loss": waits.node}
     took = {"process": recovery.process, "node": recovery.node, "correlated": recovery.node}
     if not scenario.in_process:
-        took = {}  # every failure starts the job again
+        took = {}  # every failure restarts the whole job
     each = {failure: took.get(failure, recovery.job) + waited.get(failure, 0.0) for failure in by_class}
     return sum(rate * each[failure] for failure, rate in by_class.items()) / total

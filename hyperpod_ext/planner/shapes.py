@@ -57,7 +57,7 @@ class Decoder:
     out_bias: bool = False
     mlp_bias: bool = False
     fused: Literal["none", "qkv", "qkv+gate"] = "none"
-    """Which matrices are fused into one tensor. Fused matrices give fewer tensors with the same total size."""
+    """Which matrices are fused into one tensor, which has the same total size."""
     norm: Literal["rms", "layer", "none"] = "rms"
     """Kind of normalization layer: `rms` has one parameter per channel, `layer` has two, `none` has no parameters."""
     norms: int = 2
@@ -73,7 +73,7 @@ class Decoder:
     experts: Experts | None = None
 
     def parameters(self) -> Named:
-        """Yield name and shape of every trained tensor. A tensor that two layers share is yielded once."""
+        """Yield name and shape of every trained tensor. A tensor that two layers share is yielded only once."""
         yield "embedding", (self.vocab, self.hidden)
         if self.positions:
             yield "positions", (self.positions, self.hidden)

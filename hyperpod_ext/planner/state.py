@@ -16,16 +16,16 @@ BYTES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1}
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
-    """Number types of the training state that each parameter has."""
+    """Number types of all values that the training state has for each parameter."""
 
     weights: str = "bf16"
     master: str | None = None
-    """Number type of the master weights, a second copy of the weights that the optimizer updates. None: no such
-    copy."""
+    """Number type of the master weights, a second copy of the weights that the optimizer updates. None: no master
+    weights."""
     moments: tuple[str, ...] = ("fp32", "fp32")
     """Number types of the optimizer's moments: two for Adam, one for SGD with momentum, none for plain SGD."""
     ema: str | None = None
-    """Number type of an exponential moving average of the weights. None: there is no average."""
+    """Number type of an exponential moving average of the weights. None: no moving average."""
     step_counters: bool = True
     """Whether the optimizer keeps a step counter in fp32 for each tensor, as torch's Adam does."""
 

@@ -30,15 +30,15 @@ def waits_for_nodes(node_rate: float, rack_rate: float, rack_nodes: int, spares:
         spares: number of spare nodes.
         repair_s: mean seconds until a failed node is repaired or replaced.
     """
-    # weights[n] is proportional to the probability that n nodes are in repair; in equilibrium, repairs that leave the
-    # state n are as frequent as failures that lead to it
+    # weights[n] is proportional to the probability that n nodes are in repair; in equilibrium, repairs that leave state
+    # n are as frequent as failures that lead to state n
     weights = [1.0]
     for down in range(1, spares + 1):
         from_below = node_rate * weights[-1] + rack_rate * sum(weights[max(0, down - rack_nodes) :])
         weights.append(from_below * repair_s / down)
         if weights[-1] > _LARGE:
             weights = [weight / _LARGE for weight in weights]
-    # with n nodes in repair, the next one is repaired after repair_s / n seconds on average; until[n] is the mean time
+    # with n nodes in repair, the next repair is done after repair_s / n seconds on average; until[n] is the mean time
     # until the number of nodes in repair has fallen from n to `spares`
     until = [0.0] * (spares + 1)
     for down in range(spares + 1, spares + rack_nodes + 1):

@@ -1,8 +1,8 @@
 """`python3 -m hyperpod_ext.runtime.container_kubernetes [flags] -- script.py [args]`: our agent in a container.
 
-This module is the container's first process. It takes the agent's flags, passes SIGTERM on to the agent, and exits with
-the agent's exit code. This module also copies the workers' log files to the container's output, each line as `rank 2 |
-...`, because Kubernetes and CloudWatch keep only the container's output.
+This module is the container's first process. The module takes the agent's flags, passes SIGTERM on to the agent, and
+exits with the agent's exit code. This module also copies the workers' log files to the container's output, each line as
+`rank 2 | ...`, because Kubernetes and CloudWatch keep only the container's output.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def main() -> None:
     us = os.getpid()
     agent = subprocess.Popen(
         [sys.executable, "-m", "hyperpod_ext.runtime.agent", "--keep-events", *sys.argv[1:]],
-        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # safe, as no other thread runs here
+        preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # `preexec_fn` is safe in a process with one thread
     )
     code = wait_printing(agent, logs)
-    sys.exit(code if code >= 0 else 128 - code)  # 128 + the signal's number, as a shell reports it
+    sys.exit(code if code >= 0 else 128 - code)  # killed by signal N: exit code 128 + N
 
 
 def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:

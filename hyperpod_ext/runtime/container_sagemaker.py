@@ -37,7 +37,7 @@ _MOST_CAUSE = 1024
 
 def main() -> None:
     root = Path(os.environ.get("HPX_ML_ROOT", "/opt/ml"))
-    if "AWS_REGION" in os.environ:  # SageMaker sets this variable, and boto3 reads AWS_DEFAULT_REGION
+    if "AWS_REGION" in os.environ:  # SageMaker sets AWS_REGION, but boto3 reads AWS_DEFAULT_REGION
         os.environ.setdefault("AWS_DEFAULT_REGION", os.environ["AWS_REGION"])
     try:
         code = _run(root, sys.argv[1:], os.environ)
@@ -53,7 +53,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
     config = RuntimeConfig.from_json(runtime)
     hosts, here = place_of(json.loads((root / "input/config/resourceconfig.json").read_text()))
     if len(hosts) != config.nodes:
-        raise HyperpodExtError(f"the job has {len(hosts)} nodes; {ENV_RUNTIME} says {config.nodes}")
+        raise HyperpodExtError(f"SageMaker started {len(hosts)} nodes, but {ENV_RUNTIME} is for {config.nodes}")
     script, folder = _fetch_code(root)
     run_dir = root / "output" / "data" / "hpx-run"
     make_private_folder(run_dir / "logs")
@@ -69,7 +69,7 @@ def _run(root: Path, arguments: list[str], environ: MutableMapping[str, str]) ->
             command,
             env=env,
             cwd=folder,
-            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # safe, as no other thread runs here
+            preexec_fn=lambda: die_with_parent(us, signal.SIGTERM),  # `preexec_fn` is safe in a process with one thread
         )
         code = wait_printing(agent, run_dir / "logs")
     if code != 0:
@@ -90,7 +90,7 @@ def join_parts(environ: Mapping[str, str]) -> str:
 
 def place_of(resources: Mapping[str, Any]) -> tuple[list[str], int]:
     """Return all hosts, in an order that is the same on every node, and the index of this host among them."""
-    hosts = sorted(resources["hosts"], key=lambda host: (len(host), host))  # puts algo-2 before algo-10
+    hosts = sorted(resources["hosts"], key=lambda host: (len(host), host))  # sort algo-2 before algo-10
     return hosts, hosts.index(resources["current_host"])
 
 
@@ -124,7 +124,7 @@ def _unpack(archive: Path, folder: Path) -> None:
     """
     inside = folder.resolve()
     with tarfile.open(archive) as opened:
-        # tarfile.data_filter, in Python from 3.11.4 on, also removes write permissions of group and others
+        # tarfile.data_filter (in Python 3.11.4 and later) also removes write permissions of group and others
         opened.extraction_filter = getattr(tarfile, "data_filter", lambda member, _path: member)
         for member in opened:
             place = inside / member.name
@@ -132,7 +132,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             kind = member.isfile() or member.isdir() or member.issym() or member.islnk()
             if not (kind and place.resolve().is_relative_to(inside) and leads.resolve().is_relative_to(inside)):
                 raise HyperpodExtError(
-                    f"{archive.name}: {member.name!r} is no file or folder inside of the code's folder",
+                    f"{archive.name}: {member.name!r} is not a file or folder inside the code's folder",
                     hint="pack only files, folders, and links between them",
                 )
             opened.extract(member, inside)

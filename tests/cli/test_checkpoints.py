@@ -173,7 +173,7 @@ def test_a_damaged_claim_is_told_beside_what_is_good(written: Written, folder: P
     (told,) = place["damaged_claims"]
     assert (told["generation"], place["error"]) == (2, None)
     assert told["url"].endswith("/generations/000002.json")
-    assert "cannot be told which steps generation 2 gave up" in told["message"]
+    assert "it is unknown which steps generation 2 abandoned" in told["message"]
     # what reads everything says it with its exit code, and what must choose for itself chooses nothing
     verified = hp_ext("checkpoints", "verify", folder, "--all", "-o", "json")
     assert verified.code == 7

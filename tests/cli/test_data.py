@@ -89,13 +89,13 @@ def test_a_dataset_that_changed_exits_7(dataset: Path, place: Path) -> None:
         (["build"], 2, "Missing argument"),
         (["build", "none.jsonl"], 6, "there is no dataset at none.jsonl"),
         (["build", "news.jsonl", "--field", "txt"], 3, "news.jsonl:1: there is no field txt (did you mean `text`?)"),
-        (["build", "news.jsonl", "--tokenizer", "gpt"], 3, "gpt: is no tokenizer"),
+        (["build", "news.jsonl", "--tokenizer", "gpt"], 3, "gpt: is not a tokenizer"),
         (["build", "news.jsonl", "--segment", "lots"], 2, "is not a size"),
         (["build", "news.jsonl", "--budget", "1KiB", "--segment", "4KiB"], 7, "the budget is 1,024"),
         (["build", "news.jsonl", "--whole-documents"], 2, "needs --sequence-length"),
         (["build", "news.jsonl", "--sequence-length", "10000000"], 3, "less than one sample"),
         (["inspect", "nowhere"], 6, "there is no store in nowhere"),
-        (["verify", "."], 6, "is no token store"),
+        (["verify", "."], 6, "is not a token store"),
     ],
 )
 def test_mistakes_end_with_a_message_and_a_code(

@@ -148,7 +148,7 @@ def test_settings_of_the_runtime_that_the_pages_name_can_be_set(name: str, right
     assert list(checks.own_variables_are_left_alone(job(env={name: right}), None)) == []
     (found,) = checks.own_variables_are_left_alone(job(env={name: wrong}), None)
     assert found.path == ("env", name)
-    assert f"`{wrong}` is no" in found.message
+    assert f"`{wrong}` is not a" in found.message
     assert found.hint
 
 

@@ -38,8 +38,8 @@ def told(text: str) -> list[str]:
     ("text", "says"),
     [
         ("mode: plain", "script: is missing"),
-        ("command: ./a.sh", "mode: mode ours has no effect on a command"),
-        ("command: ./a.sh\nmode: aws-checkpointless", "mode: mode aws-checkpointless has no effect"),
+        ("command: ./a.sh", "mode: mode ours works only with a script"),
+        ("command: ./a.sh\nmode: aws-checkpointless", "mode: mode aws-checkpointless works only with a script"),
         ("command: ./a.sh\nmode: plain\nworking_dir: /a\nscript: a.py", "script: the command runs instead"),
         ("command: ./a.sh\nmode: plain\nargs: [a]", "args: arguments belong to a script"),
         ("command: [a, 4]\nmode: plain", "command: a command is a list of words"),

@@ -14,7 +14,7 @@ BENCHMARK = Path(__file__).parents[2] / "docs" / "benchmarks" / "control-plane.j
 
 
 def test_the_figures_are_those_of_the_benchmark() -> None:
-    """Within what two runs of it differ: it may be made anew without the planner."""
+    """Within what two runs of it differ: it may be made again without the planner."""
     measured = {row["nodes"]: row for row in json.loads(BENCHMARK.read_text())["rows"]}
     assert [row.nodes for row in control_plane.MEASURED] == sorted(measured)
     for row in control_plane.MEASURED:

@@ -28,7 +28,7 @@ class World:
 
     sagemaker: AwsStandIn = field(default_factory=AwsStandIn)
     replaced: list[str] = field(default_factory=list)
-    """Clusters that a stack's update made anew."""
+    """Clusters that a stack's update made again."""
     recorded: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Properties of other resources that are there, by type."""
 

@@ -37,7 +37,7 @@ VERSION = "import importlib.metadata; print(importlib.metadata.version('torch').
 
 
 def install(version: str) -> Path:
-    """Python of the environment, of which only what has changed is made anew.
+    """Python of the environment, of which only what has changed is made again.
 
     Raises:
         subprocess.CalledProcessError: pip has said why on stderr.

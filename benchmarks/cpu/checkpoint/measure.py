@@ -173,7 +173,7 @@ def measure_training(bench: Bench) -> None:
 
 
 def measure_firsts(bench: Bench, kind: str) -> None:
-    """More first saves, each of systems that are made anew."""
+    """More first saves, each of systems that are made again."""
     jobs = [Job(system, kind, bench.nbytes, KINDS[kind]) for system in bench.systems]
     for number in range(bench.rounds):
         for members, _ in batches_at_work(bench, f"{kind}, first save, {number + 1} of {bench.rounds}", jobs):
@@ -197,7 +197,7 @@ def _prepare(bench: Bench, group: Group) -> None:
 
 
 def _save(bench: Bench, number: int, group: Group, *, made: int = 0) -> None:
-    """Round 0 is the first save of the process, so it has no second try. `made`: how often processes were made anew."""
+    """Round 0 is the first save of the process, so it has no second try. `made`: how often processes were restarted."""
     what = "blocked_overlapped" if group.job.overlapped else "blocked"
     saves = []
     for repeat in repeats(1 if number == 0 else MOST_REPEATS):

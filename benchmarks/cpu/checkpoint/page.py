@@ -134,7 +134,7 @@ def _targets(document: Document) -> str:
 def _kind(figure: Figure) -> str:
     """What stands before its label where other tables are not beside it."""
     if figure in DRAIN_FIGURES.values():
-        return "drain: "
+        return "upload to S3: "
     return "copy on a peer: " if figure in PEER_FIGURES.values() else ""
 
 
@@ -190,7 +190,7 @@ def _drains(document: Document) -> str:
     names = list(document["medians"]["drain_gb_per_s"])
     if not names:
         return "Drains were not measured."
-    lines = ["| drain to S3 | " + " | ".join(figure.label for figure in DRAIN_FIGURES.values()) + " |"]
+    lines = ["| upload to S3 | " + " | ".join(figure.label for figure in DRAIN_FIGURES.values()) + " |"]
     lines.append("|---" * (len(DRAIN_FIGURES) + 1) + "|")
     for name in sorted(names, key=lambda name: name != OURS):
         label = SYSTEMS[name].label if name in SYSTEMS else name
@@ -219,56 +219,60 @@ def make_page(document: Document) -> str:
 
 ![Blocked and lost time of each system](checkpoint.svg)
 
-Ratios compare with `memcpy`, a `copy_` of each tensor of the same state into memory that has been touched, in the same
-process and round. Brackets have the number of rounds, the minimum and the maximum. *Worst round / median* shows how far
-a single round can be from the median. *By memcpy itself* is the same copy in a thread during the same steps, in this
-run.
+Unless a unit is given, a figure is a ratio to `memcpy`: the time of a `copy_` of each tensor of the state into memory
+that was written before, in the same process and round. Brackets have the number of rounds, the minimum and the maximum.
+*Worst round / median* shows how far a single round can be from the median. For *lost by memcpy*, a thread makes the
+copy of `memcpy` during the same training steps.
 
 {make_tables(document)}
 
 ## What is measured
 
 {_states(setup["states"])}
-All systems of a batch run at the same time, each in its own processes. They take turns with one save each, in an order
-that changes from round to round. A batch has as many systems as fit into the machine's memory. If other processes use
-more than {NEIGHBOURS:g} of a core, a turn waits until they end, for {QUIET_S:g} s at most, and windows of training
-during that time do not count.
+The systems are measured in batches: as many systems as fit into the machine's memory run at the same time, each in its
+own processes. In each round, every system of the batch makes one save, one system after another, in an order that
+changes from round to round. If other processes use more than {NEIGHBOURS:g} of a core, the next save waits for their
+end, at most {QUIET_S:g} s. Training steps during other processes' work do not count.
 
 - **Blocked**: the time from the call until the state may be changed, on the calling thread, less the time in which that
-  thread waited for a core. The slowest rank counts. The *first* save comes {setup["settle_s"]:g} s after the system was
-  created.
+  thread waited for a core. The figure is that of the slowest rank. The *first* save is made {setup["settle_s"]:g} s
+  after the system was created.
 - **Blocked, staged during a step**: for a save that is staged while the model computes, the time of the call and of the
   wait before the optimizer's step.
-- **Training time lost**: the duration of a window of at least {setup["steps_a_window"]} steps, compared with as many
-  steps without a save. The window begins with a save and ends when the save has no more work in the background. Forward
-  and backward pass take at least as long as {COMPUTE_RATIO:g} copies of the state ({setup["tokens_a_step"]} tokens),
-  because with few tokens the memory limits a step, and every copy slows it more. Staging may overlap with the passes,
-  but must end before the optimizer's step; systems that cannot overlap block first. Steps differ from each other by
-  more than the measured effect. Windows are therefore repeated until the standard error of their median is {KNOWN:g}
-  copies or {100 * KNOWN_SHARE:g} % of the median, or for {WINDOWS_S:g} s per round. Copies for comparison are made
-  between the windows.
-- **Survives kill -9**: the wall time from the call until the system reports the save as safe. At that moment every
-  worker is killed with SIGKILL. New workers restore, and every tensor must be `torch.equal` to the saved tensor.
+- **Training time lost**: the additional duration of a window of steps with a save, compared with the same number of
+  steps without a save. A window begins with a save and ends when the save has no more work in the background, after at
+  least {setup["steps_a_window"]} steps. Forward and backward pass of a step take at least as long as {COMPUTE_RATIO:g}
+  copies of the state ({setup["tokens_a_step"]} tokens). With fewer tokens, the speed of memory would limit a step, and
+  a copy would slow down the step more. A system may copy the state during the passes, but must end the copy before the
+  optimizer's step. Systems that cannot copy during the passes copy before them. Because the durations of steps vary by
+  more than the measured effect, windows are repeated until the standard error of their median is {KNOWN:g} copies or
+  {100 * KNOWN_SHARE:g} % of the median, or for {WINDOWS_S:g} s per round. The copies of `memcpy` are made between the
+  windows.
+- **Time until a save survives kill -9**: the wall time from the call until the system reports the save as safe. As soon
+  as the system reports the save as safe, every worker is killed with SIGKILL. New workers restore the state, and every
+  tensor must be `torch.equal` to the saved tensor.
 - **More memory**: the peak of the trainer's anonymous memory during two saves, less its memory before the first save,
-  in percent of the state; then the same for the processes that the trainer started. The raw rounds of a run contain the
-  shared memory.
-- **Restore**: the time of a restore into the existing tensors of a new process. The restored tensors are then compared
-  with the saved tensors.
-- **Copy on a peer**: two ranks, each on its own node. The first rank trains, and its state is copied to the second
-  rank, which has almost nothing to save. One core trains, and the other core sends and receives, like a free core of
-  each node in a job. Lost time is defined as above. *There after* counts from the end of staging (below 0: the copy was
-  complete before the save released the state). *A plain copy*: during the same training in the same round, a process
-  sends as many bytes over {setup["socket_streams"]} sockets to another process, and both do nothing else. No copy over
-  sockets can be faster here. *As nice as ours*: the plain copy has the priority of our memory servers' copies. *Both
-  ways at once*: each node has such a state, so one core does the work of two cores on two nodes. *More*: compared with
-  a save that is not due at the peer.
-- **Restore from a peer**: the memory of a node is empty. Its rank restores while the other rank does nothing, and then
-  receives the same bytes over {setup["socket_streams"]} plain sockets.
-- **Drain**: the upload to a local S3 server that discards all data, from the moment when the snapshot is sealed until
-  its manifest is stored. CPU time is that of the client, for hyperpod_ext with the checksums; the server has its own
-  process. *Step during it*: a trainer's mean step during the upload, compared with its median step without.
+  in percent of the state. A second column has this figure for the processes that the trainer started. Shared memory is
+  not included; the raw rounds of a run contain it.
+- **Restore**: the time of a restore into the existing tensors of a new process. After the restore, the restored tensors
+  are compared with the saved tensors.
+- **Copy on a peer**: two ranks run, each on its own node. The first rank trains, and its state is copied to the second
+  rank, which has almost no state of its own. One core trains, and the other core sends and receives, like a free core
+  of each node in a job. *Time until complete* is the time from the end of the save's own copy until the peer has the
+  state; a figure below 0 means that the peer had the state before the save released it. For *plain copy*, a process
+  sends the same number of bytes over {setup["socket_streams"]} sockets to another process, during the same training in
+  the same round. No copy over sockets can be faster than a plain copy on this machine. A *low-priority plain copy* has
+  the CPU priority of the memory servers' copies. For *both ways*, both ranks have a state of the same size, so one core
+  does the work of two cores on two nodes. *Additional* time compares with a save that is not copied to the peer.
+- **Restore from a peer**: the memory of a node is empty. The rank on this node restores its state from the peer, while
+  the peer's rank does nothing. For comparison, the rank then receives the same number of bytes over
+  {setup["socket_streams"]} plain sockets.
+- **Upload to S3**: the upload to a local S3 server that discards all data, from the moment when the snapshot is sealed
+  until its manifest is stored. CPU time is that of the client, without the server's process; for hyperpod_ext, CPU time
+  includes the checksums. *Step during the upload / without* is the mean duration of a trainer's step during the upload,
+  divided by the median duration of a step without an upload.
 
-Survived the kill: {_survived(document) or "not measured"}.
+Number of kills after which all tensors were restored: {_survived(document) or "not measured"}.
 
 {_about(document)}
 
@@ -284,10 +288,11 @@ Every process runs with
 ## Limits
 
 - The benchmark runs on one machine, with CPU and gloo: no GPU, no network between nodes, no TLS, no real S3. All
-  sockets use the loopback interface.
-- Files of the other systems are in memory (tmpfs). This is to their advantage, because no disk is measured.
-- Systems and ranks share {machine["cores"]} cores; background work takes no core from a trainer only if there are fewer
-  trainers than cores.
+  connections use the loopback interface.
+- The other systems write their files to memory (tmpfs). With files on a disk, the figures of these systems would be
+  worse.
+- All systems and ranks share {machine["cores"]} cores. If there are as many trainers as cores, background work takes
+  time from the trainers.
 """
 
 
@@ -302,7 +307,8 @@ def _runs(document: Document) -> str:
             load += ", other processes with {:.2f} of a core (median) to {:.2f}".format(*run["neighbours"])
         load += ", during the rounds of"
         told.append(f"{load}\n\n```\n{run['command']}\n```")
-    return "The figures of a system are from the last of these runs that included it:\n\n" + "\n\n".join(told)
+    title = "The figures of a system come from the last of the following runs that included the system:"
+    return "\n\n".join([title, *told])
 
 
 def _states(states: Mapping[str, Mapping[str, Any]]) -> str:
@@ -312,7 +318,7 @@ def _states(states: Mapping[str, Mapping[str, Any]]) -> str:
             "1 rank" if KINDS[kind] == 1 else f"each of {KINDS[kind]} ranks, weights and moments DTensors (fully_shard)"
         )
         lines.append(f"- *{kind}*: {found['nbytes'] / 1e6:.0f} MB in {found['tensors']} tensors on {ranks}")
-    return "A GPT with its Adam moments:\n\n" + "\n".join(lines) + "\n"
+    return "The saved state is a GPT with its Adam moments, in one of two layouts:\n\n" + "\n".join(lines) + "\n"
 
 
 def _survived(document: Document) -> str:

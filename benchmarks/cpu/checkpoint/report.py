@@ -50,45 +50,55 @@ class Figure:
 
 FIGURES = {
     "blocked": Figure("blocked by a save", "blocked", "ratio", target=1.10),
-    "blocked_sharded": Figure("the same, DTensors on 2 ranks", "blocked", "ratio", "sharded", target=1.10),
+    "blocked_sharded": Figure("blocked by a save, DTensors on 2 ranks", "blocked", "ratio", "sharded", target=1.10),
     "first": Figure("blocked by the first save", "first_blocked", "ratio", target=1.2),
-    "first_sharded": Figure("the same, DTensors on 2 ranks", "first_blocked", "ratio", "sharded", target=1.2),
+    "first_sharded": Figure(
+        "blocked by the first save, DTensors on 2 ranks", "first_blocked", "ratio", "sharded", target=1.2
+    ),
     "blocked_overlapped": Figure("blocked, staged during a step", "lost", "blocked_ratio", has="overlapped"),
     "lost": Figure("training time lost by a save", "lost", "ratio", target=0.12),
     "every_step": Figure("step with a save / without", "every_step", "ratio", target=1.10),
-    "survives": Figure("until it survives kill -9", "survives", "ratio", has="survives", target=1.5),
+    "survives": Figure("time until a save survives kill -9", "survives", "ratio", has="survives", target=1.5),
     "memory": Figure("more memory in the trainer", "memory", "own", target=5.0, unit="%"),
-    "helpers": Figure("and in what it started", "memory", "helpers", unit="%"),
-    "restore": Figure("restore, fresh process", "restore", "ratio", has="restores", target=1.2),
-    "replica_blocked": Figure("copy on a peer: blocked", "replicate", "blocked_ratio", has="replicates"),
-    "replica_lost": Figure("copy on a peer: time lost", "replicate", "lost_ratio", has="replicates"),
-    "replica_done": Figure("copy on a peer: there after", "replicate", "done_ratio", has="replicates", target=10.0),
-    "peer_restore": Figure("restore from a peer / socket", "peer_restore", "ratio", has="peer_restore", target=1.5),
+    "helpers": Figure("more memory in processes that the trainer started", "memory", "helpers", unit="%"),
+    "restore": Figure("restore in a new process", "restore", "ratio", has="restores", target=1.2),
+    "replica_blocked": Figure("copy on a peer: blocked by the save", "replicate", "blocked_ratio", has="replicates"),
+    "replica_lost": Figure("copy on a peer: training time lost", "replicate", "lost_ratio", has="replicates"),
+    "replica_done": Figure(
+        "copy on a peer: time until complete", "replicate", "done_ratio", has="replicates", target=10.0
+    ),
+    "peer_restore": Figure(
+        "restore from a peer / plain sockets", "peer_restore", "ratio", has="peer_restore", target=1.5
+    ),
 }
 PEER_FIGURES = {
-    "replica_more": Figure("blocked more than by a save without", "replicate", "more_blocked_ratio", target=0.05),
-    "replica_more_lost": Figure("time lost more than by a save without", "replicate", "more_lost_ratio", target=0.7),
-    "replica_since": Figure("there after, from the save's call on", "replicate", "since_save_ratio"),
-    "plain_lost": Figure("a plain copy, time lost", "replicate", "plain_lost_ratio"),
-    "plain_done": Figure("there after", "replicate", "plain_done_ratio"),
-    "nice_lost": Figure("as nice as ours, time lost", "replicate", "nice_lost_ratio"),
-    "nice_done": Figure("as nice as ours, there after", "replicate", "nice_done_ratio"),
-    "of_nice": Figure("ours / as nice as ours, there after", "replicate", "of_nice"),
-    "cpu_of_nice": Figure("ours / as nice as ours, CPU", "replicate", "cpu_of_nice"),
-    "both_lost": Figure("both ways at once, time lost", "replicate_both", "lost_ratio"),
-    "both_done": Figure("there after", "replicate_both", "done_ratio"),
-    "both_plain_lost": Figure("two plain copies, time lost", "replicate_both", "plain_lost_ratio"),
-    "both_plain_done": Figure("there after", "replicate_both", "plain_done_ratio"),
-    "both_nice_lost": Figure("as nice as ours, time lost", "replicate_both", "nice_lost_ratio"),
-    "both_nice_done": Figure("there after", "replicate_both", "nice_done_ratio"),
+    "replica_more": Figure("additional blocked time", "replicate", "more_blocked_ratio", target=0.05),
+    "replica_more_lost": Figure("additional training time lost", "replicate", "more_lost_ratio", target=0.7),
+    "replica_since": Figure("time until complete, from the call of the save", "replicate", "since_save_ratio"),
+    "plain_lost": Figure("plain copy: training time lost", "replicate", "plain_lost_ratio"),
+    "plain_done": Figure("plain copy: time until complete", "replicate", "plain_done_ratio"),
+    "nice_lost": Figure("low-priority plain copy: training time lost", "replicate", "nice_lost_ratio"),
+    "nice_done": Figure("low-priority plain copy: time until complete", "replicate", "nice_done_ratio"),
+    "of_nice": Figure("ours / low-priority plain copy: time until complete", "replicate", "of_nice"),
+    "cpu_of_nice": Figure("ours / low-priority plain copy: CPU time", "replicate", "cpu_of_nice"),
+    "both_lost": Figure("both ways: training time lost", "replicate_both", "lost_ratio"),
+    "both_done": Figure("both ways: time until complete", "replicate_both", "done_ratio"),
+    "both_plain_lost": Figure("both ways, two plain copies: training time lost", "replicate_both", "plain_lost_ratio"),
+    "both_plain_done": Figure("both ways, two plain copies: time until complete", "replicate_both", "plain_done_ratio"),
+    "both_nice_lost": Figure(
+        "both ways, two low-priority plain copies: training time lost", "replicate_both", "nice_lost_ratio"
+    ),
+    "both_nice_done": Figure(
+        "both ways, two low-priority plain copies: time until complete", "replicate_both", "nice_done_ratio"
+    ),
 }
 """Of ours alone: what a copy on a peer adds to a save, and what plain sockets need beside the same trainer."""
 DRAIN_FIGURES = {
     "drain_gb_per_s": Figure("GB/s", "drain", "gb_per_s", unit=""),
-    "drain_speed": Figure("speed / the fastest client", "drain", "speed_ratio", target=0.8, least=True),
-    "drain_cpu_s_per_gb": Figure("client CPU s/GB", "drain", "cpu_s_per_gb", unit=""),
-    "drain_cpu": Figure("CPU / upload_fileobj", "drain", "cpu_ratio", target=0.25),
-    "drain_step": Figure("step during it / without", "drain", "step_ratio", target=1.15),
+    "drain_speed": Figure("speed / fastest other client", "drain", "speed_ratio", target=0.8, least=True),
+    "drain_cpu_s_per_gb": Figure("CPU seconds of the client per GB", "drain", "cpu_s_per_gb", unit=""),
+    "drain_cpu": Figure("CPU time / upload_fileobj", "drain", "cpu_ratio", target=0.25),
+    "drain_step": Figure("step during the upload / without", "drain", "step_ratio", target=1.15),
 }
 ALL_FIGURES = FIGURES | PEER_FIGURES | DRAIN_FIGURES
 
@@ -113,11 +123,13 @@ class Steadiness:
 
 _WORST = "worst round / median"
 STEADINESS = {
-    "lost_of_memcpy": Steadiness("training time lost by a save / by memcpy itself", "lost", 1.1, "memcpy"),
+    "lost_of_memcpy": Steadiness("training time lost by a save / lost by memcpy", "lost", 1.1, "memcpy"),
     "lost_worst": Steadiness(f"training time lost by a save: {_WORST}", "lost", 1.5, "median"),
     "first_worst": Steadiness(f"blocked by the first save: {_WORST}", "first", 1.5, "median"),
-    "first_sharded_worst": Steadiness(f"the same, DTensors on 2 ranks: {_WORST}", "first_sharded", 1.5, "median"),
-    "restore_worst": Steadiness(f"restore, fresh process: {_WORST}", "restore", 1.5, "median"),
+    "first_sharded_worst": Steadiness(
+        f"blocked by the first save, DTensors on 2 ranks: {_WORST}", "first_sharded", 1.5, "median"
+    ),
+    "restore_worst": Steadiness(f"restore in a new process: {_WORST}", "restore", 1.5, "median"),
 }
 """Of ours alone: whether a round may be as the median says."""
 

@@ -36,72 +36,81 @@ SYSTEMS = {
             "hyperpod_ext",
             "ours:Ours",
             _has("overlapped", "survives", "restores", "replicates", "peer_restore", "drains"),
-            "Checkpointer, with its memory server on the node",
+            "hyperpod_ext's Checkpointer, with a memory server on the node",
         ),
-        System(MEMCPY, "memcpy", "memcpy:Memcpy", _has("overlapped"), "copy_ of each tensor; overlapped: in a thread"),
-        System(TORCH_SAVE, "torch.save", "torch_save:TorchSave", _has("survives", "restores"), "a file in memory"),
-        System("dcp.save", "dcp.save", "dcp:Save", _has("survives", "restores"), "files in memory"),
+        System(
+            MEMCPY,
+            "memcpy",
+            "memcpy:Memcpy",
+            _has("overlapped"),
+            "copies each tensor with `copy_`; a save during a step copies in a thread",
+        ),
+        System(
+            TORCH_SAVE, "torch.save", "torch_save:TorchSave", _has("survives", "restores"), "writes one file to memory"
+        ),
+        System("dcp.save", "dcp.save", "dcp:Save", _has("survives", "restores"), "writes files to memory"),
         System(
             "dcp.thread",
             "dcp.async_save, thread",
             "dcp:AsyncSave",
             _has("overlapped", "survives", "restores"),
-            "one stager for all saves; overlapped: staging in the background; files in memory",
+            "uses one stager for all saves and writes files to memory; a save during a step stages in the background",
         ),
         System(
             "dcp.process",
             "dcp.async_save, process",
             "dcp:Process",
             _has("overlapped", "survives", "restores"),
-            "one shared stager for all saves; overlapped: staging in the background; files in memory",
+            "uses one shared stager for all saves and writes files to memory; a save during a step stages in the "
+            "background",
         ),
         System(
             "dlrover",
             "DLRover flash checkpoint",
             "dlrover:Flash",
             _has("survives", "restores"),
-            "DdpCheckpointer to shared memory; DTensors are given as each rank's parts",
+            "uses DdpCheckpointer with shared memory; gets each rank's parts of DTensors",
             peer="dlrover",
-            shims="the saver is started by the benchmark as its agent would, since `dlrover-run` does not start with "
-            "this torch; replicas not run: its backup groups need its agent's environment",
+            shims="the benchmark starts DLRover's saver, because `dlrover-run` does not start with this "
+            "torch; replicas were not measured, because they need the environment of DLRover's agent",
         ),
         System(
             "nvrx",
             "NVRx local",
             "nvrx:Local",
             _has("survives", "restores", "replicates", "peer_restore", "restores_together"),
-            "LocalCheckpointManager, files in memory; DTensors are given as each rank's parts",
+            "uses LocalCheckpointManager and writes files to memory; gets each rank's parts of DTensors",
             peer="nvrx",
-            shims="a state dict class for CPU tensors; torch.cuda.synchronize, current_device, Tensor.cuda and "
-            'empty_like(device="cuda") answered with the CPU',
+            shims="a state dict class for CPU tensors was added; torch.cuda.synchronize, current_device, "
+            'Tensor.cuda and empty_like(device="cuda") were replaced by functions that use the CPU',
         ),
         System(
             "nvrx.async",
             "NVRx local, async (fork)",
             "nvrx:LocalAsync",
             _has("survives", "restores", "replicates", "peer_restore", "restores_together"),
-            "as above, written by a process that is forked at each save",
+            "same as NVRx local, but a process that is forked at each save writes the files",
             peer="nvrx",
-            shims="as above",
+            shims="same as in the previous row",
         ),
         System(
             "aws",
             "AWS tiered client",
             "aws:Tiered",
             _has("survives", "restores"),
-            "dcp.async_save with SageMakerTieredStorageWriter, as documented; memory tier only",
+            "uses dcp.async_save with SageMakerTieredStorageWriter, as documented, with only the memory tier",
             peer="aws",
-            shims="address and log folder of the client set from outside; its closed service replaced by a server of "
-            "the benchmark that speaks the same HTTP",
+            shims="the client's address and log folder are set from outside; a server of the benchmark "
+            "with the same HTTP API replaces AWS's closed service",
         ),
         System(
             "aws.reused",
             "AWS tiered client, one stager",
             "aws:TieredReused",
             _has("survives", "restores"),
-            "as above, one stager for all saves",
+            "same as AWS tiered client, but with one stager for all saves",
             peer="aws",
-            shims="as above",
+            shims="same as in the previous row",
         ),
     )
 }

@@ -278,7 +278,7 @@ class Rank:
         return {**told, "done": whole}
 
     def _forward_and_backward(self) -> None:
-        import torch.nn.functional as F  # noqa: N812
+        import torch.nn.functional as F
 
         self.optimizer.zero_grad(set_to_none=False)
         scores = self.model(self.tokens)

@@ -187,35 +187,37 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ## What each message costs
 
-This table has the messages and bytes when a node is lost; [protocol.md](../protocol.md) describes each message.
-`tests/benchmarks/cpu/control_plane/test_counted.py` tests that they grow at most with N log N.
+This table has the number of messages and bytes of the coordinator when a node is lost. [protocol.md](../protocol.md)
+describes each message. `tests/benchmarks/cpu/control_plane/test_counted.py` tests that the numbers of messages and
+bytes grow at most with N log N.
 
 {make_kinds(document, "fault_by_kind")}
 
-This table has the messages and bytes when the job starts:
+This table has the number of messages and bytes when the job starts:
 
 {make_kinds(document, "start_by_kind")}
 
-This table has the messages and bytes when all agents connect to another coordinator:
+This table has the number of messages and bytes when all agents connect to a new coordinator:
 
 {make_kinds(document, "takeover_by_kind")}
 
 ## What is measured
 
-The benchmark runs a job's coordinator in its own process. Another process sends the messages of all agents, over the
-loopback interface, with eight workers per node and one spare. All agents connect at the same time.
+The benchmark runs a job's coordinator in its own process. Another process sends the messages of all agents over the
+loopback interface. The simulated job has eight workers per node and one spare. All agents connect at the same time.
 
-- **start**: from the first connection until every agent has the message to begin with step 0.
-- **step**: every rank reports the beginning of its loop, and one step. Both reports go to the event log, the step [of
-  some ranks](../events.md#what-a-line-has) only; **log KB** is the growth of the log.
+- **start** lasts from the first connection until every agent has received the message to begin with step 0.
+- **step**: every rank reports the beginning of its loop, and one step. The event log contains the beginning of every
+  rank, and the steps [of some ranks](../events.md#what-a-line-has). **log KB** is the growth of the event log.
 - **fault**: the connection of a node with eight ranks ends, and the spare gets these ranks. Every other rank still has
-  its live state, and every node reports two snapshots of each of its ranks in memory and a replica of another node's.
-  The fault ends when every agent has the message to continue. **log KB** is the growth of the event log.
-- **takeover**: the coordinator's node is lost after that fault. Another process has a copy of the job state, all other
-  agents connect to it at once, and it makes all ranks leave their step. The takeover ends when every agent has this
-  message.
-- **CPU s** is processor time of the coordinator's process, **MB** and **messages** count both directions, and
-  **memory** is the resident memory at the end.
+  its live state. Every node reports two snapshots in memory for each of its ranks, and a replica of another node's
+  snapshots. **fault** ends when every agent has received the message to continue.
+- **takeover**: after the fault, the coordinator's node is lost. Another process, which has a copy of the job state,
+  becomes the coordinator. All other agents connect to the new coordinator at the same time, and the new coordinator
+  orders all ranks to abandon their step. **takeover** ends when every agent has received the message to abandon the
+  step.
+- **CPU s** is the processor time of the coordinator's process. **MB** and **messages** count sent and received
+  messages. **memory** is the resident memory of the coordinator's process at the end.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}.
 
@@ -225,7 +227,7 @@ Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python
 
 ## Limits
 
-- Agents and coordinator share {machine["cores"]} cores of one machine, so `fault, s` is mostly the agents' own work.
-- Agents answer at once. The figures do not include the time in which ranks leave a generation, open their groups and
-  restore.
+- Agents and coordinator share {machine["cores"]} cores of one machine, so most of `fault, s` is the work of the agents.
+- The simulated agents answer at once, so the figures do not include the time in which ranks abandon a step, create
+  process groups and restore their state.
 """

@@ -95,28 +95,30 @@ def make_page(document: Mapping[str, Any]) -> str:
 {make_table(document)}
 ```
 
-Requests, bytes, connections and CPU are those of an average rank, look-ups those of an average node of
-{document["workers_per_node"]} ranks. `tests/benchmarks/cpu/rank_store/test_counted.py` tests the counts at small sizes,
-and that the benchmark sends the requests of real groups.
+Requests, bytes, connections and CPU are averages per rank. Look-ups are averages per node of
+{document["workers_per_node"]} ranks. `tests/benchmarks/cpu/rank_store/test_counted.py` tests the counts in small jobs,
+and tests that the benchmark sends the same requests as real process groups.
 
 ## What is measured
 
-The benchmark runs the servers and stores of real ranks, {document["ranks_per_process"]} ranks per process, with a
-thread and a port for each rank, over the loopback interface. Torch and gloo do not run: each rank sends the requests
-that a group of gloo with lazy connections sends to its store. A rank sets its own address. In its first all-reduce, it
-waits for and reads the addresses of its two neighbours in a ring. The mesh has three dimensions: ranks of a node, up to
-four stages, and replicas.
+The benchmark runs each rank's key-value server and its client (the store), with {document["ranks_per_process"]} ranks
+per process and a thread and a port for each rank, over the loopback interface. The benchmark does not run torch and
+gloo: each rank itself sends the requests that a process group of gloo with lazy connections sends to its store. Each
+rank sets its own address. In its first all-reduce, each rank waits for the addresses of its two neighbours in a ring,
+and reads these addresses. The mesh has three dimensions: the ranks of a node, up to four stages, and replicas.
 
 - **start**: no rank has the address of another rank yet.
-- **lost node**: one node's ranks are new processes, at new addresses. All ranks open their groups again. The remaining
-  ranks watch their neighbours' keys, so that new values are sent to them as soon as they are set.
-- **requests** are counted at the server, including a rank's requests to itself: two in the default group, three in the
-  mesh. **busiest** is the number of requests of the rank that served most.
-- **bytes** are TCP's payload on connections to a rank's server, handshakes included. **connections** is the number of
-  these connections. **CPU** is the processor time of both ends.
-- **look-ups** are the address requests of a node's workers to their agent, **of agents** those of the agent to the
-  coordinator, **bytes of these** the bytes of the agent's requests and their answers. In a job of up to 64 ranks all
-  addresses are sent when a generation begins, so there are no look-ups.
+- **lost node**: one node's ranks are new processes, at new addresses. All ranks create their process groups again.
+  Ranks that were not lost watch the keys of their neighbours, and receive a new value as soon as a neighbour sets the
+  value.
+- **requests** are counted at the server. The requests include two in the default group, and three in the mesh, that a
+  rank sends to itself. **busiest** is the number of requests at the rank's server that received the most requests.
+- **bytes** is the TCP payload on connections to a rank's server, handshakes included. **connections** is the number of
+  connections to a rank's server. **CPU** is the processor time of client and server together.
+- **look-ups** is the number of requests for addresses that a node's workers send to their agent. **of agents** is the
+  number of requests for addresses that the agent sends to the coordinator. **bytes of these** is the number of bytes of
+  the agent's requests and of their answers. In a job of up to 64 ranks, all addresses are sent when a generation
+  begins, so there are no look-ups.
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}.
 
@@ -126,11 +128,12 @@ Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python
 
 ## Limits
 
-- On one machine, connections cost no round trip, and 16,384 ranks need as many threads (`kernel.pid_max` is 32,768 on
-  many machines). Each rank has about 20 open files.
-- All ranks set their keys before any rank reads one, as between a restore and the first step. In a job, a rank that is
-  quicker than its neighbour sends a request to it.
-- Workers of a node look up addresses one after another. In a job, several workers may ask their agent for the same node
-  at the same moment; the agent asks the coordinator once.
-- A barrier and other collectives connect to more ranks than a ring does; gloo's barrier connects to log2 N ranks.
+- On one machine, connections cost no network round trip. 16,384 ranks need 16,384 threads; many machines allow at most
+  32,768 (`kernel.pid_max`). Each rank has about 20 open files.
+- All ranks set their keys before any rank reads one, as between a restore and the first step. In a real job, a rank
+  that is faster than its neighbour has to wait for the neighbour's key, with one more request.
+- In the benchmark, workers of a node look up addresses one after another. In a real job, several workers may request
+  the same address from their agent at the same moment. The agent then sends one request to the coordinator.
+- The benchmark measures only all-reduce in a ring. Other collectives connect to more ranks: gloo's barrier, for
+  example, connects to log2 N ranks.
 """

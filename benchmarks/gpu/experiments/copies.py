@@ -123,9 +123,9 @@ def _copied(
     assert right, "bytes came back wrong"
     return {
         f"{name}: copy off": Figure(off / 1e9, "GB/s"),
-        f"{name}: copy off, beside the floor (wanted: 0.9)": Figure(off / floors[0]),
+        f"{name}: copy off, compared with the floor (wanted: 0.9)": Figure(off / floors[0]),
         f"{name}: restore with checksums": Figure(onto / 1e9, "GB/s"),
-        f"{name}: restore with checksums, beside the floor": Figure(onto / floors[1]),
+        f"{name}: restore with checksums, compared with the floor": Figure(onto / floors[1]),
     }
 
 

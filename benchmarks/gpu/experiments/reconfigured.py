@@ -25,7 +25,7 @@ _SHRINK = "TORCH_NCCL2_RECONFIGURE_SHRINK_GROW"
 def run(lane: Lane) -> Figures:
     if not hasattr(_dist, "_reconfigure") or not (lane.fake or lane.engine == "nccl2"):
         raise NotRunError(f"torch {torch.__version__} has no reconfigure: 2.15 has")
-    anew = _reconfigure(lane, {}, "made anew")
+    anew = _reconfigure(lane, {}, "made again")
     return anew if lane.fake else anew | _reconfigure(lane, {_SHRINK: "1"}, "by shrink and grow")
 
 

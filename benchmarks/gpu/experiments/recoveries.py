@@ -1,5 +1,5 @@
 """R: seconds from a fault to the end of the first new step, less an ordinary step: the product after an exception
-and after a `kill -9`, beside torchrun with DCP checkpoints, on the same GPU in the same run."""
+and after a `kill -9`, compared with torchrun with DCP checkpoints, on the same GPU in the same run."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(lane: Lane) -> Figures:
     killed_s, torchrun_s = (figures[name].value for name in (_name("kill -9"), _TORCHRUN))
     assert isinstance(killed_s, float)
     assert isinstance(torchrun_s, float)
-    return figures | {"kill -9, beside torchrun with DCP (wanted: 0.2)": Figure(killed_s / torchrun_s)}
+    return figures | {"kill -9, compared with torchrun with DCP (wanted: 0.2)": Figure(killed_s / torchrun_s)}
 
 
 def _name(fault: str) -> str:

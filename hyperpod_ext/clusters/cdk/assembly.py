@@ -86,7 +86,7 @@ def read_assembly(folder: Path) -> Assembly:
 
 
 def in_order(needs: Mapping[str, list[str]]) -> list[str]:
-    """Return the names of stacks sorted so that each name comes after its dependencies. Names without dependencies on
+    """Return the names of stacks sorted so that each name comes after its dependencies. Stacks that do not depend on
     each other keep their order.
 
     Args:

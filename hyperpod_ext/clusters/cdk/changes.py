@@ -1,7 +1,7 @@
 """Computes the changes that new templates make to existing stacks, and which resources are replaced. Pure.
 
 CloudFormation replaces a resource if one of its create-only properties changes. A create-only property also changes if
-it refers to a replaced resource. `find_changes` follows such references across stacks.
+it refers to a replaced resource. `find_changes` follows references across stacks.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def find_changes(there: Mapping[str, Template], wanted: Mapping[str, Template]) 
 
 
 def _pair(there: Mapping[str, Template], wanted: Mapping[str, Template]) -> dict[str, str]:
-    """Return, for each stack in `wanted`, the name of the existing stack in `there` that it updates. New stacks are
-    left out."""
+    """Return, for each stack in `wanted`, the name of the existing stack in `there` that the new template updates. New
+    stacks are left out."""
     pairs = {name: name for name in wanted if name in there}
     lost = {name.rpartition("-")[2]: name for name in there if name not in wanted}
     for name in wanted:
@@ -120,7 +120,7 @@ def _fields(kind: str, before: Any, after: Any) -> tuple[FieldChange, ...]:
     for path, old, new in _leaves((), before, after):
         effect: FieldEffect = "update"
         if fixed is None:
-            effect = "may replace"  # the create-only properties of this type are unknown
+            effect = "may replace"  # if the resource type is unknown, any property may be create-only
         elif any(_touches(path, one, before, after) for one in fixed.always):
             effect = "replace"
         elif any(_touches(path, one, before, after) for one in fixed.sometimes):
@@ -151,7 +151,7 @@ def _leaves(path: tuple[str, ...], before: Any, after: Any) -> Iterator[tuple[tu
     old, new = _by_name(before), _by_name(after)
     if old is not None and new is not None and (old or new):
         if old == new:
-            return  # both lists have the same items, in another order
+            return  # no change if only the order of the items differs
         for name in dict.fromkeys((*old, *new)):
             yield from _leaves((*path, name), old.get(name), new.get(name))
         return
@@ -181,7 +181,7 @@ def _touches(path: tuple[str, ...], fixed: str, before: Any, after: Any) -> bool
         return all(part in ("*", step) for part, step in zip(parts, path, strict=False))
     if not all(part in ("*", step) for part, step in zip(parts, path, strict=False)):
         return False
-    return bool(_at(before, parts) != _at(after, parts))  # a parent differs: compare the property `fixed`
+    return bool(_at(before, parts) != _at(after, parts))  # a parent of `fixed` differs: compare `fixed` itself
 
 
 def _at(value: Any, parts: tuple[str, ...]) -> Any:
@@ -198,8 +198,8 @@ def _at(value: Any, parts: tuple[str, ...]) -> Any:
 def _followed(
     found: dict[ResourceKey, ResourceChange], wanted: Mapping[str, Template]
 ) -> dict[ResourceKey, ResourceChange]:
-    """Return the changes in `found`, and the changes of resources that are replaced because they refer to a replaced
-    resource."""
+    """Return the changes in `found`, and the changes of resources that must be replaced, too, because they refer to a
+    replaced resource."""
     exports = _exports(wanted)
     gone = [place for place, change in found.items() if change.effect == "replace"]
     while gone:
@@ -228,7 +228,7 @@ def _because_of(
 
 
 def _referred_to(value: Any, stack: str, exports: Mapping[str, ResourceKey]) -> Iterator[ResourceKey]:
-    """Yield the resources that `value` refers to. `stack` is the stack whose template contains `value`."""
+    """Yield the resources that `value` refers to. `stack` is the stack with the template that contains `value`."""
     if isinstance(value, list):
         for item in value:
             yield from _referred_to(item, stack, exports)

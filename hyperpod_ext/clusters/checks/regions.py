@@ -40,9 +40,9 @@ def region_has_clusters(cluster: ClusterConfig) -> Iterator[Problem]:
 )
 def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
-        return  # the catalog does not know the instance types of this region
+        return  # skip a region whose instance types are not in the catalog
     for path, name in named_types(cluster):
-        elsewhere = ", ".join(regions_with(name))  # empty if the catalog does not have the type
+        elsewhere = ", ".join(regions_with(name))  # empty for a type that is not in the catalog
         if elsewhere and name not in offered(cluster.region):
             message = f"{name} is not offered in {cluster.region}"
             yield Problem(message, path=path, hint=f"regions with this type: {elsewhere}")

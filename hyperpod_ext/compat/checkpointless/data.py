@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.data.world import world_of_this_process
 from hyperpod_ext.runtime.training.epochs import EpochData
 
 if TYPE_CHECKING or importlib.util.find_spec("lightning"):
-    from lightning.pytorch import LightningDataModule  # Lightning's Trainer accepts only subclasses of it
+    from lightning.pytorch import LightningDataModule  # Lightning's Trainer accepts only its subclasses
 else:
     LightningDataModule = object
 
@@ -95,7 +95,7 @@ class _Around(LightningDataModule):
 
 
 class CheckpointlessDataModule(_Around):
-    """A data module without functions of its own, because the runtime itself stops the loaders after a fault."""
+    """A data module that only wraps another one, because the runtime itself stops the loaders after a fault."""
 
     def __init__(self, cfg: object = None, data_module: Any = None, **_: Any) -> None:
         """Wrap `data_module`. Raises ValueError if `data_module` is None."""
@@ -121,7 +121,7 @@ class MMAPDataModule(_Around):
     def train_dataloader(self) -> Any:
         """Return the data module's loader, which continues from the position `global_step`.
 
-        A loader that is no DataLoader is returned unchanged, because it may have a position of its own.
+        A loader that is no DataLoader is returned unchanged, because the loader may keep its own position.
         """
         loader = self.data_module.train_dataloader()
         return PositionedBatches(self, loader) if isinstance(loader, DataLoader) else loader
@@ -138,7 +138,7 @@ class MMAPDataModule(_Around):
 
 
 class PositionedBatches:
-    """The batches of a DataLoader that follow its data module's position. Random numbers depend on the job's seed."""
+    """The batches of a DataLoader after the position of its data module. The job's seed determines random numbers."""
 
     def __init__(self, module: MMAPDataModule, loader: Any) -> None:
         self.base_dataloader, self.batch_sampler, self._module = loader, loader.batch_sampler, module

@@ -46,7 +46,7 @@ class Abort(abc.ABC):
 
 
 class _Unneeded(Abort):
-    """An abort handler with a name of AWS's that does nothing.
+    """An abort handler that does nothing, for scripts that use AWS's names.
 
     The runtime itself aborts collectives, and the memory server, which is another process, stores snapshots.
     """
@@ -85,7 +85,7 @@ class CheckpointlessFinalizeCleanup(Finalize):
 
 
 class ThreadedFinalize(Finalize):
-    """Calls `fn` in a thread, and waits at most `timeout` for it."""
+    """Calls `fn` in a thread, and waits at most `timeout` for the end of the call."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class ThreadedFinalize(Finalize):
         self.timeout, self.fn, self.args, self.kwargs = timeout, fn, args, kwargs or {}
 
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> None:
-        """Call `fn`. Raises JobFailedError if `fn` takes longer than `timeout`, and passes on an error of `fn`."""
+        """Call `fn`. Raises JobFailedError if `fn` takes longer than `timeout`, and the error that `fn` raises."""
         if not _ends_within(self.timeout, lambda: self.fn(*self.args, **self.kwargs)):
             raise JobFailedError(
                 f"finalize: {getattr(self.fn, '__name__', self.fn)} took longer than {self.timeout}",
@@ -106,7 +106,7 @@ class ThreadedFinalize(Finalize):
 
 
 class HealthCheck(abc.ABC):
-    """Base class for health checks of this process. A check that fails raises an exception."""
+    """Base class for health checks of this process. A failed check raises an exception."""
 
     @abc.abstractmethod
     def __call__(self, state: Any = None, train_ex: Exception | None = None) -> Any: ...
@@ -168,7 +168,7 @@ class CheckpointlessAbortManager:
 
     @staticmethod
     def create_custom_abort(*abort_instances: Abort) -> Compose:
-        """Return a `Compose` of the given handlers. Raises ValueError if there is no handler."""
+        """Return a `Compose` of the given handlers. Raises ValueError if no handler is given."""
         if not abort_instances:
             raise ValueError("At least one abort instance must be provided")
         return Compose(*abort_instances)
@@ -186,7 +186,7 @@ class CheckpointlessAbortManager:
 
 
 def _ends_within(timeout: timedelta, call: Callable[[], object]) -> bool:
-    """Make `call` in a thread, and return whether it has ended within `timeout`. Passes on an error of the call."""
+    """Make `call` in a thread, and return whether it has ended within `timeout`. Raises any error of the call."""
     errors = []
 
     def catching() -> None:

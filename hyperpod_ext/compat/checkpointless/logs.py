@@ -37,7 +37,7 @@ def get_logger(name: str = "hp_wrapper") -> logging.Logger:
     logger, level = logging.getLogger(name), os.environ.get("HPWRAPPER_LOG_LEVEL", "info").lower()
     if level not in _LEVELS:
         raise ConfigError(
-            [Problem(f"`{level}` is no log level", "HPWRAPPER_LOG_LEVEL", hint=f"use one of {', '.join(_LEVELS)}")]
+            [Problem(f"`{level}` is not a log level", "HPWRAPPER_LOG_LEVEL", hint=f"use one of {', '.join(_LEVELS)}")]
         )
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)

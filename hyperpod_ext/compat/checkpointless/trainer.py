@@ -1,4 +1,4 @@
-"""Replacements for the classes of AWS's NeMo plugins. These classes are used with Lightning's own Trainer:
+"""Replacements for the classes of AWS's NeMo plugins. The classes work with Lightning's own Trainer:
 
     trainer = Trainer(strategy=CheckpointlessMegatronStrategy(), callbacks=[CheckpointlessCallback()], ...)
     trainer.fit(model, datamodule=MMAPDataModule(...))
@@ -54,14 +54,14 @@ class CheckpointlessMegatronStrategy(ResilientStrategy):
                 hint=f"Leave {refused[0]} out. To divide the model, use `mode: aws-checkpointless` with AWS's image, "
                 "or FSDP2 in a loop of run.steps.",
             )
-        gc.collect()  # frees the trainer of the previous call, which references the old process group
+        gc.collect()  # free the previous call's trainer, which references the old process group
         super().__init__(run)
 
 
 class CheckpointlessCallback(Follow):
     """Reports the trainer's steps to the run, and restores the trainer's state and position.
 
-    The arguments are those of AWS's class, and have no effect.
+    The arguments are the arguments of AWS's class, and have no effect.
     """
 
     def __init__(
@@ -92,16 +92,16 @@ class CheckpointlessCallback(Follow):
         source.instance, source.name = self.batches, ""
 
     def on_exception(self, *_: Any) -> None:
-        """Close the steps of this call."""
+        """Close the generator of the run's steps."""
         self.close()
 
     def teardown(self, *_: Any, **__: Any) -> None:
-        """Close the steps of this call."""
+        """Close the generator of the run's steps."""
         self.close()
 
 
 def _elastic(loader: Any, accumulate: int, run: Any) -> Any:
-    """Return an ElasticDataLoader over the samples of a DataLoader. Any other loader is returned unchanged.
+    """Return an ElasticDataLoader over the samples of a DataLoader. Return any other loader unchanged.
 
     Args:
         loader: the trainer's loader.

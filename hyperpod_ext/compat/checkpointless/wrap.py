@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _runs: list[Run] = []
-"""The `Run` of the wrapped function that is being called; empty if none is being called."""
+"""The `Run` of the wrapped function that is being called; empty if no wrapped function is being called."""
 
 
 class HPWrapper:
@@ -45,7 +45,7 @@ class HPWrapper:
         finalize: handler that is called after `abort`.
         health_check: handler that is called after `finalize`.
         enabled: whether to wrap the function; if False, the function is returned unchanged.
-        checkpoint_manager: only for mode `ours`, in which the state comes from the memory of healthy ranks.
+        checkpoint_manager: only for mode `ours`, in which state is restored from the memory of healthy ranks.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class HPWrapper:
         return resilient(train)()
 
     def _prepare_again(self, state: HPState) -> None:
-        """Call the script's own handlers, in AWS's order. The runtime has already aborted the collectives."""
+        """Call the script's handlers after a fault, in AWS's order. The runtime aborts collectives before this call."""
         if self.abort is not None:
             self.abort(state)
         if self.finalize is not None:
@@ -187,7 +187,7 @@ class CheckpointManager:
 
 
 class PEFTCheckpointManager(CheckpointManager):
-    """A CheckpointManager for training adapters such as LoRA. Weights that do not change are copied only once."""
+    """A CheckpointManager for training adapters such as LoRA. Frozen weights are copied only once."""
 
 
 class HPAgentK8sAPIFactory:

@@ -45,8 +45,8 @@ class PeerTier(Tuned):
     """Number of nodes in a parity group; a group keeps XOR parity instead of copies. Each node splits its snapshot into
     parts and sends one part to each other node of the group. Each node stores the XOR of the parts that it receives,
     which has the size of 1/(parity - 1) of a snapshot. The state of a lost node is rebuilt from all other nodes of the
-    group. If a group loses two nodes at once, their state is restored from the next tier. Parity needs our agent, and a
-    job that is not elastic. If the number of nodes is no multiple of `parity`, some groups are larger."""
+    group. If a group loses two nodes at once, their state is restored from the next tier. Parity needs our agent, and
+    is not available for elastic jobs. If the number of nodes is no multiple of `parity`, some groups are larger."""
     transport: Literal["tcp", "nixl"] = "tcp"
     """Transport of copies between nodes. With `nixl`, the receiving node reads the sender's memory with NIXL over UCX,
     through shared memory or RDMA. NIXL needs the package `nixl-cu12` or `nixl-cu13` in the image. NIXL neither
@@ -55,7 +55,7 @@ class PeerTier(Tuned):
     """Number of TCP connections that send one copy in parallel. A single TCP connection is slow on EC2."""
     max_slowdown: Annotated[PositiveFloat, Field(le=1.0)] = 0.05
     """Maximum slowdown of a step while a copy is sent, as a share of the step's duration: 0.05 is 5 %. A node sends
-    more slowly to stay below this limit, unless slower sending increases the total cost of the copy."""
+    copies more slowly to stay below `max_slowdown`, unless slower sending increases the total cost of a copy."""
 
     @model_validator(mode="after")
     def _copies_or_parity(self) -> Self:
@@ -104,10 +104,10 @@ class CheckpointPolicy(Config):
     when_busy: Literal["wait", "skip", "supersede"] = "supersede"
     """Action if a save is due while earlier saves are still being copied to slower tiers. `wait`: wait for the earlier
     copies. `skip`: skip the new save. `supersede`: cancel an earlier copy that has not started; if all copies have
-    started, cancel a running one. The last complete snapshot is always kept."""
+    started, cancel a running copy. The last complete snapshot is always kept."""
     finish_s: PositiveFloat = 3600.0
     """Maximum seconds after the last step for its upload to the durable tiers; the job succeeds after the upload. If
-    the upload takes longer, the job's report has a warning with the missing parts."""
+    the upload takes longer, a warning in the job's report lists the missing parts of the checkpoint."""
     grace_s: PositiveFloat = 25.0
     """Seconds after SIGTERM or a preemption for the upload of the newest step to the durable tiers. By default,
     Kubernetes allows 30 seconds for the whole shutdown."""

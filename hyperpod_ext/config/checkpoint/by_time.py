@@ -22,6 +22,6 @@ class DueByTime:
         return now - self._named_at.get(kind, self._began) >= every
 
     def name(self, kinds: Iterable[str], now: float) -> None:
-        """Record that a step was chosen for the tiers `kinds` at time `now`. The next interval of these tiers
+        """Record that a step was chosen for the tiers `kinds` at time `now`, when the next interval of these tiers
         begins."""
         self._named_at |= dict.fromkeys(kinds, now)

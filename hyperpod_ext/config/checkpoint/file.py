@@ -16,8 +16,8 @@ class FileTier(DirectoryTier):
     distance = 6
     kind: Literal["file"] = "file"
     path: Annotated[str, Field(min_length=1, examples=["/fsx/checkpoints"])]
-    """Directory that every node sees under this path; pods need a shared volume for it. Checkpoints are stored under
-    `path/NAME-OF-THE-JOB/`."""
+    """Directory that every node sees under this path. Pods need a shared volume for the directory. Checkpoints are
+    stored under `path/NAME-OF-THE-JOB/`."""
     shared: bool = False
     """Whether other users may read the checkpoints, as far as the umask of the job allows. Default: files have mode
     0600 and folders 0700, so that only the user that training runs as can read the checkpoints."""

@@ -46,7 +46,7 @@ EverySteps = Annotated[PositiveInt, Field(json_schema_extra=_or_auto)]
 
 
 class Auto(int):
-    """A number of steps that the running job may change. A spec has `auto` in its place."""
+    """A number of steps that the running job may change. In a spec, the word `auto` stands for the number."""
 
     def __repr__(self) -> str:
         return AUTO
@@ -112,7 +112,7 @@ class DurableTier(Tuned):
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
-        default = type(self).model_fields["every_steps"].default  # a dumped spec contains both fields
+        default = type(self).model_fields["every_steps"].default  # dumped specs also set `every_steps`, to the default
         if self.every_seconds is not None and self.every_steps != default:
             message = "every_steps and every_seconds both set the interval; keep one of them"
             raise ContradictionError(message, "every_seconds")
@@ -135,7 +135,7 @@ class DurableTier(Tuned):
 
     @property
     def mounted(self) -> str | None:
-        """Directory that must exist on every node: `folder`, or the parent of the part `{node}` in it; None without
+        """Directory that must exist on every node: `folder`, or the parent of a part `{node}` in `folder`; None without
         `folder`."""
         return self.folder
 

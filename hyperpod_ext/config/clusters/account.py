@@ -1,5 +1,5 @@
-"""Facts about the AWS account of a cluster. Only the checks of the cluster's spec read these facts; no request to AWS
-contains them."""
+"""Facts about the AWS account of a cluster. Only checks of the cluster's spec read the facts about the account; no
+request to AWS contains them."""
 
 from __future__ import annotations
 

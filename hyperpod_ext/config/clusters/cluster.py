@@ -45,7 +45,7 @@ class InstanceGroup(Config):
     spares: NonNegativeInt = 0
     """Number of the group's machines that stay idle until another machine of the group fails."""
     min_count: NodeCount | None = None
-    """Minimum number of machines with which the group becomes ready. HyperPod then continues to look for the remaining
+    """Minimum number of machines with which the group becomes ready. HyperPod still looks for the group's remaining
     machines."""
     execution_role: RoleArn | None = None
     """IAM role of the machines. Default: the cluster's `execution_role`."""
@@ -138,8 +138,8 @@ class ClusterConfig(Config):
     """Existing subnets, training plans, file systems and quotas of the account, for checks of the cluster. No request
     to AWS contains the section `account`."""
     infrastructure: Infrastructure | None = None
-    """AWS resources that `hp-ext cluster deploy` creates for the cluster. `hp-ext cluster deploy` also fills in the
-    fields of the cluster that name these resources, if they are unset: network, roles, EKS cluster."""
+    """AWS resources that `hp-ext cluster deploy` creates for the cluster. `hp-ext cluster deploy` also fills in unset
+    fields of the cluster that name the created resources: network, roles, EKS cluster."""
 
     @property
     def working_nodes(self) -> int:

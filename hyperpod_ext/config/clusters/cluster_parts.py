@@ -22,7 +22,7 @@ NodeCount = Annotated[int, Field(ge=0, le=6758)]
 
 
 class Lifecycle(Config):
-    """Scripts that every new node runs before it accepts jobs. Without these scripts, only HyperPod's own set-up
+    """Scripts that every new node runs before it accepts jobs. Without lifecycle scripts, only HyperPod's own set-up
     runs."""
 
     source: Annotated[S3Uri, Field(examples=["s3://sagemaker-bucket/lifecycle"])]

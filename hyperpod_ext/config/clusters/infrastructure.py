@@ -40,13 +40,13 @@ class Network(Config):
     """NAT gateways to the internet: one gateway that all zones share, one gateway in each zone, or no gateway."""
     private_endpoints: bool = True
     """Whether the network gets VPC endpoints for AWS's services, so that traffic to these services needs no NAT
-    gateway. S3 always has an endpoint."""
+    gateway. S3 has a VPC endpoint in any case."""
     connected_cidrs: tuple[Cidr, ...] = ()
     """IP ranges of networks that are or will be connected to the cluster's network. The IP ranges of connected networks
     must not overlap with the range of the cluster's network."""
     vpc_id: Annotated[NetworkId, Field(examples=["vpc-0123456789abcdef0"])] | None = None
-    """Id of an existing VPC to use. The cluster's `vpc` must then name subnets and security groups of the machines.
-    Only a security group for the file system is added to the existing VPC."""
+    """Id of an existing VPC to use. With `vpc_id`, the cluster's `vpc` must name subnets and security groups of the
+    machines. Only a security group for the file system is added to the existing VPC."""
     control_plane_subnets: Annotated[tuple[NetworkId, ...], Field(max_length=16)] = ()
     """Ids of subnets of the existing VPC, in at least two zones, for the control plane of a new EKS cluster."""
 
@@ -119,8 +119,8 @@ class FileSystem(Config):
     """Whether the file system shows the data bucket as its folder `data`. Each file is loaded from S3 when it is first
     read."""
     keep: bool = True
-    """Whether the file system is kept, and still costs money, when the cluster's other resources are deleted. The
-    network of the file system is then kept, too."""
+    """Whether the file system is kept, and still costs money, when the cluster's other resources are deleted. With
+    `keep`, the network of the file system is kept, too."""
 
 
 class Team(Config):
@@ -153,17 +153,17 @@ class TaskGovernance(Config):
     teams: tuple[Team, ...] = ()
     """Teams, each with a quota of machines."""
     priorities: Annotated[tuple[PriorityClass, ...], Field(max_length=10)] = ()
-    """Priority classes that jobs can name. By default there are none, and jobs run in the order of submission."""
+    """Priority classes that jobs can name. Without priority classes, jobs run in the order of submission."""
     fair_share: bool = True
-    """With `priorities`: whether idle machines are shared by the weights of teams. False: in the order of
-    submission."""
+    """With `priorities`: whether idle machines are shared by the weights of teams. False: jobs get idle machines in the
+    order of submission."""
 
 
 class Observability(Config):
     """Metrics of nodes and jobs in Amazon Managed Prometheus, which AWS's observability add-on collects."""
 
     level: Literal["BASIC", "ADVANCED"] = "BASIC"
-    """Amount of metrics. ADVANCED costs several times as much."""
+    """Amount of metrics. ADVANCED costs several times as much as BASIC."""
     workspace_arn: (
         Annotated[str, Field(pattern=r"^arn:aws[a-z-]*:aps:[a-z0-9-]+:\d{12}:workspace/[a-zA-Z0-9-]+$")] | None
     ) = None
@@ -192,7 +192,7 @@ class JobRole(Config):
     namespace: Annotated[DnsLabel, Field(examples=["hyperpod-ns-research"])]
     """Namespace of the service account."""
     service_account: Annotated[DnsLabel, Field(examples=["training"])]
-    """Name of the service account. Jobs use it with `kubernetes.service_account`."""
+    """Name of the service account. Jobs name the service account in `kubernetes.service_account`."""
     jobs: Annotated[str, Field(pattern=r"^[a-z0-9][-a-z0-9]{0,61}\*?$", examples=["tiny-gpt"])]
     """Name of the job whose checkpoints the role can write. A `*` at the end allows all names with that prefix, such as
     `research-*`."""
@@ -217,5 +217,5 @@ class Infrastructure(Config):
     """IAM roles for pods, on EKS. Jobs with `cluster` set to this cluster use the first role by default."""
     lifecycle_scripts: bool = True
     """With `orchestrator: slurm`: whether new machines run this project's lifecycle script after HyperPod's own set-up.
-    Groups with a `lifecycle` of their own run that script instead.
+    Groups with `lifecycle` run the scripts in `lifecycle` instead.
     """

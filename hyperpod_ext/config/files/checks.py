@@ -21,15 +21,15 @@ from hyperpod_ext.config.job.job import JobConfig
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
-_PATH = (r"/.*", "path from the root", "write a path that begins with /")
+_PATH = (r"/.*", "an absolute path", "write a path that begins with /")
 SETTINGS = {
     "HPX_PORT_BASE": (
         r"102[4-9]|10[3-9]\d|1[1-9]\d\d|[2-9]\d{3}|[1-5]\d{4}|6[0-4]\d{3}|65000",
-        "port",
+        "a port",
         "write a number from 1024 to 65000",
     ),
     "HPX_SOCKET_DIR": _PATH,
-    "HPX_HYPERPODRUN_MODE": (r"in-process|process", "mode of hyperpodrun", "write in-process or process"),
+    "HPX_HYPERPODRUN_MODE": (r"in-process|process", "a mode of hyperpodrun", "write in-process or process"),
     "HPX_TERMINATION_LOG": _PATH,
 }
 """Environment variables of the runtime that the spec's `env` may set. For each variable: the pattern of its value, the
@@ -41,7 +41,7 @@ ListFiles = Callable[[str], Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A mistake at the path of a field. The file and the line of the mistake are added later."""
+    """A mistake in the field at `path`. The file and the line of the mistake are added later."""
 
     path: Path
     message: str
@@ -68,11 +68,11 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
 
 def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
     if job.working_dir is not None or job.command is not None:
-        return  # the script is in the image, or on a volume
+        return  # not checked, because the script is in the image or on a volume
     script = PurePosixPath(job.script)
     elsewhere = script.is_absolute() or ".." in script.parts
     if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
-        return  # the script is in the image, or on a shared file system
+        return  # not checked, because the script is in the image or on a shared file system
     if elsewhere:
         hint = "move the script into the folder of this file or below, and write its relative path"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
@@ -97,7 +97,7 @@ def command_stands_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[F
             ("args",), "arguments belong to a script, but the spec has a command", "write the arguments in command"
         )
     if job.mode != "plain":
-        message = f"mode {job.mode} has no effect on a command: its state is not saved and no rank is replaced"
+        message = f"mode {job.mode} works only with a script: it cannot replace ranks of a command or save their state"
         yield Finding(("mode",), message, "write `mode: plain`, or use a script instead of a command")
 
 
@@ -110,7 +110,9 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
     ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
-    yield Finding(("global_batch_size",), f"`{batch}` does not divide evenly: {ranks}", f"write {values}")
+    yield Finding(
+        ("global_batch_size",), f"`{batch}` cannot be divided evenly among all ranks: {ranks}", f"write {values}"
+    )
 
 
 def batch_divides_into_micro_batches(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
@@ -219,7 +221,7 @@ def own_variables_are_left_alone(job: JobConfig, _files: ListFiles | None) -> It
         if (setting := SETTINGS.get(name)) is not None:
             form, what, hint = setting
             if not re.fullmatch(form, value):
-                yield Finding(("env", name), f"`{value}` is no {what}", hint)
+                yield Finding(("env", name), f"`{value}` is not {what}", hint)
         elif name.startswith("HPX_"):
             message = "variables that start with HPX_ are set by the launcher"
             yield Finding(("env", name), message, f"choose another name; you may set only {', '.join(SETTINGS)}")
@@ -230,7 +232,9 @@ def group_names_are_unique(cluster: ClusterConfig, _files: ListFiles | None) -> 
     for index, group in enumerate(cluster.instance_groups):
         if group.name in seen:
             path: Path = ("instance_groups", index, "name")
-            yield Finding(path, f"another group has the name `{group.name}`, too", "give each group a different name")
+            yield Finding(
+                path, f"another group already has the name `{group.name}`", "give each group a different name"
+            )
         seen.add(group.name)
 
 

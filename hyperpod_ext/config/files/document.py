@@ -66,8 +66,8 @@ class Document:
         return SourceLocation(self.source, 1)
 
     def path_of(self, text: str) -> Path:
-        """Parse the dotted path `text`, as `dotted` writes it. A key may itself contain dots (`nvidia.com/gpu`), so the
-        keys of this document decide where the path is split."""
+        """Parse the dotted path `text`, in the format that `dotted` writes. A key may itself contain dots
+        (`nvidia.com/gpu`), so the keys of this document decide where the path is split."""
         known = {dotted(path): path for path in self.locations}
         head, rest = text, ""
         while head and head not in known:

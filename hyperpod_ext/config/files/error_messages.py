@@ -118,7 +118,7 @@ def _explain(
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping, not {named(value)}", _hint_for_fields(value, expected)
         case "value_error":
-            return str(context["error"]), ""  # pydantic's own text begins with "Value error"
+            return str(context["error"]), ""  # not pydantic's own text, which begins with "Value error"
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = context[key]
@@ -166,7 +166,7 @@ def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
 
 
 _BEYOND_ANY_LIMIT = 1e12
-"""Do not suggest numbers above this: no field accepts them."""
+"""Hints suggest no number above this one, because no field accepts such numbers."""
 
 
 def _most(expected: Expected) -> float:
@@ -267,7 +267,7 @@ def named(value: object) -> str:
         case None:
             return "nothing"
         case bool():
-            return f"{_plain(value)}, which is true/false"
+            return f"`{_plain(value)}`, a true/false value"
         case int() | float():
             return f"the number {_plain(value)}"
         case str():

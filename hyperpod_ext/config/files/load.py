@@ -29,7 +29,7 @@ Fill = Callable[[Document], None]
 
 MoreChecks = Callable[[], Iterable[Check]]
 """A function that returns additional checks for a file with mistakes. For a file without mistakes, the caller of `read`
-runs these checks itself."""
+runs the additional checks itself."""
 
 _MOST_BYTES = 1 << 20
 """Maximum size of a spec in bytes. The limit is needed because a spec is read completely before it is parsed."""

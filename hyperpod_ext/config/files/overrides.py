@@ -51,7 +51,8 @@ def _apply(document: Document, override: Override) -> Problem | None:
 
 
 def _write(document: Document, path: Path, value: object, source: str) -> Problem | None:
-    """Write `value` at `path` in the document, and create missing parents. Return a problem if this is impossible."""
+    """Write `value` at `path` in the document and create missing parents; return a problem if a parent cannot hold
+    it."""
     if document.data is None:
         document.data = {}
     holder = document.data

@@ -82,7 +82,7 @@ class Registry(Generic[S]):
         targets: Collection[str] | None = None,
     ) -> Callable[[Find[S]], Find[S]]:
         """Return a decorator that registers a function as the rule `id`. With `targets`, the rule applies only to jobs
-        for these targets and to jobs without a target."""
+        for one of `targets` and to jobs without a target."""
 
         def enter(find: Find[S]) -> Find[S]:
             if id in self._rules and self._rules[id].look.__qualname__ != find.__qualname__:
@@ -99,7 +99,7 @@ class Registry(Generic[S]):
         return self._loaded(self._modules)
 
     def _loaded(self, modules: Iterable[str]) -> dict[str, Rule[S]]:
-        """Import the modules with these names, and return the rules that they register, by id."""
+        """Import the named modules, and return the rules that the modules register, by id."""
         names = {importlib.import_module(f"{self._package}.{name}").__name__ for name in modules}
         return {id: rule for id, rule in sorted(self._rules.items()) if rule.look.__module__ in names}
 
@@ -115,7 +115,7 @@ class Registry(Generic[S]):
         """Return `ids` as a tuple, after a check that a rule with each id exists.
 
         Raises:
-            KeyError: an id is unknown. The message has the most similar id.
+            KeyError: an id is unknown. The error message suggests the most similar id.
         """
         known = self.all()
         for name in ids:

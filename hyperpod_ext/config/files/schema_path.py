@@ -102,7 +102,7 @@ def meant_by(name: str, names: Collection[str], model: type[BaseModel]) -> tuple
     """Return the field that the user probably meant with the unknown field `name`.
 
     Returns:
-        A name in `names` or None, and the path of a field in another section or None. At most one of them is set.
+        A name in `names` and None, or None and the path of a field in another section, or None twice.
     """
     known = known_as(name)
     if known in names:

@@ -97,9 +97,9 @@ class JobConfig(Config):
     folder."""
     mode: Literal["ours", "plain", "run", "aws-checkpointless", "aws-managed-tier"] = "ours"
     """How the job recovers from faults. `ours`: this project's runtime recovers steps. `run`: this project's agent
-    restarts a script that saves and resumes by itself. `plain`: only a launcher starts the processes.
-    `aws-checkpointless`: AWS's checkpointless container. `aws-managed-tier`: the script uses AWS's managed tiered
-    checkpointing. The two modes of AWS need HyperPod on EKS."""
+    restarts a script that saves and resumes by itself. `plain`: a launcher starts the processes, and this project does
+    not recover them. `aws-checkpointless`: AWS's checkpointless container. `aws-managed-tier`: the script uses AWS's
+    managed tiered checkpointing. The two modes of AWS need HyperPod on EKS."""
     compat: Literal["aws"] | None = None
     """Packages of other projects that this project replaces with its own implementation, so that the script can import
     them unchanged. `aws`: hyperpod_checkpointless_training and hyperpod_elastic_agent, for scripts written for AWS's
@@ -159,7 +159,7 @@ class JobConfig(Config):
     on target hyperpod-eks; our agent applies them on other targets. The script must print the lines itself, because
     `run.log` prints nothing."""
     labels: dict[LabelKey, LabelValue] = {}
-    """Kubernetes labels of the job and its pods. On platforms with tags instead of labels, these become tags."""
+    """Kubernetes labels of the job and its pods. On platforms with tags instead of labels, the labels become tags."""
     annotations: dict[LabelKey, str] = {}
     """Kubernetes annotations of the job and its pods."""
     kubernetes: Kubernetes = Kubernetes()

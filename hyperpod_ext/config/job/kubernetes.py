@@ -12,7 +12,7 @@ from hyperpod_ext.config.names import DnsLabel, ObjectName
 
 
 def _network(text: str) -> str:
-    import ipaddress  # imported here because few specs need it
+    import ipaddress  # `ipaddress` is imported here because few specs need it
 
     ipaddress.ip_network(text, strict=False)
     return text
@@ -45,10 +45,10 @@ class Kubernetes(Config):
     project's agent, which recovers from most faults without the operator, but was never run on a real cluster. `ours`
     only needs `hyperpod-ext[runtime]` in the image."""
     operator_addresses: tuple[Network, ...] = ()
-    """IP ranges, such as `10.1.0.0/16`, from which the pods accept commands of the operator. Only for launcher `ours`.
-    Default: the pods accept commands from the first address that sends one, until this address is silent for a minute.
-    The job's other pods are never accepted as the operator. The job's NetworkPolicy allows only the operator's
-    namespace to reach the port for these commands."""
+    """IP ranges, such as `10.1.0.0/16`, from which the pods accept commands of the operator. Used only with launcher
+    `ours`. Default: the pods accept commands from the first address that sends one, until this address is silent for a
+    minute. The job's other pods are never accepted as the operator. The job's NetworkPolicy allows only the operator's
+    namespace to reach the port for commands."""
     kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
     """Kind of job on target kubeflow: PyTorchJob (v1) or TrainJob (v2)."""
     training_runtime: ObjectName = "torch-distributed"
@@ -68,11 +68,11 @@ class Kubernetes(Config):
     """Whether containers are privileged, with full access to the node. No job needs privileged containers. AWS's
     checkpointless container changes the port range of the node if it is privileged."""
     host_network: bool = False
-    """Whether pods use the network of the node. Every program that can reach the node can then reach every port of the
-    job."""
+    """Whether pods use the network of the node. With `host_network`, every program that can reach the node can reach
+    every port of the job."""
     fork_server: bool = True
     """Whether each pod keeps a process that has imported the modules in `restart.preload`, on target hyperpod-eks in
-    mode `ours`. `hyperpodrun` forks workers from this process, so a replacement worker skips the imports."""
+    mode `ours`. `hyperpodrun` forks replacement workers from the process with the imports."""
     network_policy: bool = True
     """Whether to add a NetworkPolicy. The NetworkPolicy lets only the HyperPod operator reach the port of the agent,
     and only pods of the same job reach the other ports."""

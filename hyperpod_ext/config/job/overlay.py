@@ -36,12 +36,12 @@ class SlurmOverlay(Config):
         ...,
     ] = ()
     """Options for additional `#SBATCH` lines, without the leading dashes, such as `licenses=fem:4` or
-    `comment="two words"`. The text is written unchanged."""
+    `comment="two words"`. Each option is written unchanged."""
     srun: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\n\r\x00]*$")]] = {}
     """Additional options of srun, such as `mpi: pmix`. An empty value stands for an option without a value."""
     before: tuple[ShellLine, ...] = ()
-    """Shell lines that the first node runs, outside the image, before the Slurm step starts. If a line fails, the job
-    ends."""
+    """Shell lines that the first node runs, outside the image, before the Slurm step starts. If one of the shell lines
+    fails, the job ends."""
 
 
 class SageMakerOverlay(Config):

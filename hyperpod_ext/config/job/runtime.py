@@ -139,8 +139,7 @@ def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
     """Split a long environment variable.
 
     Returns:
-        `text` as the variable `name`; if it has more than `longest` characters, in parts as `name_0`, `name_1` and so
-        on.
+        The variable `name` with `text`; if `text` is longer than `longest`, variables `name_0`, `name_1` and so on.
     """
     parts = [text[at : at + longest] for at in range(0, len(text), longest)]
     return {name: text} if len(parts) == 1 else {f"{name}_{index}": part for index, part in enumerate(parts)}
@@ -148,7 +147,7 @@ def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
 
 def take_variable(environment: MutableMapping[str, str], name: str) -> str | None:
     """Remove the variable `name` from `environment`, or its parts from `split_variable`, and return the text. None if
-    `environment` has neither."""
+    `environment` has neither the variable nor its parts."""
     parts = [environment.pop(name)] if name in environment else []
     while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
         parts.append(part)

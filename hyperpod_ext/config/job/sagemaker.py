@@ -156,8 +156,8 @@ class SageMaker(Config):
     max_pending_s: Annotated[int, Field(ge=1800, le=2419200)] | None = None
     """Maximum seconds that the job may wait for nodes."""
     checkpoint_uri: S3Uri | None = None
-    """S3 prefix that SageMaker synchronises with the folder `checkpoint_path`, for scripts that save checkpoints there.
-    The tiers in `checkpoint` do not use this prefix, because they write to S3 directly."""
+    """S3 prefix that SageMaker synchronises with the folder `checkpoint_path`, for scripts that save checkpoints in the
+    folder. The tiers in `checkpoint` do not use this prefix, because they write to S3 directly."""
     checkpoint_path: AbsolutePath = "/opt/ml/checkpoints"
     """Folder on each node that SageMaker synchronises with `checkpoint_uri`."""
     vpc: Vpc | None = None
@@ -166,7 +166,7 @@ class SageMaker(Config):
     """Whether nodes have no network access except for channels and output. With network isolation, the runtime can
     reach neither its S3 tier nor its secret."""
     encrypt_traffic: bool = False
-    """Whether SageMaker encrypts traffic between the nodes. Encryption slows collectives down."""
+    """Whether SageMaker encrypts traffic between the nodes. Encryption of this traffic slows collectives down."""
     metrics: Annotated[tuple[Metric, ...], Field(max_length=40)] = ()
     """Metrics whose values SageMaker reads from the job's output."""
     experiment: Experiment | None = None

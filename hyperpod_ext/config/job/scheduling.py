@@ -38,8 +38,8 @@ class Topology(Config):
     """Node label whose value must be the same on all nodes, such as `topology.k8s.aws/network-node-layer-3`. Of AWS's
     three network layers, nodes with the same value for layer 3 are the closest."""
     required: bool = False
-    """Whether the job waits until nodes with the same value are free. False: the job may run on nodes that are further
-    apart."""
+    """Whether the job waits until nodes with the same value of the label `level` are free. False: the job may run on
+    nodes that are further apart."""
 
 
 class Scheduling(Config):

@@ -24,7 +24,7 @@ _VALUE = re.compile(
 """Pattern for values that are secrets: tokens of known services, JSON web tokens, private keys, URLs with a
 password."""
 _PLAIN = re.compile(r"|-?[\d.]+|true|false|yes|no|none|null|[./~$].*|[a-z0-9]+://.*", re.IGNORECASE)
-"""Pattern for values that are no secrets, whatever the name of the variable: numbers, switches such as `true`, paths,
+"""Pattern for values that are no secrets, for any name of the variable: numbers, switches such as `true`, paths,
 references to variables, and URLs."""
 
 
@@ -80,7 +80,7 @@ def with_secrets(job: JobConfig, environment: Mapping[str, str]) -> JobConfig:
 
 
 def secrets_last(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` in the order in which it is rendered: secrets last. `with_secrets` restores the same order."""
+    """Return `env` in the order in which it is rendered and which `with_secrets` restores: secrets last."""
     return dict(sorted(env.items(), key=lambda item: looks_secret(*item)))
 
 

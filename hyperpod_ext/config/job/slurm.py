@@ -42,18 +42,18 @@ class Slurm(Config):
     """How `image` is started. `pyxis`: by the pyxis plugin of srun. `enroot`: by enroot itself on every node. A job
     without `image` runs directly on the nodes."""
     auto_resume: bool = True
-    """Whether to use the option `--auto-resume=1` of HyperPod's srun: HyperPod then replaces a faulty node and starts
-    the Slurm step again. Slurm clusters other than HyperPod do not have this option."""
+    """Whether to use the option `--auto-resume=1` of HyperPod's srun, with which HyperPod replaces a faulty node and
+    starts the Slurm step again. Slurm clusters other than HyperPod do not have this option."""
     requeue: bool = True
-    """Whether Slurm requeues the job after the loss of a node or a preemption. The job then resumes from its newest
+    """Whether Slurm requeues the job after the loss of a node or a preemption. A requeued job resumes from its newest
     durable checkpoint."""
     requeue_at_limit: bool = False
     """Whether the job saves and is requeued before its time limit, again and again until training is done. With this
-    option, `timeouts.run_s` limits each start of the job. A start that completes no training step is the last."""
+    option, `timeouts.run_s` limits each start of the job. A start without a completed training step ends the job."""
     python: Annotated[str, Field(pattern=r"^[^\n\r\x00]+$")] = "python3"
-    """Name or path of the Python interpreter on the nodes. With `image`: in the image."""
+    """Name or path of the Python interpreter on the nodes or, with `image`, in the image."""
     setup: tuple[ShellLine, ...] = ()
-    """Shell lines that every node runs before the job. With `image`: in the container."""
+    """Shell lines that every node runs before the job; with `image`, inside the container."""
     runs: Annotated[str, Field(pattern=r"^[^\n\r\x00:]+$")] = "hpx-runs"
     """Shared folder for logs, reports and the job's secret, relative to the folder in which the job is submitted."""
     sbatch: dict[SbatchOption, Annotated[str, Field(pattern=r"^[^\s'\"\\#]*$")]] = {}

@@ -47,7 +47,7 @@ class ScratchVolume(Config):
     size_mib: PositiveInt | None = None
     """Maximum size of the volume in MiB. None: no limit."""
     in_memory: bool = False
-    """Whether the volume is in memory instead of on the node's disk. Files in it then count as memory of the pod."""
+    """Whether the volume is in memory instead of on the node's disk. Files in memory count as memory of the pod."""
 
 
 class ConfigVolume(Config):

@@ -1,4 +1,4 @@
-"""Capabilities of each target, and checks that a job needs no other capabilities.
+"""Capabilities of each target, and checks that the target of a job has all capabilities that the job needs.
 
 The checks run before any file is rendered.
 """
@@ -30,7 +30,8 @@ class Capabilities:
     pod_suffix: str = ""
     """Longest suffix of the pods' names after the job's name; empty if the target has no pods."""
     no_node_disk: str = ""
-    """Reason, as a sentence, why nodes have no disk that outlives the job's processes; empty if nodes have one."""
+    """Reason, as a sentence, why nodes have no disk that outlives the job's processes; empty if nodes have such a
+    disk."""
     chaos: bool = False
     """Whether a spec may inject faults without `chaos.on_clusters`, because the target's machines cost nothing."""
     image: bool = False
@@ -48,8 +49,7 @@ class Capabilities:
     command: bool = False
     """Whether workers can run a command that is not a Python script."""
     reads: frozenset[str] = frozenset()
-    """Optional parts of a spec that the target reads. A spec with an optional part that is not listed here gets a
-    warning."""
+    """Optional parts of a spec that the target reads. A spec with other optional parts gets a warning."""
 
 
 def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Problem]:
@@ -104,7 +104,7 @@ def _no_rehearsal(job: JobConfig, target: str) -> Iterator[Problem]:
         yield Problem(f"faults cannot be injected into jobs of mode {job.mode}", path="chaos", hint="remove chaos")
     elif not job.chaos.on_clusters:
         yield Problem(
-            f"faults are injected on target {target}, whose machines cost money, only with chaos.on_clusters",
+            f"machines of target {target} cost money, so faults there need chaos.on_clusters",
             path="chaos",
             hint="write `on_clusters: true`, or use --target local",
         )

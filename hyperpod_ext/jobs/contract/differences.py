@@ -18,7 +18,7 @@ _NAMED = ("name", "mountPath", "key", "containerPort")
 class FieldDifference:
     """One field with different values in the existing object (`there`) and in the wanted object.
 
-    The value is None for an object that lacks the field.
+    A value is None if its object lacks the field.
     """
 
     path: str

@@ -10,7 +10,7 @@ from hyperpod_ext.errors import ConfigError, NotFoundError, Problem
 _URL = re.compile(r"(?P<target>[a-z0-9-]+)://(?P<place>[^/\s]+)/(?P<name>[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)")
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
 ANYWHERE = "-"
-"""Place in the handle of a job that was given by its bare name, with which the target chooses where to look for it."""
+"""Place in a handle that was made from the bare name of a job. The target decides where to look for the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ rank."""
 def without_launcher(job: JobConfig) -> bool:
     """Return whether each node runs the job's command directly, without torchrun.
 
-    The command can then contain its own launcher, and this launcher can use the rendezvous port.
+    Without torchrun, the command can contain its own launcher, which can use the rendezvous port.
     """
     return job.command is not None and job.workers_per_node == 1 and job.elastic is None
 

@@ -1,4 +1,4 @@
-"""Plan: the rendered files that `submit` will send. A plan is made without access to network or disk."""
+"""Plan: the rendered files that `submit` will send. Making a plan needs neither network nor disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Plan:
     """Name and text of each file to send."""
     world_size: int
     source_dir: Path
-    """Folder of the spec. A relative path of the script is relative to this folder."""
+    """Folder of the spec. A relative path of the script is relative to the spec's folder."""
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:

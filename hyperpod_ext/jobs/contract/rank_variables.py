@@ -1,4 +1,4 @@
-"""Environment variables that identify ranks, such as RANK. Neither specs nor overlays may set these variables. Pure."""
+"""Environment variables that identify ranks, such as RANK, and that neither specs nor overlays may set. Pure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _NAME = r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK
 _ASSIGNED = re.compile(rf"(?<![\w$])(?:{_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b(?:{_NAME})\b")
 
 NODES_OF_OPERATOR = "NNODES"
-"""Environment variable in which HyperPod's operator passes the number of nodes. A spec for this operator may not set
-the variable; other launchers do not read it."""
+"""Environment variable in which HyperPod's operator passes the number of nodes. Specs for HyperPod's operator may not
+set the variable; other launchers do not read it."""
 
 
 def is_of_ranks(name: str) -> bool:
@@ -18,5 +18,5 @@ def is_of_ranks(name: str) -> bool:
 
 
 def changes_ranks(line: str) -> bool:
-    """Return whether a line of shell sets or unsets a variable that identifies ranks."""
+    """Return whether a line of a shell script sets or unsets a variable that identifies ranks."""
     return _ASSIGNED.search(line) is not None

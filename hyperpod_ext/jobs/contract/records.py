@@ -31,7 +31,7 @@ def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
     """Return the record of the newest submission of `name` from this machine, checked against `model`.
 
     Raises:
-        NotFoundError: this machine has submitted no such job.
+        NotFoundError: this machine has submitted no job with this name.
         ConfigError: the record is damaged.
     """
     try:

@@ -31,7 +31,7 @@ def render(template: str, **values: object) -> str:
     """Return the text of `template` (a path below the templates folder) filled with `values`.
 
     Raises:
-        ConfigError: the template is the user's own, and cannot be filled.
+        ConfigError: a template of the user cannot be filled.
     """
     environment = _environment(_own.get())
     try:
@@ -51,7 +51,7 @@ def own_templates(folder: Path | None) -> Iterator[None]:
     """Within this `with` block, use templates in `folder` instead of shipped templates with the same names.
 
     Args:
-        folder: folder of the user's own templates; None uses only shipped templates.
+        folder: folder of the user's own templates; None: only shipped templates are used.
 
     Raises:
         NotFoundError: `folder` does not exist.
@@ -96,7 +96,7 @@ def _environment(folder: Path | None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=_is_page,  # for HTML pages; the filters below escape shell and YAML
+        autoescape=_is_page,  # escapes HTML; the filters below escape shell and YAML
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote

@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.contract.run_files import Tail, read_event
 
 _TICK_S = 0.1
 _LEAVE_S = 30.0
-"""Additional seconds for a departing node's process to end, after the time to hand over its shards."""
+"""Seconds for a departing node's processes to end after the node has handed over its shards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class JobNodes:
 
 
 def refusal(job: JobConfig, nodes: int) -> Problem | None:
-    """Return why a job cannot run on `nodes` nodes; None if it can. Pure."""
+    """Return why a job cannot run on `nodes` nodes; None if the job can. Pure."""
     if job.elastic is None:
         hint = "set `elastic` with min_nodes and max_nodes in its spec, and start it again"
         return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
@@ -98,19 +98,19 @@ def outcome(
     """Wait until the coordinator has carried out request `name` of `job`; return the coordinator's event about it.
 
     Args:
-        ended: returns why the request can no longer be carried out; an empty text while it still can.
+        ended: returns why the request can no longer be carried out; an empty text as long as the request can succeed.
         timeout_s: maximum seconds to wait; None waits without a limit.
         unasked: requested number of nodes. If the job has resized itself to this number of nodes, a refused request
-            counts as carried out. With None, a refused request is always an error.
+            counts as carried out. If `unasked` is None, a refused request is always an error.
 
     Raises:
-        ConflictError: the coordinator refused the request, or can no longer carry it out.
+        ConflictError: the coordinator refused the request, or can no longer carry the request out.
         WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     newest: dict[str, Any] | None = None
     while True:
-        why = ended()  # asked before events are read, so that none is missed
+        why = ended()  # call `ended` before reading events, so that no event is missed
         for line in events.lines():
             event = read_event(line)
             if event.get("event") == "resized":
@@ -152,7 +152,7 @@ def wait_until_left(job: JobConfig, start: Path, leaving: Mapping[int, str], run
         runs: returns whether the job still runs; called several times a second.
 
     Raises:
-        HyperpodExtError: an agent has not ended after its time for shutdown.
+        HyperpodExtError: an agent has not ended in the time that it has for shutdown.
     """
     elastic, grace_s = job.elastic, job.checkpoint.grace_s
     timeout_s = ((elastic and elastic.graceful_shutdown_s) or grace_s) + grace_s + _LEAVE_S

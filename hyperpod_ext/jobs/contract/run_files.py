@@ -25,7 +25,7 @@ class Tail:
                 opened.seek(self._offset)
                 grown = opened.read()
         except FileNotFoundError:
-            return []  # the file does not exist yet
+            return []  # no lines, because the file does not exist yet
         complete = grown[: grown.rfind(b"\n") + 1]
         self._offset += len(complete)
         return complete.decode(errors="replace").splitlines()
@@ -60,17 +60,17 @@ def read_event(line: bytes | str) -> dict[str, Any]:
     """
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):  # incomplete: reading began within the line, or the disk was full
+    except (ValueError, RecursionError):  # the line is incomplete: its start was not read, or the disk was full
         return {}
     return event if isinstance(event, dict) else {}
 
 
 def last_step(events: Path) -> dict[str, Any]:
-    """Return the newest event of the log `events` that has the job's progress; {} if there is none."""
+    """Return the newest event of the log `events` that has the job's progress; {} if no event has."""
     try:
         with open_regular(events) as opened:
             size, nbytes = opened.seek(0, 2), _TAIL_BYTES
-            while True:  # read more if the end of the log has no step, as after a fault of many ranks
+            while True:  # read more if the end of the log has no step: many ranks may have logged a fault
                 opened.seek(max(size - nbytes, 0))
                 lines = opened.read(min(size, nbytes)).split(b"\n")
                 found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)

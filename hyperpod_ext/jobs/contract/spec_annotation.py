@@ -28,7 +28,7 @@ def note_text(job: JobConfig) -> str:
 def without_defaults(config: Config, *, keep_set: bool = False) -> dict[str, Any]:
     """Return the fields of `config` that differ from their defaults.
 
-    Field `kind` is always included, because readers select the model by it.
+    The field `kind` is always included, because `kind` determines the model that reads the fields.
 
     Args:
         keep_set: also include fields that the user set to their default value, unless the value is empty.

@@ -1,8 +1,8 @@
 """Targets: places that run jobs, such as Slurm. Each target is a module with the functions of `Target`.
 
-The module is imported when the target is used. A target may also have optional parts, such as resizing jobs. The
-constant PARTS of a target names the module of each part that the target has. An operation is refused if it needs
-another part.
+The module is imported when the target is used. A target may also have optional parts, such as a module that resizes
+jobs. The constant PARTS of a target names the module of each part that the target has. An operation is refused if the
+target lacks the part that the operation needs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TARGETS: dict[str, str] = {
 
 
 class Target(Protocol):
-    """Functions of a target's module. Targets are modules because they have no state."""
+    """Functions of a target's module. Targets are modules, not classes, because targets have no state."""
 
     @property
     def PARTS(self) -> Mapping[str, str]:  # noqa: N802, a module's constant
@@ -48,7 +48,8 @@ class Target(Protocol):
         """Return the capabilities of the target."""
 
     def problems(self, job: JobConfig) -> Iterator[Problem]:
-        """Yield the reasons why this target cannot run `job`. Missing capabilities are reported by `unsupported`."""
+        """Yield the reasons why this target cannot run `job`, except missing capabilities, which `unsupported`
+        reports."""
 
     def warnings(self, job: JobConfig) -> Iterator[str]:
         """Yield a warning for each behaviour of the job on this target that may surprise the user."""
@@ -111,7 +112,7 @@ class TargetPart(Generic[P]):
     missing: str
     """Error message for a target that lacks the part. `{}` in the message is replaced with `jobs of target NAME`."""
     hint: str = "use another --target"
-    """Hint for a target that lacks the part, used if the target's INSTEAD has no hint for it."""
+    """Hint for a target that lacks the part, used if the target's INSTEAD has no hint for the part."""
 
     def offered(self, target: str) -> bool:
         """Return whether the target has the part."""
@@ -122,7 +123,7 @@ class TargetPart(Generic[P]):
 
         Raises:
             ConfigError: there is no such target.
-            UnsupportedError: the target has no such part.
+            UnsupportedError: the target lacks the part.
         """
         module = get_target(target)
         if self.name in module.PARTS:
@@ -138,7 +139,7 @@ def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
         running: names of the pods or hosts that run, sorted.
 
     Raises:
-        NotFoundError: `running` has no such index.
+        NotFoundError: `running` has no item with index `node`.
     """
     if node < len(running):
         return running[node]
@@ -250,7 +251,7 @@ class Faults(Protocol):
 
 
 class Rehearsal(Protocol):
-    """Checks a plan on the target's server without creating any object there."""
+    """Checks a plan on the target's server without creating any object on the server."""
 
     def rehearse(self, plan: Plan) -> None:
         """Raise an error if the server would refuse the files of the plan."""
@@ -268,5 +269,5 @@ FAULTS: TargetPart[Faults] = TargetPart(
     "write `chaos.inject` with `on_clusters: true` in the spec, or use --target local",
 )
 REHEARSAL: TargetPart[Rehearsal] = TargetPart(
-    "rehearsal", "no server can check {} without submitting them", "`--dry-run` shows what would be submitted"
+    "rehearsal", "no server can check {} without submitting them", "`--dry-run` shows the files that would be submitted"
 )

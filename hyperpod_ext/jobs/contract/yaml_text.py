@@ -13,7 +13,7 @@ _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _WIDTH = 10_000
 _LONGEST_KEY = 100
 _OTHER_THAN_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
-"""Words that some YAML 1.1 or 1.2 parser does not read as text."""
+"""Words that some YAML parsers (1.1 or 1.2) read as a boolean, null or number instead of text."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -41,7 +41,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 def _is_block(text: str) -> bool:
     """Return whether `text` can be written as a literal block (`|`) of YAML.
 
-    Literal blocks exclude trailing blanks in lines, an empty last line, and unprintable characters.
+    A literal block cannot contain lines that end in a blank, an empty last line, or unprintable characters.
     """
     lines = text.removesuffix("\n").split("\n")
     shown = all(line == line.rstrip() and line.isprintable() for line in lines)
@@ -78,7 +78,7 @@ def dumped(data: object) -> str:
 
 
 class _OddError(Exception):
-    """Raised for keys and lines that PyYAML may wrap; `to_yaml` then uses PyYAML for the whole text."""
+    """Raised for a key or line that PyYAML may wrap, in which case `to_yaml` lets PyYAML write the whole text."""
 
 
 def _lines(data: object) -> list[str]:
@@ -106,7 +106,7 @@ def _key(key: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str) -> list[str]:
-    """Return the lines of a text's YAML. The lines of a literal block are not indented: the caller indents them."""
+    """Return the lines of a text's YAML. The caller must indent the lines of a literal block."""
     if _style(text) == "|":
         return ["|" if text.endswith("\n") else "|-", *text.removesuffix("\n").split("\n")]
     shown = dumped(text)

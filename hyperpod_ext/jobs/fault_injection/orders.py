@@ -16,7 +16,7 @@ def check(fault: InjectedFault | NodeFault, ranks: int, nodes: int) -> None:
         nodes: number of nodes of the job.
 
     Raises:
-        ConfigError: there is no such rank or node.
+        ConfigError: the job has no such rank or node.
     """
     if isinstance(fault, InjectedFault) and fault.rank >= ranks:
         raise ConfigError([Problem(f"there is no rank {fault.rank}", source="--rank", hint=f"ranks: 0 to {ranks - 1}")])
@@ -28,6 +28,6 @@ def name_of(fault: InjectedFault | NodeFault, place: str) -> str:
     """Return a name for a fault request.
 
     Args:
-        place: beginning of the name. Requests are carried out in the alphabetical order of their names.
+        place: beginning of the name. A job carries out its requests in alphabetical order of their names.
     """
     return f"{place}-{fault.kind}-{secrets.token_hex(3)}"

@@ -26,7 +26,7 @@ mkdir -p {ORDERS}
 cat >{ORDERS}/.new
 mv {ORDERS}/.new "{ORDERS}/$0.json"
 """
-"""Shell commands that write the request named `$0` if the pod has rank `$1` now."""
+"""Shell commands that store the request `$0` in a pod, if the pod has rank `$1` at the moment."""
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:

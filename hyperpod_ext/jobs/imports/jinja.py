@@ -23,11 +23,11 @@ _PLAIN: tuple[type[nodes.Node], ...] = (
 _FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
 _FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
 _LOOPS = 2
-"""Maximum nesting of loops. Each loop is over a given value or over numbers, so that the rounds of a loop are
-limited."""
+"""Maximum nesting of loops. The rounds of each loop are also limited, because loops run only over given values or
+numbers."""
 _MOST_ROUNDS = 1000
 _LARGEST = 4 * 2**20
-"""Maximum number of characters of a filled template. Longer texts are not job files."""
+"""Maximum number of characters of a filled template. No job file is longer."""
 
 
 def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
@@ -111,7 +111,7 @@ def _beyond(node: nodes.Node, loops: int = 0) -> Iterator[int]:
         fits = isinstance(called, nodes.Name) and called.name == "range"
         fits |= isinstance(called, nodes.Getattr) and called.attr in ("items", "keys", "values", "get")
     elif isinstance(node, nodes.Assign):
-        # a loop that appends a value to itself would double the value in each round
+        # refuse `+` and `~`: a loop that appends a value to itself would double the value in each round
         fits = node.find(nodes.Add) is None and node.find(nodes.Concat) is None
     elif isinstance(node, nodes.For):
         loops += 1

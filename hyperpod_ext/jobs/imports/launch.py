@@ -48,7 +48,7 @@ class Launch:
     """File of the script, or name of the module after `-m`."""
     args: list[str]
     options: dict[str, str] = field(default_factory=dict)
-    """Value of each option of the launcher, by the option's name without leading dashes. Flags have an empty value."""
+    """Value of each option of the launcher, by the option's name without leading dashes; empty for a flag."""
     before: list[str] = field(default_factory=list)
     """Words of the command before the launcher, such as a profiler or `env`."""
     program: str = ""
@@ -61,7 +61,7 @@ class Launch:
 
     @property
     def interpreter(self) -> str | None:
-        """Path of the Python interpreter in the launcher's folder; None if the interpreter is searched in PATH."""
+        """Path of the Python interpreter in the launcher's folder; None if PATH determines the interpreter."""
         folder, slash, name = self.program.rpartition("/")
         if re.fullmatch(_PYTHON, name):
             return self.program if slash or name != "python3" else None
@@ -69,7 +69,7 @@ class Launch:
 
     @property
     def workers(self) -> str | None:
-        """Number of workers as written in the command; None if not written.
+        """Number of workers as written in the command; None if the command does not contain it.
 
         accelerate counts the workers of all nodes, other launchers the workers of one node.
         """
@@ -77,7 +77,7 @@ class Launch:
 
     @property
     def nodes(self) -> str | None:
-        """Number of nodes as written in the command; None if not written."""
+        """Number of nodes as written in the command; None if the command does not contain it."""
         return next((self.options[name] for name in _NODES if name in self.options), None)
 
     def on_each_node(self, count: int, nodes: int) -> int:

@@ -28,8 +28,8 @@ class Imported:
     left_out: list[str] = field(default_factory=list)
     """Sentences about losses: parts of the file that the spec lacks or changes."""
     notes: list[str] = field(default_factory=list)
-    """Sentences about differences without loss. The rendered file writes a part of the imported file differently or
-    adds something to it, or a part had no effect."""
+    """Sentences about differences without loss. For example, the rendered file writes a part of the imported file in
+    another way, or a part had no effect."""
 
     def written(self) -> dict[str, Any]:
         """Return the spec as a dictionary, with the fields that differ from their defaults or that the file sets."""
@@ -53,7 +53,7 @@ class Report:
         self.left_out.append(self._at(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Add a sentence about a difference that loses nothing."""
+        """Add a sentence about a difference without loss."""
         self.notes.append(self._at(text, line))
 
     def unused(self, statements: Iterable[tuple[str, int]]) -> None:
@@ -115,7 +115,7 @@ class Fields:
         return [Fields(one, self._document, (*self._path, name, at), self._used) for at, one in enumerate(found)]
 
     def rest(self) -> dict[str, Any]:
-        """Return a copy of the mapping with only the unread fields. Lists in it have only their unread items."""
+        """Return a copy of the mapping with only the unread fields. Lists in the copy have only their unread items."""
         return dict(self._unread(self._data, self._path) or {})
 
     def problems(self, message: str = NOT_CARRIED) -> Iterator[Problem]:

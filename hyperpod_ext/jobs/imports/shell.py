@@ -28,12 +28,12 @@ from hyperpod_ext.jobs.imports.shell_values import LONGEST, Script, TooLongError
 
 _QUIET = {"set", "echo", ":", "true", "[", "wait"}
 _MAKES = {"mkdir", "touch", "chmod", "ln", "cp", "mv", "rm"}
-"""Commands that prepare files and folders. The effect of these commands does not depend on environment variables."""
+"""Commands that prepare files and folders, and whose effect does not depend on environment variables."""
 
 _ENVIRONMENT = {"source", ".", "conda", "mamba", "micromamba", "module", "ml", "spack", "pyenv"}
 """Commands that change the environment of later commands."""
 _REMARK = re.compile(r"`#[^`\n]*`")
-"""Pattern of a comment in backticks between the words of a command, which the shell expands to nothing."""
+"""Pattern of a comment in backticks, which the shell expands to nothing, between the words of a command."""
 _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "stdbuf", "sudo"}
 """Commands that start another command after their own options and numbers."""
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
@@ -49,7 +49,7 @@ Starts = Callable[[Sequence[str]], bool]
 
 
 def is_step(words: Sequence[str]) -> bool:
-    """Return whether a command of an sbatch file starts workers: srun, or a launcher."""
+    """Return whether a command of an sbatch file is srun or a launcher, and so starts workers."""
     head = [word.rpartition("/")[2] for word in words]
     at = 0
     while at < len(head) and (head[at] in _RUNNERS or (at and re.fullmatch(r"-\S*|\d\S*", head[at]))):
@@ -182,9 +182,9 @@ class _Reader(Values):
         self._exported_by[name] = self._sources() | self._made_by.get(name, set())
 
     def _not_followed(self, node: Any, line: int, text: str) -> None:
-        """Record a loop or command that the reader does not follow, and forget the values of variables that it sets."""
+        """Record a loop or command that the reader does not follow, and forget the values of variables set in it."""
         self.found.others.append((text, line))
-        self.found.used.add(self.at)  # `others` reports the whole statement
+        self.found.used.add(self.at)  # `others` contains the text of the whole statement
         if node.type != "command" and self._has_step(node):
             self.found.hidden.append((text, line))
         for name in assigned_in(node):
@@ -220,7 +220,7 @@ class _Reader(Values):
         self._arguments, self._calls = before
 
     def _has_step(self, node: Any, depth: int = 0) -> bool:
-        """Return whether `node`, or a function that it calls, contains a command that starts workers."""
+        """Return whether `node`, or a function that `node` calls, contains a command that starts workers."""
         left = [node]
         while left:
             one = left.pop()
@@ -244,7 +244,7 @@ class _Reader(Values):
         if words[0] != "cd" or len(words) != 2 or re.search(r"[`*?~]", words[1]):
             return False
         if re.fullmatch(r"\$\{?SLURM_SUBMIT_DIR\}?", words[1]) and not self.moved:
-            return True  # the script is already in this folder, in which it starts
+            return True  # `cd $SLURM_SUBMIT_DIR` has no effect: the script starts in this folder
         here = " ".join(self.values.get("PWD", []))
         if "$" in words[1] or not (words[1].startswith("/") or here.startswith("/")):
             return False
@@ -264,7 +264,7 @@ class _Reader(Values):
     def _list(self, node: Any) -> bool:
         """Follow `A && B` or `A || B`; return whether the list of commands succeeds.
 
-        Commands that are not conditions are assumed to succeed.
+        All commands except conditions are assumed to succeed.
         """
         left, sign, right = node.children[0], node.children[1].type, node.children[2]
         text = left.text.decode()
@@ -355,7 +355,7 @@ class _Reader(Values):
             words = self._words_of(node)
             self.line = line
         if words[:1] == ["eval"] and not re.search(r"[;&|<>`]", re.sub(r"\$\([^()]*\)", "", " ".join(words))):
-            words = split_words(" ".join(words[1:]))  # the value is run as a command
+            words = split_words(" ".join(words[1:]))  # `eval` runs its arguments as a command
         given, words = variables_of_env(words)
         head = [word.rpartition("/")[2] for word in words]
         step = self._starts(words)
@@ -394,7 +394,7 @@ class _Reader(Values):
                 self._go_to(None, True)
             if head[0] in _ENVIRONMENT and not any(re.search(r"[\s`*?;&|<>()'\"\\]", word) for word in words):
                 self._use()
-                text = " ".join(words)  # with the values of variables filled in
+                text = " ".join(words)  # variables in `words` are replaced by their values
                 text = f"set -a; {text}; set +a" if self._exports_all else text
             self._not_followed(node, line, text)
 
@@ -418,7 +418,7 @@ class _Reader(Values):
     def _pipeline(self, node: Any, line: int, text: str) -> None:
         """Follow the first command of a pipeline if it starts workers.
 
-        The further commands, such as `tee`, are not carried into the spec.
+        The later commands of the pipeline, such as `tee`, are not imported into the spec.
         """
         first, *rest = node.named_children
         steps, others = len(self.found.steps), len(self.found.others)

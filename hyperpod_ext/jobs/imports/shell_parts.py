@@ -30,13 +30,13 @@ def number_of(node: ast.expr) -> int:
 
 
 _LONGEST = 4096
-"""Maximum number of characters of a value that is matched with patterns. The limit is enough for paths."""
+"""Maximum number of characters of a value that is matched with patterns. All paths are shorter."""
 
 
 def is_quick(value: str, pattern: str) -> bool:
     """Return whether matching `value` with `pattern` is fast.
 
-    Each further `*` in the pattern multiplies the time, so that long values and patterns with many `*` are slow.
+    Long values and many `*` in the pattern are slow, because each `*` multiplies the time.
     """
     return len(value) <= _LONGEST and pattern.count("*") <= 3
 
@@ -73,7 +73,7 @@ def _trimmed(value: str, sign: str, pattern: str) -> str:
 
 
 def path_printed(words: list[str], here: str) -> str | None:
-    """Return the output of `pwd`, `dirname A`, `basename A .b` or `cd A && pwd`; None if it is not known.
+    """Return the output of `pwd`, `dirname A`, `basename A .b` or `cd A && pwd`; None if the output is not known.
 
     Args:
         words: words of the command.
@@ -99,7 +99,7 @@ _HEREDOC = re.compile(
 
 
 def heredoc(text: str) -> tuple[str, bool] | None:
-    """Return the here-document of a command, and whether the shell expands variables in it; None if there is none."""
+    """Return a command's here-document, and whether the shell expands its variables; None without a here-document."""
     match = _HEREDOC.search(text)
     if match is None:
         return None
@@ -178,7 +178,7 @@ def assigned_in(node: Any) -> set[str]:
 def shown(command: str) -> str:
     """Return the beginning of a command for messages.
 
-    If the command is long, its length is added, and the names of the variables that its further lines export.
+    For a long command, the length is added; for several lines, the names of the variables that later lines export.
     """
     first, _, rest = command.strip().replace("\\\n", " ").partition("\n")
     if rest and not re.match(r"(for|while|until|if|case|\(|\{)\b", first):
@@ -221,14 +221,14 @@ def statements_of(root: Any) -> dict[int, tuple[str, int]]:
 
 
 def lines_apart(command: Any) -> list[Any]:
-    """Return assignments that the parser has joined with a command, although they are on earlier lines of their own."""
+    """Return assignments on separate lines that the parser has joined with the command on the next line."""
     named = [child for child in command.named_children if child.type == "variable_assignment"]
     called = command.child_by_field_name("name") if command.type == "command" else None
     if called is None:
         return []
 
     def ends(start: int) -> bool:
-        """Return whether a line without a backslash at its end ends between position `start` and the command."""
+        """Return whether a line ends, without a backslash, between position `start` and the command."""
         between = command.text[start - command.start_byte : called.start_byte - command.start_byte].decode()
         return re.search(r"(?<!\\)\n", between) is not None
 
@@ -238,7 +238,7 @@ def lines_apart(command: Any) -> list[Any]:
 def rest_of(command: Any) -> Any:
     """Return the first part of a command that follows the assignments of `lines_apart`.
 
-    Without such assignments, the command itself is returned.
+    If `lines_apart` returns no assignments, return the command itself.
     """
     apart = lines_apart(command)
     return next(one for one in command.children if one.start_byte > apart[-1].start_byte) if apart else command

@@ -29,7 +29,7 @@ _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": o
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 LONGEST = 100_000
-"""Maximum number of characters of a variable's value. The limit is enough for job files."""
+"""Maximum number of characters of a variable's value. No job file needs more."""
 
 
 @dataclass
@@ -40,11 +40,11 @@ class Script:
     steps: list[tuple[list[str], int]] = field(default_factory=list)
     """Words of the commands that start workers: srun, or a launcher."""
     others: list[tuple[str, int]] = field(default_factory=list)
-    """All other commands that the reader does not follow or interpret."""
+    """Commands that the reader neither follows nor interprets."""
     prepare: list[list[str]] = field(default_factory=list)
-    """Commands before the first step that prepare folders and files, and whose words are all known."""
+    """Commands before the first step that prepare folders and files, if all words of the command are known."""
     strict: bool = False
-    """Whether a failed command ends the script, because it contains `set -e`."""
+    """Whether a failed command ends the script, because the script contains `set -e`."""
     hidden: list[tuple[str, int]] = field(default_factory=list)
     """Loops and other statements that contain a step but are not followed."""
     folders: list[str | None] = field(default_factory=list)
@@ -54,13 +54,13 @@ class Script:
     in_background: set[int] = field(default_factory=set)
     """Line numbers of steps that run in the background."""
     literal: set[str] = field(default_factory=set)
-    """Words in single quotes, in which the shell of the script expands nothing, but a started program may."""
+    """Words in single quotes: the script's shell expands nothing in these words, but a program that gets them may."""
     notes: list[tuple[str, int]] = field(default_factory=list)
     """Sentences about assumptions of the reader that may be wrong when the job runs."""
     remarks: list[tuple[str, int]] = field(default_factory=list)
-    """Sentences about conclusions of the reader that are also true when the job runs."""
+    """Sentences about the script that are certainly also true when the job runs."""
     statements: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Text and line of every simple statement, by the position of its first byte in the script."""
+    """Text and line of every simple statement, by the position of the statement's first byte in the script."""
     used: set[int] = field(default_factory=set)
     """Positions of the statements on which the findings depend."""
 
@@ -75,7 +75,7 @@ class Script:
 class TooLongError(Exception):
     """Raised when a value is too long or too many statements run.
 
-    A few lines that double a value, or call a function recursively, could otherwise exhaust memory.
+    Without a limit, a few lines that double a value or call a function recursively would exhaust memory.
     """
 
 
@@ -121,7 +121,7 @@ class Values:
         argument of the script."""
 
     def _sources(self) -> set[int]:
-        """Return the positions of the current statement and of the statements that determine the values it has read."""
+        """Return the positions of the current statement and of all statements that determine the values read in it."""
         return {self.at, *self._calls}.union(*(self._made_by.get(name, ()) for name in self.values.read))
 
     def _use(self) -> None:
@@ -167,7 +167,7 @@ class Values:
             condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
         match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
         if match is None or re.search(r"\$\{?\d", condition):
-            return None  # compares an argument of the script, which is unknown
+            return None  # unknown: the condition compares an argument of the script
         left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
         if re.search(r"[$`*?\[]", left + right):
             return None
@@ -192,7 +192,7 @@ class Values:
         self._sets = None
         more = any(child.type == "+=" for child in node.children)
         before = list(self.values.get(name, [])) if more or bracket else []
-        if bracket:  # one item of an array
+        if bracket:  # the assignment sets one item of an array
             at = self._expand(index.removesuffix("]"))
             if more or not at.isdecimal() or int(at) > len(before):
                 self.values.pop(name, None)
@@ -219,7 +219,7 @@ class Values:
                     return self._given(int(every[1] or 1))
                 before, *arrays = re.split(r"(?<!\\)\$\{(\w+)\[@\]\}", inner)
                 found = [self._unquoted(before)]
-                # the first and last item of each array join the adjacent text
+                # as in bash, an array's first and last item are joined with the adjacent text
                 for name, behind in zip(arrays[::2], arrays[1::2], strict=True):
                     first, *more = self._array(name) or [""]
                     found = [*found[:-1], found[-1] + first, *more]
@@ -289,17 +289,17 @@ class Values:
         return found
 
     def _unquoted(self, text: str) -> str:
-        """Return `text`, which was between double quotes, with variables and escaped quotes expanded."""
+        """Expand variables and escaped quotes in `text`, the content of a word in double quotes."""
         return self._expand(text).replace('\\"', '"')
 
     def _array(self, name: str, sign: str = "@") -> list[str]:
         """Return the items of the array `name`.
 
         An array that the script does not set is empty, because the environment of a script cannot contain arrays. An
-        array that may be set in a statement that is not followed is returned as written.
+        array that a skipped statement may set is returned as it is written.
         """
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
-            return [f"${{{name}[{sign}]}}"]  # the array may be set in a statement that is not followed
+            return [f"${{{name}[{sign}]}}"]  # a statement that is not followed may set the array
         if name not in self.values:
             self.found.remarks.append((f"{name}: this array is not set in the file, so it is empty", self.line))
         return list(self.values.get(name, []))
@@ -316,7 +316,7 @@ class Values:
             part, read = text[at:end], set(self.values.read)
             found += (value := self._value(part))
             if value == part:
-                self.values.read = read  # unknown: do not record what was read to evaluate this part
+                self.values.read = read  # the part stays as written: forget which variables were read to evaluate it
             at = end
         return found
 
@@ -338,7 +338,7 @@ class Values:
         if match[2] is None:
             return "" if name in self.values else part
         if name == self._sets and name.endswith("PATH") and "=" not in match[2]:
-            return part  # e.g. PATH=${PATH:-...}: each node has its own value
+            return part  # e.g. PATH=${PATH:-...}: keep it, because each node has its own PATH
         default = self._expand(match[3]).strip("\"'")
         self.found.notes.append((f"{name}: its default {default!r} is used", self.line))
         if "=" in match[2]:
@@ -348,7 +348,7 @@ class Values:
     def _printed(self, command: str) -> str | None:
         """Return the output of a command in `$(...)`: a path, a here-document, or a word under a condition.
 
-        Returns None if the output is not known.
+        Return None if the command's output is not known.
         """
         if (printed := re.fullmatch(r"\s*(\[.*\])\s*&&\s*echo\s+([^;|&]*)", command, re.DOTALL)) is not None:
             holds = self._holds(printed[1])
@@ -362,7 +362,7 @@ class Values:
         return path_printed(words, " ".join(self.values.get("PWD", []))) if known else None
 
     def _changed(self, part: str) -> str | None:
-        """Return the value of an expansion such as `${A##*/}`, `${#A}` or `${A[1]}`; None if it is not known."""
+        """Return the value of an expansion such as `${A##*/}`, `${#A}` or `${A[1]}`; None if the value is not known."""
         if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[([*@])\]\}", part):
             return " ".join(self._array(array[1], array[2]))
         match = re.fullmatch(r"\$\{(#?)([A-Za-z_]\w*)(?:\[([^\]]*)\])?(.*)\}", part, re.DOTALL)

@@ -240,7 +240,7 @@ class Undisturbed(Output):
 class ReportOutput(Output):
     """Report of a job: the output of `hp-ext report -o json`, and the content of report.json in the run folder.
 
-    Fields with a default may be missing in reports that earlier versions wrote.
+    Reports of earlier versions may lack fields that have a default.
     """
 
     name: str | None = None
@@ -254,7 +254,7 @@ class ReportOutput(Output):
     model: str | None = None
     """URI of the S3 object in which SageMaker stored the model."""
     starts: Count | None = None
-    """Number of times that Slurm started the job."""
+    """Number of times that Slurm has started the job."""
     state: str
     """succeeded, failed or cancelled."""
     error: ErrorDetails | None

@@ -49,7 +49,7 @@ def pods_of(client: Client, handle: JobHandle, *, running: bool) -> list[dict[st
 
 
 def kept_spec(handle: JobHandle) -> JobConfig | None:
-    """Return the spec in the annotation of a job; None if it has no spec that this version can read.
+    """Return the spec in the annotation of a job; None if the annotation has no spec that this version can read.
 
     Raises:
         NotFoundError: there is no such job.

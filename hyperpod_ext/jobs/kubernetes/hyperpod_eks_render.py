@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
 
 LOG_DIR = "/tmp/hyperpod"
-"""Folder in which hyperpodrun writes the workers' logs. The operator's log rules read these logs."""
+"""Folder in which hyperpodrun writes the workers' logs. The operator's log rules read the workers' logs."""
 _CLEAN = {"all": "All", "completed": "OnlyComplete", "none": "None"}
 LOG_RULE = {
     "name": "name",
@@ -78,9 +78,9 @@ _CHECKPOINTLESS_WAIT_S = 1800
 """AWS's default time limit in seconds for an in-process restart, which is used if timeouts.fault_s is not set."""
 _FOR_EVER = -1
 _AGENTS_MEET = 29400
-"""Default port on the first node at which this project's agents meet."""
+"""Default port on the first node to which all agents of this project connect."""
 _FORKED = ("-m", "hyperpod_ext.runtime.prefork")
-"""Last flags of hyperpodrun, after which the pod's fork server starts the script's process."""
+"""Last flags of hyperpodrun, which let the pod's fork server start the script's processes."""
 MONITOR_S = "0.02"
 """Seconds between hyperpodrun's checks of its processes. The value is lower than torchrun's default of 0.1, because a
 recovery waits for three to five checks."""
@@ -137,10 +137,10 @@ def start_of(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         return _start_of_ours(job, cluster)
     checkpointless = job.mode == "aws-checkpointless"
     flags = ["--nproc-per-node", str(job.workers_per_node), "--log-dir", LOG_DIR, "--redirects", "3", "--tee", "3"]
-    # SIGUSR1 announces a new number of nodes to an elastic job. hyperpodrun sends it only without in-process restart.
+    # SIGUSR1 announces a resize to an elastic job. hyperpodrun sends SIGUSR1 only without in-process restart.
     in_process = checkpointless or (job.mode == "ours" and job.elastic is None)
     wait_s = (job.timeouts.fault_s or _CHECKPOINTLESS_WAIT_S) if checkpointless else 2 * job.restart.leave_timeout_s
-    if in_process:  # the time limit ends ranks that hang during the restart
+    if in_process:  # `wait_s` is the time limit for ranks that hang during the restart
         flags += ["--inprocess-restart", "--inprocess-timeout", str(math.ceil(wait_s))]
     environment: dict[str, str] = dict(RANKED_LINES)
     if checkpointless:
@@ -176,9 +176,9 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
-    if "node_wait_s" not in restart.model_fields_set:  # the default is too short for a new pod
+    if "node_wait_s" not in restart.model_fields_set:  # the default is shorter than the start of a new pod
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
-    # the agent gets neither spares nor log rules, because the operator itself manages them
+    # the agent gets neither spares nor log rules, because the operator manages spares and log rules
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})
     return Start(script, image_of(job, cluster), agent_environment(alone), (labels.AGENT_PORT,))
 

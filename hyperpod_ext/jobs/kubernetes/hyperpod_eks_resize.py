@@ -1,7 +1,7 @@
 """Resizes a running HyperPodPyTorchJob by changing the bounds within which the operator scales the job.
 
-The operator uses all free nodes up to `maxReplicas`. So a lower maximum removes nodes, and with a higher maximum nodes
-join as soon as they are free. The job's processes restart with their state in memory.
+The operator uses all free nodes up to `maxReplicas`. A lower `maxReplicas` removes nodes. With a higher `maxReplicas`,
+nodes join as soon as they are free. After each resize, the job's processes restart with the state in memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class PendingResize:
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
-    """Change the job's bounds so that the operator gives it at most `nodes` nodes.
+    """Change the job's bounds so that the operator gives the job at most `nodes` nodes.
 
     Raises:
         NotFoundError: there is no such job.
@@ -104,7 +104,7 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
         timeout_s: maximum seconds to wait; None waits without a limit.
 
     Raises:
-        ConflictError: the job ended first.
+        ConflictError: the job ended before the resize was done.
         WaitTimeoutError: the resize takes longer than `timeout_s`.
     """
     client, name = ordered.client, ordered.handle.name

@@ -61,7 +61,7 @@ def submit(kind: Kind, job: JobConfig, files: Mapping[str, str], dry_run: bool =
             else:
                 client.create(path, found, **query)
     except UnknownOutcomeError:
-        raise  # the job may exist: keep its network policy
+        raise  # keep the network policy, because the job may exist
     except HyperpodExtError:
         for path in made:
             client.delete(path)
@@ -80,7 +80,7 @@ def ensure_secret(client: Client, namespace: str, name: str, job: str) -> None:
     try:
         client.create(path, body | {"stringData": {"secret": secrets.token_hex(32)}})
     except ConflictError:
-        return  # keep the Secret that signed checkpoints of an earlier submission
+        return  # keep the existing Secret, which has signed checkpoints of an earlier submission
 
 
 def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
@@ -94,10 +94,10 @@ def list_jobs(kind: Kind, context: str | None = None) -> list[JobStatus]:
 
 
 def known_kinds(kinds: tuple[Kind, ...], client: Client | None = None) -> list[Kind]:
-    """Return those of `kinds` that the cluster has.
+    """Return the kinds in `kinds` that the cluster has.
 
     Raises:
-        NotFoundError: the cluster has none of these kinds.
+        NotFoundError: the cluster has none of `kinds`.
     """
     client = client or Client(load_access())
     known: list[Kind] = []
@@ -197,7 +197,7 @@ def logs(
 
 
 def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobStatus]:
-    """Yield the job's status again and again. The last status that is yielded is final."""
+    """Yield the job's status repeatedly, last of all the final status."""
     seen = False
     while True:
         try:
@@ -230,7 +230,7 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
             hint = f"kubectl describe pod {left[0]['metadata']['name']} shows why the pod does not end"
             raise HyperpodExtError(f"{handle.name} is deleted, but its pods do not end: {names}", hint=hint)
         time.sleep(poll_s)
-    with suppress(NotFoundError):  # a spec can disable the network policy
+    with suppress(NotFoundError):  # jobs can run without a network policy
         client.delete(f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies/{handle.name}-hpx")
     return JobStatus(before.name, before.handle, "cancelled", submitted_at=before.submitted_at)
 
@@ -268,7 +268,7 @@ def client_of(handle: JobHandle) -> Client:
 
 
 def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
-    client.get(kind.path(client.access.namespace), limit="1")  # raises an error if the cluster lacks the kind
+    client.get(kind.path(client.access.namespace), limit="1")  # raises if the cluster lacks the kind
     with suppress(NotFoundError):
         client.get(kind.path(client.access.namespace, name))
         hint = f"cancel it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"

@@ -29,7 +29,7 @@ class Kind:
     pod_label: str
     """Key of the pods' label whose value is the job's name."""
     container: str
-    """Name of the training container in the pods. Kubeflow prescribes this name for its kinds."""
+    """Name of the training container in the pods. Kubeflow prescribes the name of the container for its kinds."""
 
     @property
     def api_version(self) -> str:
@@ -92,7 +92,7 @@ def reason_of(found: Mapping[str, Any]) -> dict[str, str] | None:
 
 
 def ended_at(found: Mapping[str, Any]) -> str | None:
-    """Return the time at which the job ended; None if it has not ended."""
+    """Return the time at which the job ended; None for a job that has not ended."""
     status = _mapping(found.get("status"))
     if time := status.get("completionTime"):
         return str(time)

@@ -22,7 +22,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
     """Return kind and name of each remaining object of the job, in the order of deletion.
 
     Args:
-        with_secret: also return the Secret that the submission created. A Secret that the spec names is never returned.
+        with_secret: also return the Secret that the submission created. Never returns a Secret that the spec names.
 
     Raises:
         ConflictError: the job has not ended.
@@ -55,7 +55,7 @@ def delete(handle: JobHandle, found: list[tuple[str, str]]) -> None:
     for kind, name in found:
         namespace = client.access.namespace
         path = kinds[kind].path(namespace, name) if kind in kinds else f"{_COLLECTIONS[kind].format(namespace)}/{name}"
-        with suppress(NotFoundError):  # Kubernetes may have deleted the pods with the job
+        with suppress(NotFoundError):  # Kubernetes may already have deleted the pods together with the job
             client.delete(path)
 
 

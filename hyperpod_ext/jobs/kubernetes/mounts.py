@@ -41,7 +41,7 @@ class Mounts:
             name: name of the volume.
             source: source of the volume, such as an emptyDir.
             path: path of the mount in the container.
-            more: further fields of the mount; fields without a value are left out.
+            more: additional fields of the mount; None or an empty value leaves a field out.
         """
         self.volumes.append({"name": name} | source)
         self.mounts.append({"name": name, "mountPath": path} | {key: value for key, value in more.items() if value})

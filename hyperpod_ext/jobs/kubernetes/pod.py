@@ -26,7 +26,7 @@ from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, node
 RUN_DIR = "/tmp/hyperpod-ext"
 SECRET_KEY = "secret"
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-"""Field of an affinity with the conditions that a node must meet."""
+"""Field of an affinity that has the conditions that a node must meet."""
 _GRACE_MARGIN_S = 5.0
 
 
@@ -63,7 +63,7 @@ def job_metadata(job: JobConfig, annotations: Mapping[str, str]) -> dict[str, An
     """Return the metadata of the job's object: name, namespace, labels and annotations.
 
     Args:
-        annotations: annotations in addition to those of the spec.
+        annotations: annotations to add to the annotations in the spec.
     """
     return filled(
         {
@@ -167,7 +167,7 @@ def environment(job: JobConfig, start: Start, share: NodeShare) -> list[dict[str
     """Return the container's environment variables.
 
     The result has the variables of EFA's libraries, of the launcher, and of the spec's `env`, in this order. If a name
-    is repeated, only the last value is used. Variables with values from Secrets follow.
+    is repeated, only the last value is used. The variables with values from Secrets are last.
     """
     found: dict[str, str] = {}
     if share.efa and spans_nodes(job):
@@ -192,7 +192,7 @@ def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> 
         libraries: versions of the libraries in the image.
         on_host: whether the workers use the node's network instead of a pod's network.
         hugepages: whether huge pages are reserved for EFA. Without reserved huge pages, EFA is configured not to use
-            huge pages, because a process that uses them could not fork.
+            huge pages, because a process that uses huge pages could not fork.
     """
     variables: dict[str, str] = {}
     if not hugepages:
@@ -203,7 +203,7 @@ def efa_environment(libraries: Libraries, *, on_host: bool, hugepages: bool) -> 
         variables["NCCL_PROTO"] = "simple"
     if _older(libraries.ofi_nccl, (1, 7)):
         variables["FI_EFA_USE_DEVICE_RDMA"] = "1"
-    # A pod communicates over eth0. A node has many interfaces, and some of them have no route to other nodes.
+    # A pod communicates over eth0. On the node's network, exclude interfaces without a route to other nodes.
     variables["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth,eth" if on_host else "^lo"
     return variables
 
@@ -224,8 +224,8 @@ def runtime_environment(job: JobConfig) -> dict[str, str]:
 def agent_environment(job: JobConfig) -> dict[str, str]:
     """Return the environment variables that configure this project's agent.
 
-    The result has the runtime's variables. If the spec sets the path of the container's termination message, it also
-    has this path.
+    The result includes the variables of `runtime_environment`. If the spec sets the path of the container's termination
+    message, the result has the path, too.
     """
     file = job.kubernetes.container.get("terminationMessagePath")
     return runtime_environment(job) | ({"HPX_TERMINATION_LOG": file} if file is not None else {})
@@ -245,8 +245,8 @@ def node_selector(job: JobConfig, group: NodeGroup | None) -> dict[str, str]:
 def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
     """Return the topology spread constraint that places each pod of the job on a node of its own.
 
-    `minDomains` is the largest number of pods of the job. While there are fewer nodes than `minDomains`, Kubernetes
-    assumes that some node has no pod of the job. Because of `maxSkew: 1`, no node then gets more than one pod.
+    `minDomains` is the largest number of pods of the job. With fewer nodes than `minDomains`, Kubernetes counts zero
+    pods for a missing node. Together, `minDomains` and `maxSkew: 1` limit each node to one pod of the job.
     """
     if not (job.scheduling.spread and spans_nodes(job)):
         return []
@@ -265,7 +265,7 @@ def one_pod_a_node(job: JobConfig) -> list[dict[str, Any]]:
 def affinity(job: JobConfig, apart: bool = True) -> dict[str, Any]:
     """Return the pod's affinity, which avoids nodes that HyperPod has labelled as faulty.
 
-    The operator `NotIn` also accepts nodes without the label, as on clusters without HyperPod.
+    Conditions use the operator `NotIn`, which also accepts nodes without HyperPod's labels.
 
     Args:
         apart: also avoid nodes that run another pod of the job.

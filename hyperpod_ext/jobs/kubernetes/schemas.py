@@ -1,7 +1,7 @@
 """Schemas of custom resources, with which rendered files are checked before submission.
 
-The definition of HyperPodPyTorchJob is not public, so its schema follows AWS's documentation and client. Of pods, only
-required fields are checked here; the API server checks all other fields of pods.
+The definition of HyperPodPyTorchJob is not public, so its schema follows AWS's documentation and client. Only required
+fields of pods are checked here; the API server checks all other fields of pods.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 
 
 class SchemaModel(BaseModel):
-    """Base of models that refuse unknown fields, because the API server would drop such fields silently."""
+    """Base of models that refuse unknown fields, because the API server would drop unknown fields silently."""
 
     model_config = ConfigDict(extra="forbid", strict=True, alias_generator=to_camel)
 
@@ -229,7 +229,7 @@ def check_yaml(name: str, text: str) -> list[dict[str, Any]]:
         name: name of the file for messages.
 
     Raises:
-        ConfigError: an operator would refuse or drop a field. The error names every such field.
+        ConfigError: an operator would refuse or drop a field. The error names every wrong field.
     """
     try:
         objects = [found for found in read_all(text) if found is not None]
@@ -266,4 +266,5 @@ def find_problems(name: str, found: object) -> list[Problem]:
 
 
 def _words(detail: Any) -> str:
-    return "is not a known field" if detail["type"] == "extra_forbidden" else str(detail["msg"])
+    known = {"extra_forbidden": "is not a known field", "missing": "is missing"}
+    return known.get(detail["type"]) or str(detail["msg"])

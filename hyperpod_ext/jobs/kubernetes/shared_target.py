@@ -32,7 +32,7 @@ def overlay_problems(
         render: renders the files of a job.
     """
     if job.overlay.kubernetes == KubernetesOverlay():
-        return  # nothing to check; the renderer, slow to import, is not needed
+        return  # nothing to check: do not import the renderer, which is slow
     from hyperpod_ext.jobs.kubernetes.overlays import apply
     from hyperpod_ext.jobs.kubernetes.schemas import find_problems
 

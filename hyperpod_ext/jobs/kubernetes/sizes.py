@@ -66,7 +66,7 @@ def size_of(quantity: str, units: Collection[str] = _UNITS) -> float:
     """Return the value of a Kubernetes quantity, such as `500m` or `4Gi`: a number of bytes, CPUs or items.
 
     Args:
-        units: accepted units.
+        units: units that the quantity may have.
 
     Raises:
         ValueError: the text is not a quantity, or its unit is not in `units`.

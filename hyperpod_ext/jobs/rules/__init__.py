@@ -32,9 +32,9 @@ class Context:
     job: JobConfig
     cluster: ClusterConfig | None = None
     target: str | None = None
-    """Target of the job. If it is None, no target was chosen, and rules check only the spec."""
+    """Target of the job. None: no target was chosen, and rules check only the spec."""
     folder: FilePath | None = None
-    """Folder of the spec, which contains the script; if it is None, rules do not read the script."""
+    """Folder of the spec, which contains the script; None: rules do not read the script."""
 
     @cached_property
     def capabilities(self) -> Capabilities | None:
@@ -64,7 +64,7 @@ class Context:
     def script_code(self) -> list[Code]:
         """Syntax tree nodes of the script and of the modules that it imports from its folder, one list for each file.
 
-        The result is empty if any of these files cannot be read.
+        The result is empty if any file cannot be read.
         """
         from hyperpod_ext.jobs.rules.script_code import read_all
 
@@ -81,8 +81,8 @@ _OF_PODS: dict[str, set[str]] = {
     "cluster_objects": {"kubernetes", "volumes", "scheduling", "node_groups", "labels", "annotations"},
     "pods": set(),
 }
-"""Modules with rules for jobs in pods, each with fields of a spec. A job that sets one of these fields is checked by
-the module's rules on all targets."""
+"""Modules with rules for jobs in pods, each with fields of a spec. If a job sets one of these fields, the module's
+rules check the job on all targets."""
 
 
 def needed(context: Context) -> list[str]:

@@ -117,7 +117,7 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
     for path, mounted, on_node in _of_more_than_the_pod(context.job):
         place = mounted.rstrip("/")
-        if place and on_node.rstrip("/") != place:  # a mount of the node's own /dev or /dev/shm hides no memory
+        if place and on_node.rstrip("/") != place:  # the node's own /dev or /dev/shm may be mounted in place
             yield from _instead_of_memory(path, place)
 
 
@@ -204,14 +204,14 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Finding(
-                ("node_groups", index, "name"), f"another group has the name `{name}`, too", "choose another name"
+                ("node_groups", index, "name"), f"another group already has the name `{name}`", "choose another name"
             )
     total = sum(group.nodes for group in job.node_groups)
     if total != job.nodes:
-        yield Finding(("nodes",), f"the groups have {total} nodes together, not {job.nodes}", f"write {total}")
+        yield Finding(("nodes",), f"is {job.nodes}, but node_groups have {total} nodes in total", f"write {total}")
     most = sum(group.max_nodes or group.nodes for group in job.node_groups)
     if job.elastic is not None and most != job.elastic.max_nodes:
-        message = f"the groups grow to {most} nodes together, not {job.elastic.max_nodes}"
+        message = f"is {job.elastic.max_nodes}, but node_groups grow to {most} nodes in total"
         yield Finding(("elastic", "max_nodes"), message, f"write {most}, or correct max_nodes of the groups")
     for index, group in enumerate(job.node_groups):
         if group.max_nodes is not None and group.max_nodes < group.nodes:
@@ -234,7 +234,8 @@ def annotations_fit(context: Context) -> Iterator[Finding]:
     notes = dict(context.job.annotations) | note_of(context.job)
     size = sum(len(key.encode()) + len(value.encode()) for key, value in notes.items())
     if size > _MOST_BYTES:
-        yield Finding(("annotations",), f"the spec and the annotations have {size // 1024} KiB", "at most 256 KiB")
+        message = f"the annotations, which contain a copy of the spec, have {size // 1024} KiB, but 256 KiB are allowed"
+        yield Finding(("annotations",), message, "put long values into a file of the image, or into a ConfigMap")
 
 
 @rule(

@@ -55,8 +55,8 @@ def elastic_with_our_runtime(context: Context) -> Iterator[Finding]:
     "error",
     "numbers of an elastic job contradict each other",
     "The operator refuses a job whose first number of nodes, or whose sizes, are outside its bounds.",
-    "Choose min_nodes <= nodes <= max_nodes, all sizes between min_nodes and max_nodes, and `nodes` as one of the "
-    "sizes.",
+    "Set min_nodes <= nodes <= max_nodes. Each of elastic.sizes must be between min_nodes and max_nodes, and one of "
+    "them must be `nodes`.",
     reads=("nodes", "elastic.min_nodes", "elastic.max_nodes", "elastic.sizes"),
 )
 def elastic_bounds(context: Context) -> Iterator[Finding]:
@@ -108,11 +108,11 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
 )
 def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
     job = context.job
-    # spares both in the job and in a group are reported by HPX147
+    # HPX147 reports jobs with spares both in the job and in a group
     grouped = job.node_groups and not any(group.spares for group in job.node_groups)
     if job.spares and grouped:
         hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
-        yield Finding(("spares",), "the job has groups of nodes, and no group has these spares", hint)
+        yield Finding(("spares",), "the spec has node_groups, so only spares of a group are used", hint)
 
 
 @rule(
@@ -127,7 +127,7 @@ def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
     job = context.job
     copies = job.world_size // job.parallelism.ranks_per_copy
     if job.mode == "aws-checkpointless" and copies < 2:
-        ranks = f"{job.world_size} ranks hold only {copies} copy of the model"
+        ranks = f"{job.world_size} ranks hold only {copies} copy of the model, so a lost rank cannot get its state"
         yield Finding(("nodes",), ranks, f"use at least {2 * job.parallelism.ranks_per_copy} ranks")
 
 
@@ -161,7 +161,8 @@ def elastic_on_spot(context: Context) -> Iterator[Finding]:
     groups = context.cluster.instance_groups if context.cluster else ()
     spot = [group.name for group in groups if group.capacity == "spot"]
     if context.job.elastic is not None and spot:
-        yield Finding(("elastic",), f"the cluster's group {spot[0]} has spot machines", "use on-demand machines")
+        message = f"group {spot[0]} of the cluster has spot machines, which elastic training of AWS does not support"
+        yield Finding(("elastic",), message, "use on-demand machines")
 
 
 @rule(
@@ -190,7 +191,7 @@ def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
 def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
     job, cluster = context.job, context.cluster
     if job.mode == "aws-checkpointless" and cluster is not None and cluster.node_recovery == "None":
-        message = f"cluster {cluster.name} has node_recovery None"
+        message = f"cluster {cluster.name} has node_recovery None, so a faulty node is not replaced and the job waits"
         yield Finding(("mode",), message, "set node_recovery: Automatic in the cluster, or use another mode")
 
 
@@ -256,8 +257,8 @@ def orchestrator_is_the_targets(context: Context) -> Iterator[Finding]:
     "HPX124",
     "warning",
     "copies of different steps on different nodes",
-    "With when_busy: skip, each node skips steps while it is busy. The newest copies of two nodes can then be of "
-    "different steps. After the loss of a node, the job restarts from the newest step that all nodes have.",
+    "With when_busy: skip, each node skips steps while it is busy. The newest copies on two nodes can be of different "
+    "steps. After the loss of a node, the job restarts from the newest step that all nodes have.",
     "Write when_busy: supersede or wait. All nodes then copy the same steps.",
 )
 def skipped_copies_meet(context: Context) -> Iterator[Finding]:
@@ -265,7 +266,8 @@ def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
     on_disks = any(tier.on_node for tier in job.checkpoint.durable())
     if skips and (on_disks or job.checkpoint.peer() is not None):
-        yield Finding(("checkpoint", "when_busy"), "nodes may skip different steps", "write supersede")
+        message = "nodes may skip different steps, and the job restarts from the newest step that all nodes have"
+        yield Finding(("checkpoint", "when_busy"), message, "write supersede")
 
 
 _ROOTLESS = ("HPCT_USE_CONN_DATA", "HPCT_USE_ROOTLESS", "TORCH_SKIP_TCPSTORE")

@@ -36,7 +36,7 @@ def image_is_named(context: Context) -> Iterator[Finding]:
                 "is missing: AWS's image depends on the region, which is unknown",
                 "add image, or --cluster FILE",
             )
-        return  # HPX132 reports regions without AWS's image
+        return  # the cluster's region determines the image; HPX132 reports regions without AWS's image
     known = training_image(context.cluster.region) if context.cluster is not None else None
     such = f"; AWS's image for PyTorch in this region is {known}" if known else ""
     yield Finding(("image",), "is missing: pods run a container image", f"add image: REGISTRY/NAME:TAG{such}")
@@ -138,9 +138,8 @@ def image_is_pinned(context: Context) -> Iterator[Finding]:
         return
     tag = image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest"):
-        yield Finding(
-            ("image",), f"`{tag or 'no tag'}` may stand for another build later", "use a tag that never changes"
-        )
+        named = f"tag `{tag}`" if tag else "an image without a tag"
+        yield Finding(("image",), f"{named} may be another build later", "use a tag that never changes")
 
 
 @rule(

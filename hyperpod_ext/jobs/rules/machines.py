@@ -20,7 +20,7 @@ _OF_A_NODE = ("resources", "node_groups", "nodes", "workers_per_node", "elastic.
 def _machines(context: Context) -> Iterator[tuple[Path, Instance, NodeShare]]:
     """Yield each instance type of the job that the catalog knows.
 
-    Each result is the field that names the type, the type, and the resource requests of a pod on it.
+    Each result is the field that names the instance type, the type itself, and a pod's resource requests on this type.
     """
     for path, share in context.node_shares:
         if share.machine:
@@ -56,12 +56,12 @@ def accelerators_fit(context: Context) -> Iterator[Finding]:
 def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
     workers = context.job.workers_per_node
     if workers == 1 and context.job.command is not None:
-        return  # the command may start its own workers
+        return  # a command with one worker may start further workers itself
     for _path, machine, share in _machines(context):
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue
         if share.accelerators != workers:
-            message = f"{workers} workers for {share.accelerators} accelerators of each node"
+            message = f"each node has {share.accelerators} accelerators for {workers} workers, and a worker uses one"
             yield Finding(("workers_per_node",), message, f"write {share.accelerators}")
             return
 
@@ -121,7 +121,9 @@ def efa_is_used(context: Context) -> Iterator[Finding]:
     for _path, machine, share in _machines(context):
         full_node = 0 < machine.accelerators <= share.accelerators and spans_nodes(job)
         if full_node and machine.efa is not None and asked < machine.efa:
-            message = f"the job has all accelerators of {machine.name} but {asked} of {machine.efa} EFA interfaces"
+            message = (
+                f"the job uses all accelerators of {machine.name}, but only {asked} of its {machine.efa} EFA interfaces"
+            )
             yield Finding(("resources", "efa"), message, f"write {machine.efa}, or remove resources.efa")
             return
 
@@ -203,7 +205,7 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
         places.append((("node_groups", index, "node_selector"), group.node_selector, instance_type_of(job, group)))
     for path, selected, wanted in places:
         for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
-            other = selected.get(label)  # outside HyperPod the label's value has no `ml.`
+            other = selected.get(label)  # outside HyperPod, the label's value has no prefix `ml.`
             if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
                 message = f"selects {other}, but the pods' requests are for {wanted}"
                 yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
@@ -231,7 +233,9 @@ def memory_is_enough(context: Context) -> Iterator[Finding]:
     if memory is not None and total > memory:
         path = max(parts, key=lambda one: parts[one])
         listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
-        yield Finding(path, f"{listed} MiB in total are more than the {memory} MiB of the pod", "make it smaller")
+        yield Finding(
+            path, f"the pod has {memory} MiB of memory, but these fields need more: {listed} (MiB)", "write less"
+        )
 
 
 @rule(
@@ -251,7 +255,11 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
         types = ", ".join(sorted({group.instance_type for group in cluster.instance_groups}))
         yield Finding(path, f"cluster {cluster.name} has no machines of type {wanted}", f"it has: {types}")
     elif there < context.job.nodes:
-        yield Finding(path, f"cluster {cluster.name} has {there} of {wanted} besides spares", f"write nodes: {there}")
+        yield Finding(
+            path,
+            f"cluster {cluster.name} has only {there} machines of type {wanted}, without spares",
+            f"write nodes: {there}",
+        )
 
 
 @rule(
@@ -297,14 +305,14 @@ def checkpointless_needs_gpus(context: Context) -> Iterator[Finding]:
     "error",
     "memory that AWS's checkpointing daemon reserves",
     "The daemon of managed tiered checkpointing reserves a share of each node's memory, even if no job uses it. A "
-    "pod that requests more than the rest of the machine is never scheduled.",
+    "pod that requests more memory than the daemon leaves is never scheduled.",
     "Lower memory_mib, or memory_percent of the cluster's tiered_storage.",
     targets=KUBERNETES,
 )
 def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
     storage = context.cluster.tiered_storage if context.cluster else None
     _path, share = context.node_shares[-1]
-    machine, asked = share.machine, share.memory_mib  # memory_mib of the share defaults to all memory for pods
+    machine, asked = share.machine, share.memory_mib  # `asked` defaults to the node's memory for pods
     if storage is None or not storage.enabled or not storage.memory_percent or machine is None:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))

@@ -46,7 +46,7 @@ def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     "the batch does not divide on every number of nodes",
     "An elastic job runs on several numbers of nodes. The global batch must divide evenly among the ranks for each "
     "number.",
-    "Choose a batch that is a multiple of all numbers of ranks, or set elastic.sizes that divide the batch.",
+    "Choose a batch that each possible number of ranks divides, or limit elastic.sizes to numbers that divide it.",
     reads=("global_batch_size", "workers_per_node", "elastic"),
 )
 def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
@@ -54,7 +54,7 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     if elastic is None or batch is None or elastic.max_nodes < elastic.min_nodes:
         return
     if elastic.batch.micro_batch_size is not None:
-        return  # the micro-batches of a global batch can be distributed over any number of ranks
+        return  # any number of ranks can share the micro-batches of a global batch
     sizes = elastic.sizes or range(elastic.min_nodes, elastic.max_nodes + 1, elastic.step or 1)
     wrong = [size for size in sizes if batch % (size * job.workers_per_node)]
     if wrong:
@@ -75,7 +75,7 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
 def budgets_are_in_order(context: Context) -> Iterator[Finding]:
     again = context.job.relaunch
     if again.after_restarts and again.max_process_restarts and again.after_restarts > again.max_process_restarts:
-        message = f"the job fails earlier, after {again.max_process_restarts} restarts"
+        message = f"is never reached: the job fails after max_process_restarts, {again.max_process_restarts}"
         yield Finding(("relaunch", "after_restarts"), message, f"write at most {again.max_process_restarts}")
     if again.after_restarts and again.max_times == 0:
         message = "has no effect, because max_times allows no restart of the whole job"
@@ -120,7 +120,8 @@ def log_rules_are_complete(context: Context) -> Iterator[Finding]:
 def log_rules_do_something(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.log_rules):
         if not (one.first_within_s or one.every_s or one.threshold is not None or one.fault_on_match):
-            yield Finding(("log_rules", index), f"`{one.name}` has no effect", "add every_s, for example")
+            message = f"a match of `{one.name}` has no effect"
+            yield Finding(("log_rules", index), message, "add first_within_s, every_s, threshold or fault_on_match")
 
 
 @rule(
@@ -136,7 +137,7 @@ def log_rules_have_names(context: Context) -> Iterator[Finding]:
     for index, name in enumerate(names):
         if name in names[:index]:
             yield Finding(
-                ("log_rules", index, "name"), f"another rule has the name `{name}`, too", "choose another name"
+                ("log_rules", index, "name"), f"another rule already has the name `{name}`", "choose another name"
             )
 
 

@@ -40,9 +40,9 @@ def contradictions(job: JobConfig) -> Iterator[Finding]:
 def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]]:
     """Yield type, path and fields of `value` and of each part in it.
 
-    Types of this project that allow only some of the fields of a Kubernetes type are yielded under both names.
+    A type of this project that narrows a type of Kubernetes is yielded twice, under each type's name.
     """
-    # imported here because the import is slow, and few specs need it
+    # imported here, because the import is slow and few specs need it
     from hyperpod_ext.config.job.pods.values import all_types, base_of
 
     if kind.startswith(("[]", "{}")):

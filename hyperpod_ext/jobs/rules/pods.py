@@ -32,7 +32,7 @@ class _Place:
     volume: str
     """Name of the volume for messages: its field in the spec, and its kind."""
     wrong: str = ""
-    """Reason why the folder cannot keep checkpoints; empty if it can."""
+    """Reason why the folder cannot keep checkpoints; empty if the folder can."""
     shared: bool = False
     """Whether all pods have the same files in the folder."""
 
@@ -98,7 +98,7 @@ def _places(job: JobConfig) -> Iterator[_Place]:
         yield _Place(volume.path, f"volumes.{index}, of kind {volume.kind}", _wrong_with(volume), shared)
     named = {one["name"]: one for one in job.kubernetes.pod.get("volumes", ())}
     for mount in job.kubernetes.container.get("volumeMounts", ()):
-        if (found := named.get(mount["name"])) is not None:  # HPX155 reports mounts of unknown volumes
+        if (found := named.get(mount["name"])) is not None:  # skip mounts of unknown volumes, which HPX155 reports
             wrong = _READ_ONLY if mount.get("readOnly") else _wrong_with_named(found)
             shared = "persistentVolumeClaim" in found or "nfs" in found
             yield _Place(mount["mountPath"], f"volume `{mount['name']}` of kubernetes.pod.volumes", wrong, shared)
@@ -171,7 +171,7 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
-"""Minimum seconds until a spare replaces a lost pod, and until a new pod runs if there is no spare."""
+"""Minimum seconds until a spare replaces a lost pod, and until a new pod runs if no spare is left."""
 
 
 @rule(

@@ -18,7 +18,7 @@ Code = list[ast.AST]
 def parse_file(file: Path) -> ast.Module | None:
     """Parse a Python file; return None if the file does not exist, has more than 1 MiB, or is not valid Python.
 
-    The job reports invalid Python when it starts.
+    Invalid Python is no error here, because the job itself reports it when it starts.
     """
     text = _text(file, _MOST_BYTES)
     return None if text is None else _module(text)
@@ -44,7 +44,7 @@ def read_all(script: Path) -> list[Code]:
 
 
 def _text(file: Path, most: int) -> bytes | None:
-    """Return the file's bytes; None if it is not a regular file of at most `most` bytes."""
+    """Return the content of a regular file of at most `most` bytes; None for any other file."""
     try:
         return file.read_bytes() if file.is_file() and file.stat().st_size <= most else None
     except OSError:
@@ -59,7 +59,7 @@ def _parse(text: bytes) -> Code | None:
 
 def _module(text: bytes) -> ast.Module | None:
     try:
-        with warnings.catch_warnings(action="ignore"):  # hides warnings about the script's style
+        with warnings.catch_warnings(action="ignore"):  # ignore warnings about the script's style
             return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

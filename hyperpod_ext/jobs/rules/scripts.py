@@ -13,7 +13,7 @@ from hyperpod_ext.jobs.rules.script_code import Code, imports
 _OURS = "hyperpod_ext"
 _TRAINER_LIBRARIES = frozenset({"lightning", "pytorch_lightning", "sentence_transformers", "transformers", "trl"})
 _DYNAMIC = frozenset({"__import__", "exec", "import_module", "run_module", "run_path"})
-"""Functions that may import any module, so that the imports of code that calls them are unknown."""
+"""Functions that may import any module: the imports of code that calls one of these functions are unknown."""
 
 _RECOVERIES = (
     "deepspeed.elasticity",
@@ -24,7 +24,7 @@ _RECOVERIES = (
     "torch.distributed.run",
     "torchft",
 )
-"""Modules of other libraries that restart ranks, or change their number."""
+"""Modules of other libraries that restart ranks or change the number of ranks."""
 
 
 @rule(

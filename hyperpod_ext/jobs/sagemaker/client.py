@@ -63,7 +63,7 @@ def client(service: str, region: str | None) -> Any:
         raise HyperpodExtError("boto3, which sends requests to SageMaker, is not installed", hint=hint) from None
     config = Config(retries={"total_max_attempts": 1}, connect_timeout=10, read_timeout=60)
     try:
-        region = region or os.environ.get("AWS_REGION")  # boto3 itself reads AWS_DEFAULT_REGION
+        region = region or os.environ.get("AWS_REGION")  # boto3 itself reads only AWS_DEFAULT_REGION
         return boto3.session.Session().client(service, region_name=region, config=config)
     except BotoCoreError as error:
         hint = "set AWS_REGION, or write sagemaker.region in the spec; commands on clusters and nodes take --region"
@@ -81,9 +81,9 @@ def call(
     Args:
         doing: name of the operation for messages, such as "CreateTrainingJob tiny-gpt".
         attempt: sends the request to AWS, and returns the response.
-        existing: reads the object that the request creates. Called after a failure if an earlier response was lost, so
-            that the object may exist. Raises NotFoundError if the object does not exist, or ConflictError if the object
-            differs from the request. Use None for requests that create no object.
+        existing: reads the object that the request creates. Called after a failure if the object may exist
+            nevertheless, because an earlier response was lost. Raises NotFoundError if the object does not exist, or
+            ConflictError if the object differs from the request. Use None for requests that create no object.
 
     Raises:
         UnknownOutcomeError: a response was lost, and the request may have created its object.
@@ -103,7 +103,7 @@ def call(
             if existing is not None and (again or tried > 1):
                 return _despite(failure, existing)
             raise failure from None
-        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # jitter, so that clients do not retry at the same time
+        sleep(delay * (1 + secrets.randbelow(1000) / 4000))  # jitter: clients should not retry at the same time
         delay = min(delay * 2, _LONGEST_DELAY_S)
     raise AssertionError("unreachable")
 

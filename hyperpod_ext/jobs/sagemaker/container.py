@@ -24,7 +24,7 @@ ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
 def environment_of(job: JobConfig) -> dict[str, str]:
     """Return the environment variables of every node. A value that is too long is split into several variables.
 
-    The variables with the spec are left out if SageMaker would refuse their number.
+    The variables with the spec are left out if SageMaker would refuse so many variables.
     """
     runtime = (
         split_variable(ENV_RUNTIME, RuntimeConfig.of(job).model_dump_json(), LONGEST_VARIABLE)

@@ -14,7 +14,7 @@
     trainer.train()
 
 `estimator_kwargs` and `model_trainer_kwargs` create the job's secret in Secrets Manager, as `hp-ext create-job` does,
-if the job needs a secret that does not exist. The SDK then sends the same request that
+if the job needs a secret that does not exist. With the arguments, the SDK sends the same request that
 `hyperpod_ext.jobs.sagemaker.request` renders. A spec with a field that the SDK would ignore silently is refused.
 """
 
@@ -47,9 +47,9 @@ Kwargs = dict[str, Any]
 def distribution(job: JobConfig) -> Kwargs:
     """Return the value of `distribution=` for a `PyTorch` of sagemaker 2.x whose other arguments you set yourself.
 
-    With this value, SageMaker starts the script with torchrun. The value sets no other part of the job: pass role,
-    image, instances, environment and arguments yourself. `estimator_kwargs` returns all these arguments, including
-    `distribution`.
+    With the returned value, SageMaker starts the script with torchrun. The value sets no other part of the job: pass
+    role, image, instances, environment and arguments yourself. `estimator_kwargs` returns `distribution` and all other
+    arguments.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distribution=` alone does not start it.
@@ -61,7 +61,7 @@ def distribution(job: JobConfig) -> Kwargs:
 def distributed(job: JobConfig) -> Any:
     """Return the value of `distributed=` for a `ModelTrainer` of sagemaker 3.x whose other arguments you set yourself.
 
-    With this value, SageMaker starts the script with torchrun.
+    With the returned value, SageMaker starts the script with torchrun.
 
     Raises:
         UnsupportedError: SageMaker cannot run this job, or `distributed=` alone does not start it.
@@ -95,7 +95,7 @@ def estimator_kwargs(job: JobConfig, boto_session: Any = None) -> Kwargs:
         groups = {"instance_groups": made}
         if started and len(made) > 1:
             # The SDK accepts exactly one group in `distribution`, which must be the same object as in
-            # `instance_groups`. The image runs torchrun only on the nodes of this group.
+            # `instance_groups`. SageMaker's image runs torchrun only on the nodes of the group in `distribution`.
             started["instance_groups"] = made[:1]
     return groups | given(
         distribution=started,
@@ -271,7 +271,7 @@ def _estimator_problems(job: JobConfig) -> list[Problem]:
 
 
 def _problems_alone(job: JobConfig) -> list[Problem]:
-    """Return a problem for each part of the job that it needs to start, but that `distribution=` cannot express."""
+    """Return a problem for each part that the job needs to start and that `distribution=` cannot express."""
     hint = "instead of it, pass **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer"
     if job.mode != "plain":
         message = "distribution= alone starts no agent, so each node would run the script once, without the others"

@@ -1,8 +1,8 @@
 """Import of a CreateTrainingJob request as a JobConfig. Pure.
 
 A request that hp-ext rendered contains the spec, which is returned if nobody has edited the request. From any other
-request, all fields of a training job are imported. Labels of the spec have then become tags, and sections that
-SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
+request, all fields of a training job are imported. In an edited request, the spec's labels have become tags, and
+sections that SageMaker ignores (`kubernetes`, `slurm`, `scheduling`) are lost.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def import_request(text: str, source: str) -> Imported:
             invalid field.
     """
     request = json.loads(text)
-    # parsed as YAML only for the line numbers; the YAML parser refuses tabs
+    # parse as YAML, without tabs, only to get line numbers
     places = parse(re.sub(r'"(?:[^"\\]|\\.)*"|\t', lambda found: found[0].replace("\t", " "), text), source)
     try:
         return _imported(request, places)
@@ -79,7 +79,7 @@ def _wrong_form(request: Mapping[str, Any], source: str, error: Exception) -> li
     try:
         found = [replace(one, source=source) for one in check_request("CreateTrainingJob", request)]
     except HyperpodExtError:
-        found = []  # botocore is not installed, so its model cannot be used
+        found = []  # botocore, which has SageMaker's model, is not installed
     why = str(error).splitlines()[0] if str(error) else type(error).__name__
     return found or [Problem(f"is not a readable request: {why[:200]}", source=source)]
 
@@ -128,7 +128,7 @@ def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Repo
 
     Args:
         channels: channels with members that a spec lacks.
-        given: the request. Members that were not read are added to the overlay, if an overlay accepts them.
+        given: the request. The overlay gets all members of the request that were not read, if an overlay accepts them.
     """
     if channels:
         changed = _with_overlay(job, {"InputDataConfig": channels})
@@ -151,18 +151,18 @@ def _carried(job: JobConfig, channels: list[Object], given: Fields, report: Repo
 
 
 def _with_overlay(job: JobConfig, members: Object) -> JobConfig | None:
-    """Return `job` with `members` of the request in its overlay; None if an overlay does not accept one of them."""
+    """Return `job` with `members` of the request in its overlay; None if an overlay does not accept a member."""
     added = with_overlay(job.overlay.sagemaker.request, members)
     changed = job.model_copy(update={"overlay": Overlay(sagemaker=SageMakerOverlay(request=added))})
     try:
         return None if any(True for _problem in problems(plain_request(changed), added)) else changed
     except (HyperpodExtError, ValueError):
-        return None  # the overlay cannot be checked without botocore, or with invalid arguments
+        return None  # the overlay cannot be checked: botocore is missing, or arguments are invalid
 
 
 def _environment(given: Fields, options: Object) -> Object:
-    """Import the environment variables of the request. A variable with settings of this project's runtime becomes the
-    fields of the spec that have these settings."""
+    """Import the environment variables of the request. The settings in the variable of this project's runtime become
+    fields of the spec."""
     env = dict(given.take("Environment") or {})
     take_variable(env, ENV_SPEC)
     settings, secret = take_variable(env, ENV_RUNTIME), env.pop(ENV_SECRET_ID, None)
@@ -187,7 +187,7 @@ def _container(given: Fields, options: Object, document: Object, report: Report)
     _put(options, "region", _decoded(values.take("sagemaker_region")))
     where = str(_decoded(values.take("sagemaker_submit_directory")))
     for channel in given.each("InputDataConfig"):
-        if channel.take("ChannelName") == CODE_CHANNEL:  # a job without network gets its code as a channel
+        if channel.take("ChannelName") == CODE_CHANNEL:  # for a job without network access, the code is a channel
             where = channel.take("DataSource")["S3DataSource"]["S3Uri"]
     output = str(given.below("OutputDataConfig").take("S3OutputPath", ""))
     if where.startswith("s3://"):

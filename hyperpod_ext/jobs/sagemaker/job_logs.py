@@ -47,7 +47,7 @@ class JobLogs:
                     f"DescribeLogStreams {self._job_name}", partial(self._service.describe_log_streams, **request)
                 )
             except NotFoundError:
-                return []  # the log group is created when a job first prints
+                return []  # no output yet: the first job that prints creates the log group
             found += [stream["logStreamName"] for stream in page["logStreams"]]
             if "nextToken" not in page:
                 return sorted(found)

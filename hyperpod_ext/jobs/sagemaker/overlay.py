@@ -126,7 +126,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _within(request: Any, added: Any, path: str) -> str | None:
-    """Return the path in the overlay for a path in the complete request; None if the overlay does not set it.
+    """Return the path in the overlay for a path in the complete request; None if the overlay sets no such path.
 
     Args:
         request: request that was rendered without the overlay.
@@ -144,7 +144,7 @@ def _within(request: Any, added: Any, path: str) -> str | None:
             here, added = f"{here}.{part}", added[part]
             request = request.get(part) if isinstance(request, Mapping) else None
         elif isinstance(added, Mapping) and here != _HERE and not _mapping(request).get(part):
-            return here  # the overlay's structure lacks the member
+            return here  # a member is missing in the structure that the overlay adds
         else:
             return None
     return here

@@ -36,7 +36,7 @@ def ensure_secret(job: JobConfig, boto_session: Any = None) -> None:
             hint = "create the secret, or remove sagemaker.secret: the job then gets a new secret"
             raise NotFoundError(f"sagemaker.secret: {error.message}", hint=hint) from None
         text = secrets.token_hex(32)
-        with suppress(ConflictError):  # another submission, or a lost attempt, has created it
+        with suppress(ConflictError):  # another submission, or an attempt without response, has created the secret
             call(f"CreateSecret {name}", lambda: service.create_secret(Name=name, SecretString=text))
         return
     if found.get("DeletedDate"):

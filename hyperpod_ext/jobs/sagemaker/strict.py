@@ -1,8 +1,8 @@
 """Checks a request against the model of SageMaker's API, more strictly than botocore itself.
 
 botocore checks required members, types, unknown members and minimum values. SageMaker also refuses values that are not
-in an enum, texts that do not match a pattern, and values that are too long or too large. This module checks all these
-conditions.
+in an enum, texts that do not match a pattern, and values that are too long or too large. This module makes all checks
+of botocore and of SageMaker.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ _STATES = {
 }
 _LONGEST_NAME = 63
 _MOST_PAGES = 10
-"""Maximum number of pages that a search reads. Each page has a hundred jobs, newest first. There is a maximum because
-SageMaker never deletes jobs."""
+"""Maximum number of pages that a search reads. Each page has a hundred jobs, newest first. The search is limited
+because SageMaker never deletes jobs."""
 
 
 def capabilities() -> Capabilities:
@@ -118,7 +118,7 @@ def submit(plan: Plan) -> JobHandle:
     try:
         _create(service, request)
     except UnknownOutcomeError:
-        records.remember(NAME, plan.name, record)  # the next submission checks whether this job runs
+        records.remember(NAME, plan.name, record)  # for the next submission, which checks whether this job runs
         raise
     records.remember(NAME, plan.name, record)
     return JobHandle(NAME, place, plan.name)
@@ -128,7 +128,7 @@ def _create(service: Any, request: Mapping[str, Any]) -> None:
     name = str(request["TrainingJobName"])
 
     def existing() -> Mapping[str, Any]:
-        """Return the training job that an attempt created whose response was lost.
+        """Return the training job that an earlier attempt created, if the response of the attempt was lost.
 
         Members of the request that DescribeTrainingJob does not return are not compared with the training job.
         """
@@ -202,7 +202,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
     printed = JobLogs(handle.place, _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
-        ended = not follow or status(handle).ended  # asked before lines are read, so that none is missed
+        ended = not follow or status(handle).ended  # query the state before reading lines, so that none is missed
         yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
         if ended:
             return
@@ -280,8 +280,8 @@ def _describe(handle: JobHandle) -> Mapping[str, Any]:
 def _job_name(handle: JobHandle) -> str:
     """Return the name of the training job for a handle.
 
-    The newest submission of the handle's name from this machine is preferred. If this machine has no submission of the
-    name, the newest training job whose tag has the name is used, or else the name itself.
+    Three names are tried, in this order: the job that this machine has submitted last under the handle's name; the
+    newest training job that is tagged with this name; the name itself.
     """
     try:
         return str(records.recall(NAME, handle.name, TrainingJobRecord)["job_name"])
@@ -297,15 +297,14 @@ def _tagged(region: str, name: str) -> str | None:
     """
     try:
         found = _newest_by_name(client("sagemaker", region), name)
-    except (UnreachableError, ConfigError):  # without permission for Search: use the job's own name
+    except (UnreachableError, ConfigError):  # the user may lack permission for SageMaker's Search API
         return None
     return str(found[name]["TrainingJobName"]) if name in found else None
 
 
 def _with_region(handle: JobHandle) -> JobHandle:
-    """Return the handle with a region, if it has none.
-
-    The region is that of the job's submission from this machine, or else the region of the environment.
+    """Return the handle with a region: its own region, the region of the job's submission from this machine, or the
+    region of the environment.
     """
     if handle.place != ANYWHERE:
         return handle
@@ -322,7 +321,7 @@ def _refuse_a_second(name: str) -> None:
         if status(handle).ended:
             return
     except NotFoundError:
-        return  # the earlier job was deleted
+        return  # the earlier training job was deleted
     raise ConflictError(
         f"a job named {name} is running", hint=f"cancel it with `hp-ext cancel {handle}`, or use another name"
     )

@@ -109,14 +109,14 @@ def submit(script: str, folder: Path) -> tuple[str, str]:
     try:
         output = _ask(
             ["sbatch", "--parsable"], cwd=folder, text=script, env=clean, tries=1
-        )  # a retry could submit a second job
+        )  # retrying sbatch could submit a second job
     except UnreachableError as error:
         return _queued_despite(error, script, known), cluster_name()
     return output.strip().splitlines()[-1].partition(";")[0], cluster_name()
 
 
 def _ids() -> set[int]:
-    """Return the ids of all jobs of this user that Slurm's controller knows. An array counts as one job."""
+    """Return the ids of all jobs of this user that Slurm's controller knows. A job array counts as one job."""
     output = _ask(["squeue", "--noheader", "--me", "--states=all", "--format=%F"])
     return {int(word) for word in output.split() if word.isdecimal()}
 
@@ -131,7 +131,7 @@ def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> st
         known: ids of the jobs in the queue before the submission.
     """
     delay = 0.5
-    for _ in range(_TRIES):  # a busy controller may queue the job after sbatch has timed out
+    for _ in range(_TRIES):  # a busy controller may still queue the job later
         try:
             new = sorted(_ids() - known)
             for job_id in map(str, new):
@@ -163,7 +163,7 @@ def queued() -> list[Queued]:
     """Return all jobs of this user that Slurm's controller knows, including jobs that ended recently."""
     command = ["squeue", "--noheader", "--me", "--states=all", "--format=%i|%V|%j|%k|%Z"]
     lines = [line.split("|", 4) for line in _ask(command).splitlines()]
-    # tasks of arrays, whose ids are not decimal numbers, are left out
+    # leave out tasks of job arrays, whose ids are not decimal numbers
     return [Queued(*parts) for parts in lines if len(parts) == 5 and parts[0].isdecimal()]
 
 
@@ -183,12 +183,12 @@ def find(job_id: str) -> SlurmJob:
         if output := _ask(["squeue", "--noheader", "--states=all", f"--jobs={job_id}", f"--format={layout}"]).strip():
             return parse_queue(output.splitlines()[0])
     except NotFoundError:
-        pass  # the job is no longer in the queue
+        pass  # the job has left the queue, so ask the accounting next
     command = ["sacct", "-n", "-P", "-X", "-D", "-j", job_id, "-o", "JobID,State,Submit,End"]
     try:
         lines = _ask(command).splitlines()
     except HyperpodExtError:
-        lines = []  # the cluster has no accounting
+        lines = []  # no lines, because the cluster has no accounting
     if not lines:
         raise NotFoundError(f"Slurm no longer knows job {job_id}", hint="the job's logs and report still exist")
     return parse_accounting(lines[-1])
@@ -240,7 +240,7 @@ def keep_nodes(job_id: str, hosts: Sequence[str]) -> None:
     """Shrink the allocation of a running job to the nodes `hosts`.
 
     Raises:
-        ConfigError: Slurm on this cluster does not allow running jobs to shrink.
+        ConfigError: Slurm on this cluster does not allow a running job to shrink.
     """
     try:
         _ask(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(hosts)}"], tries=1)
@@ -273,7 +273,7 @@ def jobs_on(names: Sequence[str]) -> list[str]:
 
 
 def take_no_jobs(names: Sequence[str], reason: str | None) -> None:
-    """Drain the nodes `names`, so that they get no new jobs; or resume them.
+    """Drain the nodes `names`, so that no new jobs start on these nodes, or resume the nodes.
 
     Args:
         reason: reason that Slurm shows for drained nodes; None means that the nodes are resumed.

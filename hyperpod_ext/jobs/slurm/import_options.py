@@ -35,8 +35,8 @@ _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::
 _ONE_TASK = "one task per node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
 _OF_TASKS = {"ntasks-per-core", "ntasks-per-socket", "ntasks-per-gpu", "gpu-bind", "mem-bind"}
-"""Options that divide a node among the tasks of srun. A rendered job has one task on each node, so that these options
-would have another meaning."""
+"""Options that divide a node among the tasks of srun. In a rendered job, which has one task on each node, options of
+tasks would have another meaning."""
 _OF_CONTAINERS = re.compile(r"(no-)?container-[a-z-]+")
 
 Option = tuple[str, str, int]
@@ -44,9 +44,9 @@ Option = tuple[str, str, int]
 
 
 def options_of(text: str, report: Report) -> list[Option]:
-    """Return the options of an sbatch file. If an option is repeated, only the last one is returned.
+    """Return the options of an sbatch file. Of a repeated option, only the last occurrence is returned.
 
-    The overridden options are reported.
+    The report lists repeated options that have no effect.
 
     Raises:
         ConfigError: the file is a heterogeneous job, with several kinds of nodes.
@@ -93,7 +93,7 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
     options = options_of(text, report)
     steps = [one for one in options if _OF_CONTAINERS.fullmatch(one[0])]
     named = {name: value for name, value, _line in options}
-    # nodes first: the number of tasks depends on them
+    # nodes first, because the number of tasks depends on the number of nodes
     order = {"nodes": 0, "ntasks-per-node": 1, "gpus-per-node": 2, "gres": 2, "gpus": 2, "ntasks": 3}
     for name, value, line in sorted(options, key=lambda option: order.get(option[0], 4)):
         if name not in _SCALED | _OF_TASKS and not _OF_CONTAINERS.fullmatch(name):
@@ -120,7 +120,7 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
 def of_one_task(name: str, value: str, tasks: int) -> str | None:
     """Convert the value of an option for several tasks per node to a value for a single task per node.
 
-    The single task starts all workers of the node. Returns None if the option has no such value.
+    The single task starts all workers of the node. Return None if the option has no value for a single task.
 
     Args:
         tasks: number of tasks per node in the file.
@@ -148,7 +148,7 @@ def _count_tasks(document: dict[str, Any], named: Mapping[str, str], report: Rep
 
 
 def _number(value: str, kind: str = "") -> int:
-    """Return the number at the end of a value such as `gpu:a100:8` or `8`; 0 if there is none.
+    """Return the number at the end of a value such as `gpu:a100:8` or `8`; 0 if the value has no number.
 
     Args:
         kind: use only items of the comma-separated value that begin with this text.
@@ -176,7 +176,7 @@ def _take(document: dict[str, Any], name: str, value: str, report: Report, line:
             document.setdefault("scheduling", {})["queue"] = value
         case "qos" if _fits(_WORD, value):
             document.setdefault("scheduling", {})["priority"] = value
-        case "time" if (match := _TIME.fullmatch(value)) is not None and _seconds(match):  # a time of 0 means no limit
+        case "time" if (match := _TIME.fullmatch(value)) is not None and _seconds(match):  # a time of 0 is no limit
             document["timeouts"] = {"run_s": _seconds(match)}
         case "gpus-per-node" | "gpus-per-task":
             if count := _number(value):
@@ -264,6 +264,6 @@ def _seconds(match: re.Match[str]) -> int:
     days, hours, minutes, seconds = (int(match[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
     if match["days"] is not None and match["hours"] is None:
         return days * 86400 + minutes * 3600 + seconds * 60
-    if match["hours"] is not None and match["seconds"] is None:  # the limit has the form minutes:seconds
+    if match["hours"] is not None and match["seconds"] is None:  # the time has the form minutes:seconds
         return hours * 60 + minutes
     return days * 86400 + hours * 3600 + minutes * 60 + seconds

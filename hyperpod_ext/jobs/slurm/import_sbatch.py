@@ -1,6 +1,6 @@
 """Imports an sbatch file as a JobConfig. Pure.
 
-A file that hp-ext rendered contains its spec, which is returned. Of any other file, the parts that a spec can express
+A file that hp-ext rendered contains its spec, which is returned. From any other file, the parts that a spec can express
 are imported.
 """
 
@@ -67,7 +67,7 @@ def import_sbatch(text: str, source: str, values: Mapping[str, Any] | None = Non
         document.pop(name, None)
     document.setdefault("name", "job")
     left_out: list[str] = []
-    if "image" in document:  # without an image, a job starts in the folder of its submission, as before
+    if "image" in document:  # jobs without an image start in the folder of the submission
         place_script(document, left_out)
         if "working_dir" not in document:
             left_out.append("the folder that the job starts in: is the image's; set it as working_dir")
@@ -151,7 +151,7 @@ def _commands(
         report.lost(note, line or 1)
     on_nodes: list[tuple[str, int, str]] = []
     if not script.steps and script.alone and document.get("nodes", 1) == 1 and not script.hidden:
-        words, line = script.alone[-1]  # on one node, a Python command without srun is the step
+        words, line = script.alone[-1]  # with one node, a Python command without srun counts as the step
         script.steps, script.folders = [(words, line)], [None]
         script.others = [(text, at) for text, at in script.others if at != line]
     for name, (value, line) in script.exports.items():
@@ -167,7 +167,7 @@ def _commands(
             on_nodes.append((name, line, value))
     before = document.setdefault("overlay", {}).setdefault("slurm", {}).setdefault("before", [])
     for words in script.prepare:
-        # a failed line of `before` stops the job; a failed line of the file does so only with `set -e`
+        # a failed line of `before` stops the job, but a failed line of an sbatch file only does so with `set -e`
         before.append(shlex.join(words) + ("" if script.strict else " || true"))
     prepared = environment_lines(script)
     if (made := environment_of(script, prepared, text)) is not None:
@@ -189,7 +189,7 @@ def _commands(
     step = trains[-1] if trains else raw_step(steps, script, nodes, tasks, report.source)
     if step.inner is not None and trains:
         for one in step.inner.left_out:
-            if not one.endswith(_AS_TEXT):  # the last loop of this function reports the others
+            if not one.endswith(_AS_TEXT):  # the loop over `words` reports sentences with _AS_TEXT
                 report.lost(one, step.line)
         for one in step.inner.notes:
             report.note(one, step.line)
@@ -232,13 +232,13 @@ def _commands(
             report.lost(f"export {name}: is evaluated on each node, by slurm.setup, not only on the first", line)
     folder = script.folders[steps.index(step)]
     if folder is not None and "image" not in document:
-        document.setdefault("working_dir", folder)  # in a container, a step starts in the image's folder
+        document.setdefault("working_dir", folder)  # only without `image`, which has a folder of its own
     if step.launch is None:
         words = [word if word in script.literal else unescaped(word) for word in step.program]
         document |= {"command": words, "workers_per_node": 1}
         without_ranks(document, report)
         words = [re.sub(r"\\[$`]", "", word) for word in step.program if word not in script.literal]
-        if step.inner is not None:  # each node's shell also has Slurm's variables
+        if step.inner is not None:  # the shell on each node knows Slurm's variables
             words = [re.sub(r"\$\{?SLURM_\w+\}?", "", word) for word in words]
     else:
         take_launch(step.launch, tasks, document, report, step.line)
@@ -261,7 +261,7 @@ def _nodes_of_step(step: Step, document: dict[str, Any], report: Report) -> None
     on = step.option("nodes") or ""
     every, each = step.option("ntasks") or "", step.option("ntasks-per-node", "tasks-per-node")
     if not on and "nodes" in document and every.isdecimal() and each is None and int(every) < document["nodes"]:
-        on = every  # with fewer tasks than nodes, some nodes are unused
+        on = every  # fewer tasks than nodes leave nodes unused
     some = next((name for name in SOME_NODES if step.option(name) is not None), None)
     if not on.isdecimal() or not int(on) or some is not None or (step.launch is None and "nodes" in document):
         return

@@ -15,7 +15,7 @@ from hyperpod_ext.jobs.slurm.import_step import Step, unescaped
 def earlier_step(step: Step, script: Script) -> str | None:
     """Return a step that runs before the imported step, as a line of the batch script.
 
-    Returns None if the values of some of its words are not known.
+    Return None if a word of the step has an unknown value.
     """
     words = [word if word in script.literal else unescaped(word) for word in step.words]
     given = {name: value for name, (value, line) in script.exports.items() if line <= step.line}
@@ -40,12 +40,12 @@ _ENVIRONMENT = re.compile(
     r"|(?:source|\.) \"?\$\(conda info --base\)\"?/etc/profile\.d/conda\.sh"
 )
 _KNOWS_CONDA = re.compile(r"conda\.sh|shell[\w. =-]*hook|bashrc|profile|^(?:module|ml)\b")
-"""Pattern of lines after which the shell has the functions of conda."""
+"""Pattern of lines that define the functions of conda in the shell."""
 _ACTIVATE = re.compile(r"\bactivate\b")
 
 
 def environment_lines(script: Script) -> list[tuple[str, int]]:
-    """Return the commands before the first step that only change its environment, each with its line number.
+    """Return the commands before the first step that only change the step's environment, each with its line number.
 
     An example is `source /fsx/venv/bin/activate`.
     """

@@ -49,7 +49,7 @@ def at_run_time(text: str) -> bool:
 
 
 def hint_for(text: str) -> str:
-    """Return a hint for users that explains how to set the variables in `text`; empty if they cannot be set."""
+    """Return a hint for users that explains how to set the variables in `text`; empty if no variable can be set."""
     if _FOLDER.search(text):
         return " (set the folder of the submission with --set PWD=/FOLDER)"
     names = [name for name in names_in(text) if not name.startswith("SLURM") and name not in _OF_RANKS]

@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.slurm.import_options import SHORT
 
 _SHORT = SHORT | {"E": "preserve-env", "K": "kill-on-bad-exit", "X": "disable-status"}
 _SHORT |= {"l": "label", "r": "relative", "u": "unbuffered"}
-"""Long name of each short option of srun. Most short options of srun are the same as sbatch's."""
+"""Long name of each short option of srun. srun and sbatch share most short options."""
 _FLAGS = {"label", "unbuffered", "exclusive", "overlap", "kill-on-bad-exit", "verbose", "pty", "quiet", "overcommit"}
 _FLAGS |= {"no-kill", "oversubscribe", "disable-status", "preserve-env", "contiguous", "spread-job", "exact"}
 _FLAGS |= {
@@ -89,7 +89,7 @@ def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Co
     if (launch := parse_launch(plain)) is not None or not any(word.rpartition("/")[2] in SHELLS for word in rest[:1]):
         step.launch = launch
         return step
-    # srun starts a shell on each node, which expands escaped variables with the values of its task
+    # srun starts a shell in each task, which expands escaped variables to the values in the task
     step.inner = read_words([word.replace("\\$", "$") for word in rest], known)
     step.launch = step.inner.launch
     return step
@@ -107,10 +107,10 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             return
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            name = name.replace("_", "-")  # older manuals spell options with underscores
+            name = name.replace("_", "-")  # old manuals write underscores in options
         else:
             name, equals, value = _SHORT.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
-            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # several options in one word, as in -lu
+            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # one word for several options, as in -lu
                 rest.insert(0, f"-{value}")
                 value = ""
         if not equals and name not in _FLAGS and rest:

@@ -77,14 +77,14 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 
     Args:
         timeout_s: maximum seconds to wait for the move; None waits without a limit.
-        drain: then drain the node in Slurm.
+        drain: drain the node in Slurm after the move.
 
     Returns:
         The coordinator's event about the move. If the node was drained, `drain` is its name; if it could not be
         drained, `why_no_drain` is the reason.
 
     Raises:
-        ConflictError: the request was refused, or the job ended first.
+        ConflictError: the request was refused, or the job ended before the move.
         WaitTimeoutError: the request takes longer than `timeout_s`.
     """
     job, still_runs = ordered.job, seldom(lambda: runs(ordered.job))
@@ -115,6 +115,6 @@ def _drain(ordered: PendingMove) -> dict[str, Any]:
         return {"why_no_drain": "the node has an allocation of its own, which ends when the node leaves the job"}
     try:
         slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
-    except HyperpodExtError as error:  # only administrators may drain; the ranks have moved anyway
+    except HyperpodExtError as error:  # no error, because the ranks have moved: only administrators may drain
         return {"why_no_drain": str(error)}
     return {"drain": ordered.host}

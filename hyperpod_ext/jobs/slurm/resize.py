@@ -3,7 +3,7 @@
 To remove nodes, a request is written to the run folder, and nodes that have left the job are released to Slurm. To add
 nodes, an array of Slurm jobs with one node each is submitted. Each Slurm job of the array writes the request when it
 starts, and ends when its node leaves the job. Slurm's own expansion of allocations is not used, because most clusters
-disable it.
+disable expansion.
 
 RUNS/NAME/JOBID/nodes.jobs       ids of the job arrays that added nodes, one per line
 RUNS/NAME/JOBID/0.0/hosts/3      Slurm's name of node 3, if it is in the job's original allocation
@@ -204,7 +204,7 @@ def _wait_for_departing(ordered: PendingResize, hosts: dict[int, str]) -> None:
 def seldom(ask: Callable[[], Answer]) -> Callable[[], Answer]:
     """Return a function that returns the result of `ask`, and calls `ask` at most every two seconds.
 
-    Requests to Slurm stay rare in this way, although callers call the function often. `ask` runs a command of Slurm.
+    Callers can call the function often without sending many requests to Slurm. `ask` runs a command of Slurm.
     """
     newest: list[tuple[float, Answer]] = []
 

@@ -39,7 +39,7 @@ def starts(job_dir: Path) -> list[Path]:
 
 
 class JobReader:
-    """Reads events and log lines of all starts of a job, each of them once.
+    """Reads the events and log lines of all starts of a job, each line once.
 
     Args:
         job_dir: the job's folder, RUNS/NAME/JOBID.
@@ -73,7 +73,7 @@ class JobReader:
     def _printed_by_torchrun(self, start: Path, mark: str) -> Iterator[str]:
         """Yield new lines of one rank from the log files of the nodes.
 
-        torchrun writes no log files of ranks, but it prefixes each line with its rank.
+        torchrun writes no log files of ranks, but prefixes each line with its rank.
 
         Args:
             start: run folder of a start.
@@ -85,7 +85,7 @@ class JobReader:
 
 
 def newest_step(job_dir: Path) -> dict[str, Any]:
-    """Return the newest event that has the job's progress, from all starts; {} if there is none."""
+    """Return the newest event that has the job's progress, from all starts; {} without such an event."""
     return next((event for start in reversed(starts(job_dir)) if (event := last_step(start / "events.jsonl"))), {})
 
 
@@ -102,7 +102,7 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobRe
     result = EMPTY_REPORT | last
     result["losses"] = {step: loss for report in reports for step, loss in (report or {}).get("losses", {}).items()}
     for folder, report in zip(folders, reports, strict=True):
-        if report is None:  # the run was killed before it wrote a report
+        if report is None:  # the start was killed before it wrote a report
             result["losses"] = _losses(folder) | result["losses"]
     result["losses"] = dict(sorted(result["losses"].items(), key=lambda item: int(item[0])))
     result["starts"] = len(folders)
@@ -117,7 +117,7 @@ def make_result(job_dir: Path, batch_log: Path, state: str, cause: str) -> JobRe
 
 
 def reported_state(job_dir: Path) -> str | None:
-    """Return the final state in the report of the job's newest start; None if it has no report with a final state."""
+    """Return the final state in the report of the job's newest start; None without a report with a final state."""
     folders = starts(job_dir)
     reported = (_report(folders[-1]) or {}).get("state") if folders else None
     return str(reported) if reported in FINAL_STATES else None

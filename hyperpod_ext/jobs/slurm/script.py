@@ -230,11 +230,11 @@ def _warning_s(job: JobConfig) -> int:
 def _batch_options(job: JobConfig) -> Iterator[str]:
     yield from (f"job-name={job.name}", f"nodes={job.nodes + job.spares}", "ntasks-per-node=1")
     yield from _place_options(job)
-    if job.timeouts.run_s is not None:  # with B, Slurm warns only the batch script before the limit
+    if job.timeouts.run_s is not None:  # with `B:`, Slurm signals only the batch script
         yield f"signal={'B:USR1' if _warned(job) else 'TERM'}@{_warning_s(job)}"
     yield "requeue" if job.slurm.requeue else "no-requeue"
     if job.spares or job.elastic:
-        yield "no-kill"  # after the loss of a node, the job continues with a spare or with fewer nodes
+        yield "no-kill"  # the job survives the loss of a node: it has spares or is elastic
     yield from ("output=%x-%j.out", "open-mode=append", f"comment={COMMENT}")
     yield from _further(job)
 
@@ -267,7 +267,7 @@ def _further(job: JobConfig) -> Iterator[str]:
 
 
 def _marks(job: JobConfig) -> Iterator[str]:
-    """Yield comments for the rendered file that name the parts of it that come from the overlay."""
+    """Yield comments for the rendered file that name its parts from the overlay."""
     overlay = job.overlay.slurm
     yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
     yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
@@ -336,7 +336,7 @@ def _step_options(job: JobConfig) -> Iterator[str]:
     if job.spares or job.elastic:
         yield "no-kill"
     # In mode `plain`, srun must end the other tasks after a task has failed, because workers of torchrun may wait for
-    # ever. Agents of the other modes end by themselves.
+    # ever. In other modes, agents end by themselves when another task fails.
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():

@@ -100,7 +100,7 @@ def capabilities() -> Capabilities:
 
 def render(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str]:
     """Return the file `job.sbatch`."""
-    del cluster  # a cluster is not needed, because Slurm knows its nodes
+    del cluster  # no cluster is needed, because Slurm knows the nodes
     return {FILE: job_script(job)}
 
 
@@ -143,7 +143,7 @@ def list_jobs() -> list[JobStatus]:
         elsewhere = [name for name in _newest_of_ours() if name not in known]
         known |= dict.fromkeys(elsewhere, slurm.cluster_name() if elsewhere else "")
     except UnreachableError:
-        if not known:  # submissions of this machine are listed even if Slurm does not respond
+        if not known:  # if Slurm does not respond, list the submissions of this machine
             raise
     for name, cluster in sorted(known.items()):
         handle = JobHandle(NAME, cluster, name)
@@ -170,7 +170,7 @@ def status(handle: JobHandle) -> JobStatus:
             raise
         word, state, submitted, ended, reason = reported, reported, job.submitted_at, None, ""
     if state == "failed" and runs.reported_state(job.job_dir) == "cancelled":
-        state = "cancelled"  # after SIGTERM, Slurm reports the job's exit code as a failure
+        state = "cancelled"  # Slurm reports a job that ended after SIGTERM as failed
     error = None
     if state == "failed":
         cause = f"job {job.id} is {word}" + (f" ({reason})" if reason else "")
@@ -220,7 +220,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
         if ended:
             return
         time.sleep(_TICK_S)
-        if time.monotonic() - asked >= _ASK_EVERY_S:  # after the end, the loop reads once more
+        if time.monotonic() - asked >= _ASK_EVERY_S:  # the loop reads once more after the job's end
             ended, asked = status(handle).ended, time.monotonic()
 
 
@@ -232,7 +232,7 @@ def cancel(handle: JobHandle) -> JobStatus:
     while not (now := status(handle)).ended:
         if not asked:
             for one in (*more_jobs(job.job_dir), job.id):
-                with suppress(NotFoundError):  # Slurm no longer knows the job
+                with suppress(NotFoundError):  # ignore a job that Slurm no longer knows
                     slurm.cancel(one)
             asked = True
         if time.monotonic() > deadline:
@@ -252,7 +252,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise handle.no_result()
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
-    if now.error is not None:  # the error of the status contains Slurm's own state
+    if now.error is not None:  # prefer the status's error, which has Slurm's state
         found = found | {"error": now.error}
     return found | about
 

@@ -30,11 +30,11 @@ from hyperpod_ext.scratch import scratch_folder
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _LEFT_FOR_NOW = "left for now"
-"""State of a node that has left a job which continues without it. The node may join the job again."""
+"""Final state of a node that has left a job which continues without the node. The node may join the job again."""
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
-    # the exit code of a process that SIGTERM has ended: with exit code 0, the launcher would not restart the agent
+    # the exit code of a process that SIGTERM ended, because the launcher would not restart the agent after exit code 0
     _LEFT_FOR_NOW: 143,
     "failed": JobFailedError.exit_code,
     "cancelled": 130,
@@ -82,8 +82,8 @@ def _prepare(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Convert an OSError that names a file to a JobFailedError. An OSError without a file name shows a bug, and is
-    raised unchanged."""
+    """Convert an OSError that names a file to a JobFailedError. An OSError without a file name is a bug, and is raised
+    unchanged."""
     try:
         yield
     except OSError as error:
@@ -135,8 +135,8 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
-    """Run the node. Returns the final state of the job, the reason why it failed, and a hint. The reason and the hint
-    are empty unless the job failed."""
+    """Run the node. Returns the final state of the job, why the job failed, and a hint. The last two are empty if the
+    job did not fail."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 
@@ -147,7 +147,7 @@ def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[s
             if state == "left" and node.asked_to_leave and settings.config.elastic is None:
                 state = _LEFT_FOR_NOW
         finally:
-            # ignore SIGTERM from now on, because the node is already shutting down
+            # ignore SIGTERM from now on, because this node is shutting down already
             take_signals_from(asyncio.get_running_loop(), signal.SIG_IGN)
         return state, *node.why_failed
 

@@ -1,4 +1,4 @@
-"""Starts the helper processes of a node, and detects the end of any child process at once, with pidfds."""
+"""Starts the helper processes of a node, and detects the end of each child process at once, by its pidfd."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from hyperpod_ext.runtime.ipc.connections import open_over
 _QUOTED = 3
 """Number of last lines of a process's output that an error message quotes."""
 _LISTEN_S = 5.0
-"""Number of seconds to wait for the last output of a process that has ended."""
+"""Number of seconds to wait for the last output of an ended process."""
 
 
 _FORK_S = 60.0
 """Number of seconds within which the fork server must fork a worker. A fork normally takes milliseconds."""
 
 _KNOWN: set[int] = set()
-"""Process ids of the children of this process that `on_exit` watches, or will watch soon."""
+"""Process ids of this process's children that `on_exit` watches, or will watch soon."""
 
 
 def on_exit(pid: int, tell: Callable[[int], None]) -> None:
-    """When the child process `pid` ends, reap it and call `tell` with its wait status, in the event loop. The child may
-    have ended before this call."""
+    """When the child process `pid` ends, reap it and call `tell` with its wait status, in the event loop. The child
+    process may have ended before the call of `on_exit`."""
     loop = asyncio.get_running_loop()
     _KNOWN.add(pid)
     handle = os.pidfd_open(pid)
@@ -49,7 +49,7 @@ def on_exit(pid: int, tell: Callable[[int], None]) -> None:
         loop.remove_reader(handle)
         os.close(handle)
         _KNOWN.discard(pid)
-        with contextlib.suppress(ChildProcessError):  # the child was already reaped during the node's shutdown
+        with contextlib.suppress(ChildProcessError):  # the child was already reaped, during the node's shutdown
             tell(os.waitpid(pid, 0)[1])
 
     loop.add_reader(handle, ended)
@@ -65,9 +65,9 @@ def start_module(
 ) -> int:
     """Start `python -m module arguments` in its own session. Returns the process id.
 
-    If this process has already imported the module, the new process is forked from this process, so the module is not
-    imported again. Forking takes milliseconds; a fresh Python process needs seconds for its imports. A process with
-    more than one thread is not forked, because another thread could hold a lock during the fork.
+    If this process has already imported the module and has only one thread, it forks the new process. Forking takes
+    milliseconds; a fresh Python process needs seconds for its imports. A process with several threads must not fork,
+    because another thread could hold a lock.
 
     Args:
         output: file descriptor for stdout and stderr of the new process; None to use stdout and stderr of this process.
@@ -92,7 +92,7 @@ def become_module(
     pass_fds: Sequence[int] = (),
     output: int | None = None,
 ) -> NoReturn:
-    """Run `module.main()` in this forked process, in the way that `python -m` would run it in a new process."""
+    """Run `module.main()` in this forked process, as `python -m` would run it in a new process."""
     code = 1
     try:
         os.setsid()
@@ -105,11 +105,11 @@ def become_module(
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        # never garbage-collect objects of the parent process: that could close file descriptors that this process has
-        # reused
+        # never garbage-collect objects of the parent process, because collecting them could close reused file
+        # descriptors
         gc.freeze()
         _close_all_but({0, 1, 2, *pass_fds})
-        # copy the mapping before `os.environ` is cleared, because `environ` may be `os.environ` itself
+        # `environ` may be `os.environ` itself, which is cleared next
         environ = dict(environ)
         os.environ.clear()
         os.environ.update(environ)
@@ -131,7 +131,7 @@ def become_module(
 def _close_all_but(kept: set[int]) -> None:
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208  (only the names are needed)
         if int(name) not in kept:
-            with contextlib.suppress(OSError):  # the descriptor with which the folder was listed is closed already
+            with contextlib.suppress(OSError):  # the file descriptor with which the folder was listed is closed already
                 os.close(int(name))
 
 
@@ -146,13 +146,13 @@ _MEMORY_SERVER = "hyperpod_ext.runtime.memory_server.__main__"
 
 
 class MemoryServer:
-    """The agent's side of the memory server, a child process that keeps snapshots in memory. The server imports its
-    modules when it starts, and answers requests only after `begin`. The server's output is copied to stderr of the
-    agent."""
+    """The agent's side of the memory server, a child process that keeps snapshots in memory. The memory server imports
+    its modules when it starts, and answers requests only after `begin`. The memory server's output is copied to stderr
+    of the agent."""
 
     silent = ""
-    """Why this agent killed the server: how long the server has not answered. Empty if the agent has not killed the
-    server."""
+    """Why this agent killed the server (for how long the server did not answer); empty if the agent has not killed
+    it."""
     is_gone = False
     """Whether the agent has handled the end of the server process."""
 
@@ -164,8 +164,8 @@ class MemoryServer:
         os.close(writing)
 
     def begin(self, path: Path, later: Path, node: int, environ: Mapping[str, str]) -> None:
-        """Order the process to answer requests at the Unix socket `path`. The agent may later rename the socket file to
-        `later`."""
+        """Order the memory server to answer requests at the Unix socket `path`. The agent may later rename the socket
+        file to `later`."""
         arguments = ["--socket", str(path), "--later", str(later), "--node", str(node), "--parent", str(os.getpid())]
         text = json.dumps({"arguments": arguments, "environ": dict(environ)})
         self._lines: deque[str] = deque(maxlen=_QUOTED)
@@ -175,7 +175,7 @@ class MemoryServer:
     def _listen(self, order: str) -> None:
         # a BrokenPipeError means that the server has ended, which `on_exit` reports
         with contextlib.suppress(BrokenPipeError), os.fdopen(self.orders, "w") as orders:
-            # if the text is longer than 64 KiB (the size of a pipe), this blocks until the server reads the text
+            # this call blocks until the server reads, if the text is longer than 64 KiB (the size of a pipe)
             orders.write(order)
         with os.fdopen(self.output, errors="replace") as lines:
             for line in lines:
@@ -184,7 +184,7 @@ class MemoryServer:
                 self._lines.append(line.strip())
 
     async def last_log_line(self) -> str:
-        """Return the last lines of output of the ended server, joined by ` / `."""
+        """Return the last lines of the ended server's output, joined by ` / `."""
         await asyncio.to_thread(self._listening.join, _LISTEN_S)
         return " / ".join(line for line in self._lines if line)
 
@@ -194,8 +194,8 @@ class ForkServerEndedError(JobFailedError):
 
 
 class ForkServer:
-    """The agent's side of a fork server, a process that has imported all modules and forks workers. Workers can be
-    forked after `connect` and `ready`."""
+    """The agent's side of a fork server, a process that has imported all modules and forks workers. `connect` and
+    `ready` must be called before `fork`."""
 
     def __init__(self, preload: Sequence[str], environ: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair()
@@ -207,16 +207,16 @@ class ForkServer:
         self.is_ready = False
         """Whether the process has imported all modules and can fork workers."""
         self.notes: tuple[str, ...] = ()
-        """For each module in `restart.preload` that could not be imported in advance, or only partly, one sentence that
-        explains why."""
+        """One sentence for each module in `restart.preload` that could not be imported in advance (or only in part),
+        with the reason."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
         """Maps the process id of each warm spare (a process with a CUDA context that can become a worker) to the
-        callback for its end, or to its wait status if it has ended. The value is None before there is a callback or a
-        wait status."""
+        callback for the process's end, or to the wait status of an ended process. None if there is neither a callback
+        nor a wait status."""
 
     async def connect(self, environ: Mapping[str, str]) -> None:
-        """Connect the fork server to this event loop. `environ`: environment variables of each worker, in addition to
-        the environment of the fork server."""
+        """Connect the fork server to this event loop. `environ`: environment variables of every worker, in addition to
+        the fork server's variables."""
         self._reader, self._writer = await open_over(self._socket)
         self._environ = environ
 
@@ -242,11 +242,11 @@ class ForkServer:
         return int(answer["pid"]), bool(answer["warm"])
 
     async def adopt_orphans(self) -> None:
-        """Watch processes that dead workers left behind, and reap each of them when it ends. A process that a dead
-        worker left behind may run until the node shuts down, for example to upload logs."""
-        # while this lock is held, no fork is under way, and every worker is in `_KNOWN`
+        """Watch orphans (child processes of dead workers), and reap each orphan when it ends. An orphan may run until
+        the node shuts down, for example to upload logs."""
+        # the lock excludes forks, so that every worker is in `_KNOWN`
         async with self._asking:
-            # skip children in the same session as this process, because other code waits for them
+            # skip children in this process's session, for which other code waits
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError):
@@ -288,8 +288,7 @@ class ForkServer:
                 async with asyncio.timeout(_FORK_S):
                     answer = await self._answer()
             except TimeoutError:
-                # kill a fork server that does not answer, for example because it was stopped with SIGSTOP, so that it
-                # is replaced
+                # kill a fork server that does not answer (for example after SIGSTOP), so that it is replaced
                 send_signal(self.pid)
                 raise ForkServerEndedError(
                     f"the process that forks workers forked no worker within {_FORK_S:g} s"
@@ -303,7 +302,7 @@ class ForkServer:
         except ConnectionError:
             line = b""
         if not line:
-            # kill the fork server, which still runs if only the connection to it broke
+            # kill the fork server, in case only the connection to it is broken
             send_signal(self.pid)
             raise ForkServerEndedError(
                 "the process that forks workers ended", hint="Look at its last lines of output in the node's log."
@@ -315,7 +314,7 @@ class ForkServer:
 
 
 class Prepared(NamedTuple):
-    """Helper processes that were started before the node belongs to a job."""
+    """Helper processes that were started before the agent knew which job it belongs to."""
 
     fork_server: ForkServer
     memory_server: MemoryServer

@@ -1,5 +1,5 @@
-"""An agent's connection to the coordinator. If the coordinator is lost, the agent votes for or becomes the next
-coordinator."""
+"""An agent's connection to the coordinator. If the coordinator is lost, the agent votes for the next coordinator, or
+becomes the coordinator itself."""
 
 from __future__ import annotations
 
@@ -27,32 +27,31 @@ _SEARCH = 0.9
 """Share of the lease (`restart.lease_s`) within which a candidate must get the votes of a majority. A candidate is an
 agent with a copy of the job state, which can become the coordinator."""
 _HOLD = 0.97
-"""Share of the lease for which a voter waits for its candidate. A voter waits longer than `_SEARCH`, because the
-candidate may have begun its search later than the voter. The rest of the lease is needed to end processes."""
+"""Share of the lease for which a voter waits for its candidate: more than `_SEARCH`, because the candidate may have
+begun its search later than the voter. The rest of the lease is left to end processes."""
 _DIAL = 1 / 6
 """Share of the lease within which a connection to another node must succeed."""
 _NEXT_DIAL = 1 / 60
-"""Share of the lease to wait before connecting to the next candidate, if the candidate before has not answered."""
+"""Share of the lease after which the next candidate is also tried, if a candidate has not answered."""
 _DIAL_FORMER = 1 / 24
 """Share of the lease within which a connection to the lost coordinator must succeed."""
 _CONNECT_AGAIN_S = 0.05
-"""Number of seconds to wait before connecting again to a coordinator that has closed the connection without a
-message."""
+"""Number of seconds before a new connection to a coordinator that has closed the connection without a message."""
 _TRIES = 3
-"""Number of failed attempts in a row after which a node gives up connecting. A single failure may be caused by a
+"""Number of failed attempts in a row after which a node stops trying to connect. A single attempt may fail because of a
 damaged transmission."""
 _SAME_JOB = "All nodes of a job need the same secret (HPX_SECRET_FILE), the same network.tls and the same endpoint."
 _UNACKNOWLEDGED = 10_000
-"""Maximum number of unacknowledged events that are kept, so that they can be sent again."""
+"""Maximum number of unacknowledged events to keep for sending them again."""
 
 
 class ExcludedError(JobFailedError):
-    """Raised if this node must stop, because other nodes may continue the job without it."""
+    """Raised if this node must stop, because other nodes may continue the job without this node."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """One search for the next coordinator, after the coordinator was lost."""
+    """A node's search for the next coordinator, after the coordinator was lost."""
 
     news: c.JobNews
     """Newest `JobNews` message from the lost coordinator."""
@@ -91,12 +90,12 @@ class CoordinatorClient:
         self.job_state: wire.Message | None = None
         """This agent's copy of the job state; None if this agent is not a candidate."""
         self._digest = ""
-        """Digest of `job_state`, with which changes of the job state are checked."""
+        """Digest of `job_state`, to check that a received change fits the job state of this agent."""
         self.news: c.JobNews | None = None
         """Newest `JobNews` message; None before the job has begun."""
         self._leader = -1
-        """Node of the current coordinator, or of the lost coordinator during a search. A new coordinator's node is set
-        here even before its first `JobNews` arrives."""
+        """Node of the current coordinator, or of the lost coordinator during a search. The node number of a new
+        coordinator is set even before its first `JobNews` arrives."""
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._heard_at = self._data_at = time.monotonic()
@@ -107,25 +106,25 @@ class CoordinatorClient:
         self._connect_arguments: tuple[Callable[[], tuple[str, int]], Callable[[], str]] | None = None
         """Arguments of the last call of `connect`, with which to connect again."""
         self._unanswered_since: float | None = None
-        """Time since which every connection was closed by the coordinator without a message; None if the coordinator
+        """Time since which the coordinator has closed every connection without a message; None if the coordinator
         answers."""
         self._confirmed = False
-        """Whether the connected node is known to be the coordinator. While this is False, only the handshake is
+        """Whether the connected node is known to be the coordinator. While `_confirmed` is False, only the handshake is
         sent."""
         self.waits_for = ""
-        """Sentence that says that the coordinator is lost and this node looks for another coordinator. Empty if this
-        node has a coordinator."""
+        """Sentence for users that says that the coordinator is lost, and that this node looks for another. Empty if
+        this node has a coordinator."""
         self._lost: frozenset[int] = frozenset()
-        """Nodes that are gone for good according to the HyperPod operator, if the coordinator's node is among them or
-        is lost."""
+        """Nodes that are gone for good according to the HyperPod operator. Empty unless the coordinator's node is gone
+        or lost."""
         self._may_return = True
         """Whether this node may connect to the lost coordinator again. False while another node may still count this
-        node's vote for a new coordinator, because otherwise the job could have two coordinators."""
+        node's vote, because the job could then have two coordinators."""
         self.given_up = False
-        """Whether this node has closed its connection because the coordinator sent no messages or was gone."""
+        """Whether this node has closed its connection, because the coordinator was silent or its node was gone."""
         self._counting: asyncio.Future[None] | None = None
         self._unsent: list[c.FromAgent] = []
-        """Reports since the handshake, which are sent once the connected node is known to be the coordinator."""
+        """Reports made since the handshake, to be sent once the connected node is known to be the coordinator."""
 
     @property
     def connected(self) -> bool:
@@ -137,8 +136,7 @@ class CoordinatorClient:
         return self._writer is not None and self._confirmed
 
     def heard_since(self, moment: float) -> bool:
-        """Return whether data from the coordinator have arrived since `moment`, which is a value of
-        `time.monotonic()`."""
+        """Return whether data from the coordinator have arrived since `moment` (a value of `time.monotonic()`)."""
         return self._data_at > moment
 
     async def connect(
@@ -147,9 +145,9 @@ class CoordinatorClient:
         """Connect to the first coordinator of the job, which may start later than this node.
 
         Args:
-            endpoint: function that is called for each attempt, and returns the host and port to connect to.
-            give_up: function that returns a reason to stop the attempts, or an empty string to continue.
-            limit_s: time limit in seconds; None for the job's time limit within which a node must join.
+            endpoint: function that returns host and port of the coordinator; called for each attempt.
+            give_up: function that returns why to stop the attempts; an empty string to continue.
+            limit_s: time limit in seconds; None for the job's limit for a node to join.
 
         Raises:
             JobFailedError: the coordinator did not start in time, or `give_up` returned a reason.
@@ -180,7 +178,7 @@ class CoordinatorClient:
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send_handshake(self) -> None:
-        """Send the handshake and all unacknowledged events, and start to send heartbeats."""
+        """Send the handshake and all unacknowledged events to the coordinator, and start to send heartbeats."""
         assert self._writer is not None
         self._send_own_handshake(self._writer)
         self._confirm()
@@ -199,9 +197,9 @@ class CoordinatorClient:
     def send(self, report: c.FromAgent) -> None:
         """Send a report to the coordinator.
 
-        While this agent is disconnected, events are kept until a coordinator has acknowledged them, and other reports
-        are dropped, because the next handshake contains the full state. Reports between a handshake and its answer are
-        kept and sent after the answer. The answer to a vote may take seconds, in which a worker may die.
+        While this agent is disconnected, events are kept until a coordinator has acknowledged them. Other reports are
+        dropped, because the next handshake contains the full state. Reports between a handshake and its answer are sent
+        after the answer. The answer to a vote may take seconds, in which a worker may die.
         """
         if isinstance(report, c.Event):
             self._unacknowledged.append(report)
@@ -211,8 +209,8 @@ class CoordinatorClient:
             self._writer.write(wire.encode(encode(report)))
 
     async def next(self) -> c.ToAgent | None:
-        """Return the next order of the coordinator. Returns None if the job has ended, or if the coordinator was lost
-        before the job began.
+        """Return the coordinator's next order; None if the job has ended, or if the coordinator was lost before the job
+        began.
 
         Raises:
             ExcludedError: the coordinator has ordered this node to stop, or the node has found no coordinator.
@@ -252,8 +250,8 @@ class CoordinatorClient:
             return message
 
     async def _connect_again(self) -> bool:
-        """Connect to the first coordinator again, after it has closed the connection without a message. Returns False
-        if all attempts fail for one lease."""
+        """Connect again to the first coordinator, which has closed the connection without a message. Returns False if
+        all attempts fail for one lease."""
         now = time.monotonic()
         if self._unanswered_since is None:
             self._unanswered_since = now
@@ -273,8 +271,8 @@ class CoordinatorClient:
         self.send(c.Acknowledged(number=int(job_state["number"])))
 
     def _change(self, change: c.JobStateChange) -> None:
-        """Apply a change of the job state. If the change does not fit this agent's copy of the job state, request the
-        full job state."""
+        """Apply a change to this agent's copy of the job state. If the change does not fit the copy, request the full
+        job state."""
         if self.job_state is None or (self._digest, chained(change.before, change.changes)) != (
             change.before,
             change.digest,
@@ -306,8 +304,7 @@ class CoordinatorClient:
         return self._handshake(self._id, self.news.term if self.news is not None else 0, self.job_state)
 
     async def _read(self) -> c.ToAgent | None:
-        """Return the next message of the coordinator, and skip invalid messages. Returns None if the connection has
-        ended."""
+        """Return the coordinator's next valid message; None if the connection has ended. Skips invalid messages."""
         while self._reader is not None:
             try:
                 if (message := await wire.read(self._reader)) is None:
@@ -321,24 +318,24 @@ class CoordinatorClient:
         return None
 
     def know_gone(self, hosts: Collection[str], *, replaced: bool) -> None:
-        """Record that the nodes at these hosts are gone for good, according to the HyperPod operator. If the
-        coordinator's node is gone for good, the nodes that are gone are not counted in the majority for the next
-        coordinator.
+        """Record that the nodes at `hosts` are gone for good, according to the HyperPod operator. If the coordinator's
+        node is gone, the majority that elects the next coordinator does not include gone nodes.
 
         Args:
-            replaced: whether other nodes have already replaced the nodes at these hosts. If False, the nodes at these
-                hosts may still run for a moment.
+            replaced: whether other nodes have already replaced the nodes at `hosts`. If False, the nodes may still run
+                for a moment.
         """
         if self.news is None:
             return
         members = self.job_state["members"] if self.job_state is not None else {}
         leads = members.get(str(self._leader), {"address": self.news.candidates.get(self._leader, ("", 0))})
         if leads["address"][0] not in hosts and not self.waits_for:
-            # return before the loop over all members, because this method is called for each pod that requests a number
+            # skip the loop over all members below, because this method is called for each pod that requests a node
+            # number
             return
         known = {**self.news.candidates, **{int(node): its["address"] for node, its in members.items()}}
         gone = frozenset(node for node, (host, _) in known.items() if host in hosts)
-        # abort the connection only once, because a later connection may be to the node for which this node votes
+        # abort only once: a later connection may be to the node for which this node votes
         is_news = self._confirmed or self._leader not in self._lost
         if self._leader in gone or (gone and replaced and self.waits_for):
             self._lost |= gone
@@ -353,10 +350,10 @@ class CoordinatorClient:
             self._writer.transport.abort()
 
     def _use(self, dialled: wire.Connection) -> None:
-        """Use the connection `dialled` from now on, and record when data arrive on it.
+        """Use the connection `dialled` from now on, and record when data arrive over this connection.
 
-        The coordinator is treated as alive when its data arrive, not when this agent reads them. Carrying out the
-        previous order may take longer than the time for which the coordinator may be silent.
+        The coordinator counts as alive when its data arrive, not when this agent reads them. While the agent carries
+        out an order, it may read nothing for longer than the coordinator may be silent.
         """
         reader, self._writer = dialled
         take = reader.feed_data
@@ -365,7 +362,7 @@ class CoordinatorClient:
             self._heard_at = self._data_at = time.monotonic()
             take(data)
 
-        # replace the method `feed_data`, because asyncio offers no other callback for arriving data
+        # replaces `feed_data`, because asyncio has no callback for arriving data
         reader.feed_data = heard  # type: ignore[method-assign]
         self._reader = reader
 
@@ -383,14 +380,13 @@ class CoordinatorClient:
             await asyncio.sleep(every)
             now = time.monotonic()
             if now - before > 2 * every:
-                # after a pause of this process, the coordinator's messages may still be unread, so do not treat it as
-                # silent
+                # after a pause of this process, do not count the coordinator as silent: its messages may be unread
                 self._heard_at = max(self._heard_at, now - self._lease_s / 4)
             if self._writer is None or not self._confirmed:
                 continue
             if now - self._heard_at > self._lease_s / 2:
                 self.given_up = True
-                self._writer.transport.abort()  # `next` then looks for another coordinator
+                self._writer.transport.abort()  # makes `next` look for another coordinator
                 continue
             with contextlib.suppress(ConnectionError):
                 self._writer.write(wire.encode(encode(c.Beat(clock=now))))
@@ -403,17 +399,17 @@ class CoordinatorClient:
     # --- the coordinator is lost ----------------------------------------------------------------
 
     async def _look_for_another(self, news: c.JobNews) -> c.ToAgent:
-        """Find the next coordinator, which may be this node, and return its first message.
+        """Find the next coordinator, which may be on this node, and return its first message.
 
-        Each agent votes for the candidate with the lowest node number that it can reach. A candidate with the votes of
-        a majority becomes the coordinator. An agent that finds no coordinator within its lease stops.
+        Each agent votes for the reachable candidate with the lowest node number. A candidate with the votes of a
+        majority becomes the coordinator. An agent that finds no coordinator within its lease stops.
         """
         me, job_state = self._settings.node, self.job_state
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
-        # search longer under an operator: it reports nodes that are gone, so two parts of a split network cannot both
-        # continue
+        # search longer under an operator, which reports gone nodes, so that a split network cannot lead to two
+        # coordinators
         if self._settings.listen is not None:
             search_s = max(search_s, self._settings.config.restart.node_wait_s)
         search = _Search(news, time.monotonic() + search_s, {me})
@@ -443,8 +439,8 @@ class CoordinatorClient:
         )
 
     async def _reconnect(self, search: _Search) -> c.ToAgent | None:
-        """Try to connect to the lost coordinator again, because perhaps only the connection broke. Returns the
-        coordinator's first message, or None if the attempt fails."""
+        """Try to connect to the lost coordinator again, in case only the connection broke. Returns the coordinator's
+        first message, or None if the attempt fails."""
         former, me = search.news.coordinator, self._settings.node
         if (address := search.news.candidates.get(former)) is None:
             return None
@@ -465,8 +461,7 @@ class CoordinatorClient:
 
     def _before_me(self, news: c.JobNews, has_state: bool) -> tuple[list[int], bool]:
         """Return the candidates for which this node may vote, and whether this node is a candidate itself. A candidate
-        votes only for candidates with lower node numbers, because the lowest reachable candidate becomes the
-        coordinator."""
+        votes only for candidates with lower node numbers: the lowest reachable candidate becomes the coordinator."""
         others = candidates(news.candidates, news.coordinator)
         me = self._settings.node
         if me not in others:
@@ -477,11 +472,10 @@ class CoordinatorClient:
         """Try to connect to the lost coordinator. Returns the coordinator's first message, or None if the coordinator
         is not back.
 
-        A coordinator that was paused or cut off only for a short time may be back before another coordinator is
-        elected. Without the HyperPod operator, only the node that collects votes tries to reach the lost coordinator,
-        and passes the answer on to its voters. Under the operator, every node tries to reach the lost coordinator
-        first. A coordinator that has released the node answers with `StopNode`, without which the node's search might
-        not end.
+        A coordinator that was paused or cut off for a short time may be back before another coordinator is elected.
+        Without the HyperPod operator, only the node that collects votes tries to reach the lost coordinator, and passes
+        the answer on to its voters. Under the HyperPod operator, every node first tries to reach the lost coordinator.
+        A coordinator that has released the node answers with `StopNode`, without which the node's search might not end.
         """
         former, under_operator = search.news.coordinator, self._settings.listen is not None
         address = search.news.candidates.get(former)
@@ -491,15 +485,15 @@ class CoordinatorClient:
         return self._unless_refused(await self._resolve(search, former, first))
 
     def _unless_refused(self, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the former coordinator's message `first`. But without the HyperPod operator, return None if the
-        message is a `StopNode`, because another coordinator may accept this node."""
+        """Return the former coordinator's message `first`. Without the HyperPod operator, return None instead of a
+        `StopNode`, because another coordinator may accept this node."""
         if not isinstance(first, c.StopNode) or self._settings.listen is not None:
             return first
         self._close_connection()
         return None
 
     async def _try(self, search: _Search, address: Address, node: int, share: float) -> c.ToAgent | None:
-        """Connect to `node`, which may be the coordinator already. Returns the first message of `node`, or None if no
+        """Connect to `node`, which may already be the coordinator. Returns the first message of `node`, or None if no
         message arrives in time.
 
         Args:
@@ -513,8 +507,8 @@ class CoordinatorClient:
         return await self._first_message(search, node, dialled, ends - time.monotonic())
 
     async def _offer_myself(self, search: _Search, members: set[int]) -> c.ToAgent | None:
-        """Wait for the votes of a majority, then start the coordinator on this node. Returns the first message of this
-        new coordinator; None if there is no majority."""
+        """Wait for the votes of a majority, then start the coordinator on this node. Returns the new coordinator's
+        first message; None without a majority."""
         me, wait_s = self._settings.node, min(search.left_s, self._lease_s / 6)
         if me not in members or not await self._election.wait_for_majority(members, me, wait_s, lambda: self._lost):
             return None
@@ -523,7 +517,7 @@ class CoordinatorClient:
             try:
                 self._use(await self._dial(*self._election.address, self._lease_s))
             except OSError:
-                # try again: only this connection broke, and the new coordinator already runs
+                # try again: only the connection to the new coordinator broke
                 await asyncio.sleep(0.02)
                 continue
             self._leader = me
@@ -534,9 +528,8 @@ class CoordinatorClient:
         return None
 
     async def _vote_for_lowest(self, search: _Search, nodes: list[int]) -> c.ToAgent | None:
-        """Vote for the first of `nodes` that can be reached. Returns the first message of the node for which this node
-        votes, once that node is the coordinator. Returns None if no node can be reached, or if that node does not
-        become the coordinator.
+        """Vote for the first of `nodes` that can be reached. Returns the elected node's first message as coordinator.
+        Returns None if no node can be reached, or if the elected node does not become the coordinator.
 
         The connection attempts start shortly after one another and run in parallel, because the nodes of a whole rack
         may be lost.
@@ -556,8 +549,7 @@ class CoordinatorClient:
                 except ConnectionError as error:
                     if isinstance(error, ConnectionRefusedError) or tries == _TRIES:
                         raise
-                # the node listens, so only this connection broke: try this node again before the next candidate,
-                # because a vote cannot be withdrawn during a search
+                # only the connection broke: try the same node before the next one, because a vote cannot be withdrawn
                 await asyncio.sleep(0.02)
             raise AssertionError
 
@@ -577,21 +569,21 @@ class CoordinatorClient:
         return None
 
     async def _vote_for(self, search: _Search, node: int, dialled: wire.Connection) -> c.ToAgent | None:
-        """Vote for `node`. Returns the first message of `node` as coordinator. If `node` names another coordinator,
-        returns the first message of that coordinator. Returns None if neither `node` nor the other coordinator sends a
-        message."""
+        """Vote for `node`. Returns the first message of `node` as coordinator, or of another coordinator that `node`
+        names. Returns None if no coordinator sends a message."""
         hold_s = search.left_s + (_HOLD - _SEARCH) * self._lease_s
         if self._settings.listen is not None:
-            # wait only one lease, so that other candidates are tried regularly in a long search
+            # at most one lease, so that a long search also tries other candidates
             hold_s = min(search.left_s, self._lease_s)
         first = await self._first_message(search, node, dialled, hold_s)
-        # if `node` has not answered, it may still count this vote, so this node must not return to the lost coordinator
+        # without an answer, `node` may still count this vote, so this node must not return to the lost coordinator
         self._may_return &= first is not None
         return await self._resolve(search, node, first)
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the first message of the coordinator. `first`: first message of `node`. If `first` names another node
-        as coordinator, connect to that coordinator, and return the coordinator's first message."""
+        """Return the coordinator's first message. `first`, the first message of `node`, is returned unless it names
+        another node as coordinator. If `first` names another node, connect to the other node, and return the other
+        node's first message."""
         if not _names_another(first, node):
             return first
         self._close_connection()
@@ -603,7 +595,7 @@ class CoordinatorClient:
             self._close_connection()
             return None
         if is_former and (answer is None or isinstance(answer, c.StopNode)):
-            # wait a moment before the next vote, which may get the same answer
+            # wait a moment, because the next vote may get the same answer
             await asyncio.sleep(self._lease_s * _DIAL_FORMER)
         return self._unless_refused(answer) if is_former else answer
 
@@ -632,7 +624,7 @@ def _names_another(first: c.ToAgent | None, node: int) -> TypeGuard[c.JobNews]:
 
 
 def _leave_all(dials: list[asyncio.Task[wire.Connection]]) -> None:
-    """Cancel all pending connection attempts, and close connections that were made."""
+    """Cancel all pending connection attempts, and close all connections that were made."""
     for dialling in dials:
         dialling.add_done_callback(_close)
         dialling.cancel()

@@ -18,8 +18,8 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 _WATCH_S = 1.0
 """Number of seconds between two checks whether a durable tier has a new checkpoint."""
 _WATCH_ALL = 5
-"""Every fifth check reports all changes of copies. The four checks between report only new steps and failures of
-durable tiers."""
+"""Every `_WATCH_ALL`-th check reports all changes of copies. Other checks report only new steps and failures of durable
+tiers."""
 _PROGRESS_S = 2.0
 """Number of seconds between two progress reports while the last step is uploaded."""
 
@@ -38,18 +38,19 @@ class CopyMonitor:
         self._known: dict[str, dict[str, Any]] = {}
 
     async def watch(self) -> None:
-        """Report changes of copies (see `tell`) periodically, until the memory server has ended for good."""
+        """Periodically report changes of copies (see `tell`), until the memory server has ended and is not replaced."""
         with contextlib.suppress(OSError, JobFailedError):
             for look in itertools.count(1):
                 await asyncio.sleep(_WATCH_S)
                 await self.tell(all_changes=look % _WATCH_ALL == 0)
 
     async def tell(self, *, all_changes: bool = True) -> None:
-        """Write events about copies that have changed since the last call, and write failures to this node's log.
+        """Write an event about each tier whose copies have changed since the last call, and write failures to this
+        node's log.
 
         Args:
             all_changes: whether to report all changes, or only new steps and failures of durable tiers, which the event
-                log needs soon. Copies to peers change with each step, and so are reported less often.
+                log needs soon. Copies to peers change with each step, so they are reported less often.
         """
         for status in (await self._ask(r.Status())).copying:
             fields = _event_fields(status)
@@ -69,7 +70,7 @@ class CopyMonitor:
 
 
 def _state_of(fields: dict[str, Any]) -> tuple[int | None, int]:
-    """Return the newest step in a durable tier, and the number of failed copies, which the job's report contains."""
+    """Return the newest step in a tier, and the number of failed copies."""
     return fields.get("newest_step"), fields.get("failed", 0)
 
 
@@ -81,7 +82,7 @@ def _event_fields(status: dict[str, Any]) -> dict[str, Any]:
 
 class LastStep:
     """Uploads this node's part of the newest step when the job ends. All nodes first report their snapshots to the
-    coordinator, which then sends the id of the save to upload.
+    coordinator, which then sends the save id to upload.
 
     Args:
         tell: function that sends a report to the coordinator.
@@ -99,8 +100,8 @@ class LastStep:
         self._named: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def name(self, save_id: str) -> None:
-        """Record which save to upload. `save_id`: id of the newest save that every rank has; empty if no save exists on
-        every rank."""
+        """Record which save to upload. `save_id`: id of the newest save of which every rank has a snapshot; empty if
+        there is no such save."""
         if not self._named.done():
             self._named.set_result(save_id)
 
@@ -119,11 +120,11 @@ class LastStep:
         save_id = ""
         try:
             async with asyncio.timeout(limit_s):
-                # list the snapshots only after the last saves of the ranks are complete
+                # list snapshots only after the ranks' last saves are complete
                 self._tell(c.LastSnapshots(held=(await held_at_last(self._memory, ranks))[0]))
                 save_id = await named
         except TimeoutError:
-            # some node has not reported its snapshots, so no save was chosen: upload only the snapshots that are due
+            # no save was chosen, because a node has not reported its snapshots: upload only snapshots that are due
             pass
         while True:
             left_s = until - time.monotonic()
@@ -139,7 +140,7 @@ class LastStep:
         self._tell(c.Uploaded())
 
     async def finish_due(self, limit_s: float) -> None:
-        """Wait until uploads that are due have ended, for at most `limit_s` seconds. Called when the job continues
-        without this node."""
+        """Wait for at most `limit_s` seconds until due uploads have ended. Called when the job continues without this
+        node."""
         await self._memory.ask(r.WaitIdle(timeout_s=limit_s))
         await self.copies.tell()

@@ -1,5 +1,5 @@
-"""The listener to which other agents connect to vote for this node, and the coordinator that this node runs if it is
-elected."""
+"""The listener to which other agents connect to vote for this node, and the coordinator that this node runs if it wins
+the election."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from hyperpod_ext.runtime.storage.open import open_tier
 
 _UNPROVEN = 1024
 """Limit for simultaneous connections whose peers have not yet proved that they have the job's secret. Large jobs have a
-higher limit."""
+higher limit, from `places_for`."""
 _LOOK_S = 0.2
 """Number of seconds between two checks whether another node is the coordinator."""
 _OTHER_FILES = 1024
-"""Number of open files that an agent needs, not counting the connections of other agents."""
+"""Number of open files that an agent needs besides connections of other agents."""
 _WHERE = "coordinator.json"
 """Name of the file in the run directory that contains the coordinator's address."""
 
@@ -69,9 +69,9 @@ class KnowsJob(Protocol):
 
 def places_for(nodes: int) -> int:
     """Return the limit for simultaneous connections whose peers have not yet proved that they have the job's secret.
-    Also raises the limit of open files of this process to allow this number of connections.
+    Also raises this process's limit of open files, to allow so many connections.
 
-    The agents of all `nodes` nodes, including spares, may connect at the same time, and each of them twice, in addition
+    All `nodes` agents, including those of spares, may connect at the same time, each over two connections, in addition
     to unknown clients.
     """
     places = max(_UNPROVEN, 2 * nodes)
@@ -106,16 +106,16 @@ class ElectionListener:
     ) -> None:
         self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
         self.client: KnowsJob | None = None
-        """Client of the coordinator on this node, from which this listener knows the current coordinator."""
-        # store the task instead of the connection, because asyncio fails if a connection is closed during a TLS
-        # handshake
+        """This node's connection to the coordinator, which knows the current coordinator."""
+        # tasks, because asyncio fails if a connection is closed during a TLS handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
         self._released = asyncio.Event()
-        """Event that is set when voters must stop waiting for this node."""
+        """Event that is set when voters must no longer wait for this node to become the coordinator."""
         self.votes: dict[int, c.AgentHandshake] = {}
-        """Maps each node that votes for this node, and waits for it to become the coordinator, to its handshake."""
+        """Handshakes of the nodes that vote for this node, and wait until this node becomes the coordinator, by
+        node."""
         self._voted = asyncio.Condition()
         self.address = ("", 0)
 
@@ -128,18 +128,18 @@ class ElectionListener:
         self.address = (host, await self._listener.listen_tcp(host, port))
 
     def lead_to(self, coordinator: Serves) -> None:
-        """Pass agents that connect, and voters that are waiting, to `coordinator` from now on."""
+        """Pass waiting voters, and agents that connect from now on, to `coordinator`."""
         self._coordinator = coordinator
         self.release_voters()
 
     async def wait_for_majority(
         self, members: Collection[int], me: int, timeout_s: float, gone: Callable[[], Collection[int]] = tuple
     ) -> bool:
-        """Wait until the nodes that vote for node `me` are a majority of `members`, for at most `timeout_s` seconds.
-        Returns whether there is a majority.
+        """Wait for at most `timeout_s` seconds until a majority of `members` votes for node `me`. Returns whether there
+        is a majority.
 
         Args:
-            gone: function that returns the nodes that are gone for good, and so are not counted as members.
+            gone: function that returns the nodes that are gone for good, which are not counted as members.
         """
 
         def enough() -> bool:
@@ -153,11 +153,11 @@ class ElectionListener:
         return True
 
     async def look_again(self) -> None:
-        """Count the votes again, because more nodes may be known to be gone for good."""
+        """Count the votes for this node again, because more nodes may be known to be gone for good."""
         await self._change(lambda: None)
 
     def release_voters(self) -> None:
-        """Let voters stop waiting, because this node or another node is the coordinator now."""
+        """Make voters stop waiting, because this node or another node is the coordinator now."""
         self._released.set()
         self._released = asyncio.Event()
 
@@ -188,7 +188,7 @@ class ElectionListener:
             await writer.drain()
             return
         if self._succeeded:
-            # the agent joined the job just before the job ended, or has missed the message about the end
+            # the agent has joined just before the end of the job, or has missed the message about the end
             writer.write(wire.encode(encode(c.EndJob(state="succeeded", grace_s=-1.0))))
             await writer.drain()
             return
@@ -203,7 +203,7 @@ class ElectionListener:
 
     async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
         if asked.listens is not None and self.client is not None:
-            # a new agent at this address shows that the former agent at this address has ended
+            # a new agent at an address shows that the former agent at the address has ended
             self.client.know_gone([asked.listens[0]], replaced=True)
         news, coordinator = self._news, self._coordinator
         node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
@@ -216,7 +216,8 @@ class ElectionListener:
         """Count a vote for this node until this node becomes the coordinator, the connection closes, or the voter sends
         another message.
 
-        If another node coordinates, answer with this node's `JobNews`, even if the voter has lost that coordinator.
+        If another node is the coordinator, answer with this node's `JobNews`, even if the voter has lost this
+        coordinator.
         """
         node, arrived = handshake.node, time.monotonic()
         await self._change(lambda: self.votes.update({node: handshake}))
@@ -240,12 +241,12 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether this node is connected to a coordinator to which the voter should connect. The coordinator may
-        be newer than the coordinator that the voter has lost. The voter should also connect to its lost coordinator
-        again, if that coordinator has sent this node a message since the vote arrived.
+        """Return whether the voter should connect to this node's coordinator. Either this node's coordinator is newer
+        than the coordinator that the voter has lost, or the lost coordinator has sent this node a message since the
+        vote arrived.
 
         Args:
-            arrived: time at which the vote arrived, as value of `time.monotonic()`.
+            arrived: time at which the vote arrived (a value of `time.monotonic()`).
         """
         if self.client is None or not self.client.has_coordinator:
             return False
@@ -264,7 +265,7 @@ class ElectionListener:
 
 
 class Leadership:
-    """Runs the coordinator in this node's agent: on node 0 from the start of the job, and on any other node if it is
+    """Runs the coordinator in this node's agent: on node 0 from the start of the job, on any other node after it is
     elected."""
 
     def __init__(self, settings: NodeSettings) -> None:
@@ -272,7 +273,7 @@ class Leadership:
         self._settings = settings
         self._others = itertools.cycle(settings.others)
         self.coordinator: Coordinator | None = None
-        """The coordinator that runs on this node; None if it runs on another node."""
+        """The coordinator, if it runs on this node; otherwise None."""
         self._log_upload: LogUpload | None = None
         places = places_for(config.most_nodes + config.spares)
         self.election = ElectionListener(settings.secret, self._broke, places, encrypted=config.encrypted)
@@ -314,13 +315,13 @@ class Leadership:
         self._lead(Coordinator.successor(settings.config, settings.node, settings.run_dir, own, votes, gone))
 
     def endpoint(self) -> tuple[str, int]:
-        """Return the address at which to look for the coordinator. An agent that joins a running job reads the address
-        from the run directory."""
+        """Return the address at which to look for the coordinator. An agent that joins a running job reads the
+        coordinator's address from the run directory."""
         settings = self._settings
         if settings.others:
             return next(self._others)
         if settings.rejoin:
-            # if the file is missing or invalid, use the address in the settings
+            # use the address in the settings if the file is missing or invalid
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
                 host, port = json.loads((settings.run_dir / _WHERE).read_text())["address"]
                 return str(host), int(port)

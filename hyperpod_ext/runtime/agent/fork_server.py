@@ -1,15 +1,15 @@
 """The fork server: a process that imports all modules once, and can then fork workers within milliseconds.
 
-Without a fork server, imports would take most of the time of a worker's restart. The fork server and its agent
-communicate over an inherited socket: the agent sends a JSON line for each new worker, and receives a JSON line with the
-process id. Each worker is forked by an intermediate process that ends at once, so that the worker becomes a child of
-the agent (a subreaper) and not of the fork server. If a warm spare (a forked process with a CUDA context) is ready, it
-becomes the worker instead.
+Without a fork server, imports would take most of the time of a worker's restart. The agent and the fork server
+communicate over an inherited socket: for each new worker, the agent sends a JSON line, and receives a JSON line with
+the process id. Each worker is forked by an intermediate process that ends at once, so that the worker becomes a child
+of the agent (a subreaper) and not of the fork server. If a warm spare (a forked process with a CUDA context) is ready,
+the warm spare becomes the worker.
 
-If a process has initialized CUDA, its forked children cannot use a GPU. So if a module initializes CUDA on import, the
-fork server fails with an error that names the module. If a process has several threads, its forked children may hang at
-a lock that another thread held. So if a module starts a thread on import, the fork server restarts without this module,
-and each worker imports the module itself.
+If a module initializes CUDA on import, the fork server fails with an error that names the module, because forked
+children of a process with CUDA cannot use a GPU. If a module starts a thread on import, the fork server restarts
+without the module, which each worker then imports itself, because forked children of a process with several threads may
+hang at a lock.
 
 Command-line arguments: the agent's process id, the file descriptor of the socket, and the modules to import.
 """
@@ -42,18 +42,18 @@ from hyperpod_ext.runtime.ipc.declared import build_all
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
 _OURS = (
-    "hyperpod_ext.runtime.training.loop",  # this module imports all other modules that a worker needs
+    "hyperpod_ext.runtime.training.loop",  # imports all other modules that a worker needs
     "awscrt.checksums",
 )
 _DRIVER = "libcuda.so.1"
 _LEFT_OUT = "HPX_NOT_PRELOADED"
-"""Environment variable that contains, one per line, the reasons why modules are not imported in advance. The fork
-server sets this variable before it restarts itself without these modules."""
+"""Environment variable with the reasons why modules are not imported in advance, one reason per line. The fork server
+sets this variable before it restarts itself without the modules."""
 _BEGINS_S = 0.05
 """Number of seconds within which a new Python thread surely runs its first instruction."""
 _NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Environment variable that makes `torch.cuda.is_available()` use NVML instead of CUDA. Some modules call
-`is_available` on import, and imports in the fork server must not initialize CUDA."""
+"""Environment variable that makes `torch.cuda.is_available()`, which some modules call on import, use NVML. Imports in
+the fork server must not initialize CUDA."""
 
 _READY = b"r"
 _ROOM = 1 / 16
@@ -66,10 +66,10 @@ def main() -> None:
     lose_unwritable_output()
     agent_pid, line = int(sys.argv[1]), int(sys.argv[2])
     die_with_parent(agent_pid)
-    # ignore the signals that Ctrl-C and Slurm send to all processes: the agent handles them, and stops the fork server
+    # ignore signals that Ctrl-C and Slurm send to all processes: the agent handles them, and stops the fork server
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)
-    # workers inherit this variable, which is also right for them
+    # workers may inherit this variable
     os.environ.setdefault(_NVML_CHECK, "1")
     notes = os.environ.pop(_LEFT_OUT, "").splitlines()
     preloaded = preload(sys.argv[3:])
@@ -86,8 +86,8 @@ def main() -> None:
 
 
 def _begin_again(line: int, modules: Sequence[str]) -> NoReturn:
-    """Restart this program in the same process with exec, which ends all threads. The new program imports only
-    `modules` in advance."""
+    """Restart the fork server in the same process with exec, which ends all threads. The restarted fork server imports
+    only `modules` in advance."""
     os.set_inheritable(line, True)
     arguments = [sys.argv[1], str(line), *modules]
     os.execv(sys.executable, [sys.executable, "-m", "hyperpod_ext.runtime.agent.fork_server", *arguments])
@@ -112,9 +112,8 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
     """Import `modules`, then the modules that every worker needs.
 
     On success, the returned dict has the keys `ready` (number of seconds that the imports took) and perhaps `notes`
-    (sentences on packages that loaded only a small part). On failure, the returned dict has the key `error` (the error
-    message). If a module started a thread on import, the returned dict also has the key `threaded` (the name of that
-    module).
+    (sentences on packages that loaded only a small part of themselves). On failure, the dict has the key `error` (the
+    error message), and the key `threaded` (a module's name) if the module started a thread on import.
     """
     began = time.monotonic()
     notes, threads, tasks = [], set(sys._current_frames()), _tasks()
@@ -132,20 +131,19 @@ def preload(modules: Iterable[str]) -> dict[str, Any]:
             return {"error": _started_thread(module, started.pop()), "threaded": module}
         if note := loads_later(module, loaded):
             notes.append(note)
-    # import these modules by name, because they import torch
+    # imported by name, because these modules import torch
     importlib.import_module("hyperpod_ext.runtime.process_group.store").rehearse()
     importlib.import_module("hyperpod_ext.runtime.torch_requirements.private_names").look_up_loaded()
     build_all()
-    # freeze all objects, so that the garbage collector of a worker does not write to memory pages shared with the fork
-    # server
+    # keeps a worker's garbage collector from writing to memory pages that are shared with the fork server
     gc.collect()
     gc.freeze()
     return {"ready": time.monotonic() - began} | ({"notes": notes} if notes else {})
 
 
 def load(name: str) -> Any:
-    """Import a module, or load an attribute of a module. For example, loading `trl.GRPOTrainer` imports the modules
-    that this attribute of a lazy package needs.
+    """Import a module, or load an attribute of a module. Loading `trl.GRPOTrainer`, for example, imports all modules
+    that this class in a lazy package needs.
 
     Raises:
         ImportError: `name` is neither a module nor an attribute of a module.
@@ -163,13 +161,13 @@ def load(name: str) -> Any:
 
 
 def _tasks() -> int:
-    """Return the number of threads of this process, including threads that were not started by Python."""
+    """Return the number of this process's threads, including threads that were not started by Python."""
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
 def loads_later(name: str, loaded: Any) -> str:
-    """Return a warning if the package `loaded` loads most of its attributes only on first use; empty for any other
-    module."""
+    """Return a warning if the package `loaded` loads most of its attributes only on first use; otherwise an empty
+    string."""
     if not isinstance(loaded, ModuleType):
         return ""
     public = [each for each in dir(loaded) if not each.startswith("_")]
@@ -199,8 +197,8 @@ def _initialized_by(module: str) -> str:
 
 
 def cuda_is_initialized() -> bool:
-    """Return whether this process has initialized CUDA. Open device files do not show that CUDA was initialized,
-    because NVML opens the same files, and a process that has used only NVML can still fork workers."""
+    """Return whether this process has initialized CUDA. Open device files do not prove that CUDA is initialized,
+    because NVML opens the same files. A process that has used only NVML can fork workers."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:  # the CUDA driver library is not loaded
@@ -212,7 +210,7 @@ def cuda_is_initialized() -> bool:
 
 def _fork_twice(run: Callable[[], NoReturn]) -> int:
     """Call `run` in a grandchild process, and return the grandchild's process id. The intermediate process ends at
-    once, so the grandchild becomes a child of the agent."""
+    once, so that the grandchild becomes a child of the agent."""
     reading, writing = os.pipe()
     middle = os.fork()
     if middle == 0:
@@ -245,8 +243,7 @@ class WarmSpares:
     """The warm spares: processes that have a CUDA context, each of which can become the next worker of its local rank.
 
     On an H200, creating a CUDA context takes 0.15 s and 684 MiB of GPU memory. A warm spare is forked while the job
-    trains, and ends if its GPU has too little free memory. docs/gpu.md has measurements on a GPU, in the section "Warm
-    spares".
+    trains, and ends if its GPU has too little free memory. Measurements are in docs/gpu.md, section "Warm spares".
     """
 
     def __init__(self, fork: Fork, agent_pid: int) -> None:
@@ -269,22 +266,22 @@ class WarmSpares:
         return _count_gpus()
 
     def take(self, order: dict[str, Any]) -> int | None:
-        """Send an order for a worker to the warm spare of the same local rank, which becomes the worker. Returns the
-        process id of the warm spare; None if no warm spare is ready."""
+        """Send a worker's order to the warm spare of the same local rank, which becomes the worker. Returns the warm
+        spare's process id; None if no warm spare is ready."""
         local_rank = int(order["env"]["LOCAL_RANK"])
         spare = self._spares.get(local_rank)
         if spare is None or _peeked(spare) != _READY:
             return None
         del self._spares[local_rank]
-        with spare.line, contextlib.suppress(OSError):  # an OSError means that the warm spare has ended
+        with spare.line, contextlib.suppress(OSError):  # the warm spare may have ended
             spare.line.recv(len(_READY))
             spare.line.sendall(json.dumps(order).encode() + b"\n")
             return spare.pid
         return None
 
     def forget(self) -> None:
-        """Close this process's copies of the sockets to all warm spares. Called in a forked child, because only the
-        fork server itself uses these sockets."""
+        """Close this process's copies of the sockets to all warm spares. Called in forked children: only the fork
+        server itself uses these sockets."""
         for spare in self._spares.values():
             spare.line.close()
         self._spares.clear()
@@ -304,15 +301,15 @@ class WarmSpares:
 
 
 def _count_gpus() -> int:
-    """Return the number of GPUs, at most 255. A child process counts the GPUs, because torch uses NVML, which leaves a
-    thread and open device files behind, and the fork server should have neither."""
+    """Return the number of GPUs, at most 255. A child process counts the GPUs, because torch uses NVML, which would
+    leave a thread and open device files in the fork server."""
     pid = os.fork()
     if pid == 0:
         try:
             import torch
 
             os._exit(min(torch.cuda.device_count(), 255))
-        except BaseException:  # the child must never run the fork server's code
+        except BaseException:  # the child must not continue with the fork server's code
             traceback.print_exc()
             os._exit(0)
     return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -329,8 +326,8 @@ def _peeked(spare: _Spare) -> bytes | None:
 
 
 def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
-    """Run a warm spare in this process: create a CUDA context, wait for an order, and become the worker of that order.
-    The process exits if the fork server ends."""
+    """Be a warm spare: create a CUDA context, wait for a worker's order, and become this worker. The process exits if
+    the fork server ends."""
     worker.close_inherited(kept=line.fileno())
     worker.wait_adopted(agent_pid)
     die_with_parent(agent_pid)
@@ -341,7 +338,7 @@ def _wait(line: socket.socket, local_rank: int, agent_pid: int) -> NoReturn:
             with line.makefile("rb") as orders:
                 order = orders.readline()
     except Exception as error:
-        # a worker that is forked later reports this error if it persists
+        # if the error persists, a worker that is forked later reports it
         sys.stderr.write(f"the warm spare of local rank {local_rank} ended: {error}\n")
     if not order.endswith(b"\n"):
         os._exit(0)
@@ -354,7 +351,7 @@ def _make_context(local_rank: int) -> bool:
     job."""
     import torch
 
-    # use the same device as the worker will use
+    # the device that the worker will use
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
     torch.cuda.current_blas_handle()
     free, total = torch.cuda.mem_get_info()

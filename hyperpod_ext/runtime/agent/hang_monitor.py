@@ -1,5 +1,5 @@
 """The hang monitor of a node: reads the heartbeats of the node's workers, compares them with the usual duration of
-steps, and reports stalls. A hung worker is made to write its stack traces, and is then killed."""
+steps, and reports workers without progress. Makes a hung worker write its stack traces, and then kills it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 
 _LOOK_S = 0.25
 _AFTER_S = 0.01
-"""Number of seconds after a rank's time limit at which the rank's heartbeat is read again."""
+"""Number of seconds between the end of a rank's time limit and the next check of the rank's heartbeat."""
 _SIGNALS = {"sigkill": signal.SIGKILL, "sigsegv": signal.SIGSEGV, "hang": signal.SIGSTOP}
-"""Maps each kind of fault that the agent can inject from outside the worker to the signal that it sends."""
+"""Signals that the agent sends to workers to inject faults, by kind of fault."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MonitoredWorker:
-    """What the hang monitor knows about one worker process."""
+    """The hang monitor's data on one worker process."""
 
     pid: int
     log: Path
@@ -47,12 +47,12 @@ class MonitoredWorker:
     steps: int = 0
     """Number of steps that the worker has made in the current generation."""
     kill_reason: str = ""
-    """Reason why this agent is killing the worker; empty if it is not."""
+    """Why this agent is killing the worker; empty if this agent is not killing it."""
     kind: FaultKind | None = None
     """Kind of fault to report when the worker ends; None to derive it from the exit status and `kill_reason`."""
     place: tuple[int, str] | None = None
-    """Step and phase of the worker at the moment when this agent decided to kill it. The worker may continue for a
-    moment after the decision."""
+    """Step and phase of the worker when this agent decided to kill it. The worker may continue for a moment after the
+    decision."""
     ending: asyncio.Task[None] | None = None
 
     @property
@@ -63,8 +63,8 @@ class MonitoredWorker:
 
 
 def _policy_of(config: RuntimeConfig) -> HangPolicy:
-    """Return the job's hang policy. In mode `run`, the time limit for every step is at least the limit for the first
-    step, because a script may evaluate without showing progress."""
+    """Return the job's hang policy. In mode `run`, every step's time limit is at least the limit for the first step,
+    because a script may evaluate its model without showing progress."""
     policy = config.restart.hang
     if not config.restarts_script:
         return policy
@@ -92,20 +92,19 @@ class HangMonitor:
         self._times = StepTimes(self._policy)
         self._pages = 0
         self._living_pages = weakref.WeakSet[HeartbeatPage]()
-        """Heartbeat pages of all workers whose end has not been reported yet. Pages of some ended workers may also
-        remain."""
+        """Heartbeat pages of all workers whose end is not reported yet, and perhaps of some other ended workers."""
         self._saw_unprotected = False
         self._oom_kills = OomKills()
         self._ordered: set[str] = set()
-        """Names of the fault orders for ranks of this node that are already in the event log."""
+        """Names of ordered faults on ranks of this node that are already in the event log."""
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
-        """Function that injects an ordered fault into this node."""
+        """Function that injects an ordered fault that affects this whole node."""
 
     # --- start, reports and end of workers ------------------------------------------------------
 
     def new_page(self) -> HeartbeatPage:
         """Create a heartbeat page (a file of shared memory) for a new worker."""
-        # each page gets a new file name, because an earlier page of the rank may still be in use
+        # each page has a new file name, because the rank's earlier page may still be in use
         self._pages += 1
         page = HeartbeatPage.create(self._settings.socket_dir / f"node{self._settings.node}.{self._pages}.heartbeat")
         if read_orders(self._settings.run_dir):
@@ -114,7 +113,7 @@ class HangMonitor:
         return page
 
     def heard(self, worker: MonitoredWorker, report: c.Event) -> None:
-        """Record that a worker has made a step (event `step`), or has begun its training loop in a generation (event
+        """Record that a worker has made a step (event `step`), or has begun to train in a generation (event
         `begun`)."""
         began = report.fields.get("began")
         if report.event == "begun":
@@ -124,8 +123,8 @@ class HangMonitor:
             worker.steps += 1
 
     def see_report(self, report: c.ToAgent | c.FromAgent) -> None:
-        """Write the event of an unprotected step before a worker's end is reported, because the job may end with that
-        report."""
+        """If `report` reports a worker's end, first write the event about an unprotected step, because the job may end
+        after the worker."""
         if isinstance(report, c.Exited | c.Died):
             self._log_unprotected()
 
@@ -136,7 +135,7 @@ class HangMonitor:
         exit_cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line, oom=oom)
         kind = worker.kind or exit_cause.kind
         step, phase = worker.place or (worker.step, worker.phase)
-        # for a process that exits, the place does not contain its last log line, which may differ each time
+        # the place of an exit does not contain the last log line, which may differ each time
         place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
@@ -152,8 +151,8 @@ class HangMonitor:
                 pause_s = self._look()
 
     def _log_unprotected(self) -> None:
-        """Write an event about the first optimizer step on this node whose changes no checkpoint contains. Only one
-        such event is written."""
+        """Write an event about the first optimizer step on this node whose changes no checkpoint contains, at most
+        once."""
         if self._saw_unprotected:
             return
         found = [step for page in self._living_pages if (step := page.unprotected) is not None]
@@ -174,8 +173,8 @@ class HangMonitor:
             yield worker, Heartbeat.of(rank, reading, quiet_since=since, stopped=stopped, now=now)
 
     def _look(self) -> float:
-        """Check the heartbeats of all workers once. Returns the number of seconds until the next check, which is
-        shorter than usual if a rank will reach its time limit sooner."""
+        """Check the heartbeats of all workers once. Returns the number of seconds until the next check: less than usual
+        if a rank reaches its time limit earlier."""
         pauses = [_LOOK_S]
         for worker, heartbeat in self._heartbeats():
             if worker.kill_reason:
@@ -186,7 +185,7 @@ class HangMonitor:
                 limit_s = self._times.limit_s(heartbeat.phase, first=worker.steps == 0)
                 if heartbeat.quiet_s > limit_s:
                     self._tell(c.Stalled(limit_s=limit_s))
-                    # one report is enough, because the coordinator then queries all nodes
+                    # one report is enough, because the coordinator then queries all nodes for heartbeats
                     return _LOOK_S
                 pauses.append(limit_s - heartbeat.quiet_s + _AFTER_S)
         return min(pauses)
@@ -197,8 +196,8 @@ class HangMonitor:
         self._tell(c.Heartbeats(heartbeats=known))
 
     def end(self, rank: int, cause: str, kind: FaultKind | None = None) -> None:
-        """Make a hung worker write its stack traces to its log, then kill it. The death is reported in the usual way,
-        with the cause `cause`."""
+        """Make a hung worker write its stack traces to its log, then kill the worker. The worker's end is reported as
+        usual, with `cause`."""
         worker = self._workers().get(rank)
         if worker is None or worker.kill_reason:
             return
@@ -231,7 +230,7 @@ class HangMonitor:
                 continue
             at_once = fault.step is None and fault.phase is None and fault.how == "stop" and fault.kind in _SIGNALS
             if not at_once:
-                worker.heartbeat.order()  # the worker reads the order at its next change of phase
+                worker.heartbeat.order()  # the worker carries out the order at its next change of phase
                 if name not in self._ordered:
                     self._ordered.add(name)
                     self._event("fault_ordered", rank=fault.rank, kind=fault.kind, step=fault.step)

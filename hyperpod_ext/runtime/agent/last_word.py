@@ -1,4 +1,4 @@
-"""Writes the last message of an agent to its log and, on Kubernetes, to the status of its pod."""
+"""Writes an agent's last message to the agent's log and, on Kubernetes, to the status of the pod."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def of_failed_job(why: str, hint: str) -> str:
 
 
 def keep(message: str, hint: str = "", node: int | None = None) -> None:
-    """Write to the pod's status why the job failed or, if `node` is given, why this node had to stop. An empty message
-    clears the status."""
+    """Write to the pod's status why the job failed or, if `node` is given, why this node had to stop. An empty
+    `message` clears the pod's status."""
     head = OF_JOB if node is None else f"{OF_NODE} {node}: "
     text = head + message + (f"{HINT}{hint}" if hint else "") if message else ""
     with contextlib.suppress(OSError):  # the termination log exists only in Kubernetes containers

@@ -21,11 +21,11 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read
 
 _START_S = 30.0
 _AGAIN_S = 0.2
-"""Number of seconds after which a request is sent again if its connection broke."""
+"""Number of seconds to wait before a request is sent again after its connection broke."""
 _PING_S = 3.0
-"""Number of seconds between two checks that the server still answers."""
+"""Number of seconds between two checks that the memory server still answers."""
 _MOST_LIMITS = 10
-"""Factor by which the time limit is longer for a request that waits for earlier requests of a dead rank."""
+"""Factor on the time limit of a request for which the server first handles earlier requests of a dead rank."""
 
 
 class Ask(Protocol):
@@ -35,23 +35,23 @@ class Ask(Protocol):
 
 
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
-"""Types of requests that have no time limit, because the server waits for other processes or for storage."""
+"""Types of requests without a time limit, because the memory server waits for other processes or for storage."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""Types of requests that change a setting of the server. If the server is replaced, the client sends the newest of
-these requests to the next server."""
+"""Types of requests that change a setting of the memory server. A new memory server gets the newest request of each
+setting."""
 
 
 def _setting(request: Request[Any]) -> tuple[object, ...] | None:
-    """Return a key for the setting that a request changes, or None if the request changes no setting. A newer request
-    with the same key replaces an older request."""
+    """Return a key of the setting that a request changes; None if it changes no setting. A new server gets only the
+    newest request with each key."""
     if not isinstance(request, _SETTINGS):
         return None
     return type(request), getattr(request, "kind", None), isinstance(request, r.Fence) and request.step is None
 
 
 class AsyncMemoryClient:
-    """Sends requests to the memory server, each on its own connection. If the server ends before it answers, the client
-    sends the request to the next server.
+    """Sends requests to the memory server, each over its own connection. If the server ends before it answers, the
+    request is sent again to the next server.
 
     Args:
         limit_s: time limit in seconds for the answer to a request that does not wait for another process.
@@ -60,16 +60,15 @@ class AsyncMemoryClient:
     def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
         self._path, self._limit_s = path, limit_s
         self.on_silent: Callable[[str], object] = lambda why: None
-        """Function that is called with an explaining sentence if no answer arrives in time, and that must kill the
-        server."""
+        """Function that must kill the server. Called with an explaining sentence if no answer arrives in time."""
         self.ended = ""
-        """Why the last server has ended; empty while a server runs or another server will follow."""
+        """Why the last memory server has ended; empty while a server runs or a next server will be started."""
         self._number = 0
-        """Number of the current server, from 0."""
+        """Number of the current memory server, counted from 0."""
         self._change = asyncio.Event()
-        """Event that is set when the current server has ended. Each server has a new `asyncio.Event` here."""
+        """Event that is set when the current memory server has ended. Each memory server has a new `asyncio.Event`."""
         self._settings: dict[tuple[object, ...], Request[Any]] = {}
-        """Newest request for each setting, in the order in which these requests were sent."""
+        """Newest request of each setting, in the order in which the requests were sent."""
 
     async def ask(self, request: Request[A]) -> A:
         """Send `request` to the server, and return the answer.
@@ -94,31 +93,31 @@ class AsyncMemoryClient:
                     raise JobFailedError(why) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
-            # remove the former request, so that the newest request is the last one in the dict
+            # moves the newest request to the end of the dict
             self._settings.pop(setting, None)
             self._settings[setting] = request
         return answered
 
     async def watch(self) -> None:
-        """Send a request to the server periodically, so that a server that has stopped answering is detected."""
+        """Periodically send a request to the memory server, to detect a server that does not answer any more."""
         with contextlib.suppress(JobFailedError):
             while True:
                 await asyncio.sleep(min(_PING_S, self._limit_s / 4))
                 await self.ask(r.Handshake())
 
     def lost(self, for_good: str = "") -> None:
-        """Record that the server has ended. `for_good`: if no other server will follow, the reason why the server
-        ended; otherwise empty."""
+        """Record that the memory server has ended. `for_good`: why the server ended, if no next server will be started;
+        otherwise empty."""
         self.ended = for_good
         self._number += 1
         self._change.set()
         self._change = asyncio.Event()
 
     async def succeed(self, path: Path) -> list[Declared]:
-        """Send all settings to the new server at socket `path`, and use that server from now on.
+        """Send all settings to the new memory server at socket `path`, and use the new server from now on.
 
         Returns:
-            The new server's answers; empty if the new server has ended, too.
+            The new server's answers; empty if the new server has ended as well.
         """
         number, answers = self._number, list[Declared]()
         for request in [*self._settings.values(), r.Held()]:
@@ -131,7 +130,7 @@ class AsyncMemoryClient:
 
     async def _answer(self, path: Path, request: Request[Any], number: int | None = None) -> wire.Message | None:
         """Send `request` to the server at `path`, and return the answer; None if the server has ended. `number`: number
-        of the server that must answer; None if any server may answer."""
+        of the server that must answer; None for any server."""
         line = await self._open(path, number)
         if line is None:
             return None
@@ -141,7 +140,7 @@ class AsyncMemoryClient:
         limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
         slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            # wait in short intervals, so that a pause of this process is not mistaken for a server that does not answer
+            # in short intervals, so that a pause of this process does not count as a silent server
             while not reading.done() and self._number == asked and slices > 0:
                 await asyncio.wait({reading}, timeout=self._limit_s / 10)
                 slices -= 1
@@ -183,7 +182,7 @@ def _read(request: Request[A], answer: wire.Message) -> A:
 
 
 Held = tuple[tuple[c.HeldSnapshot, ...], tuple[c.HeldPiece, ...]]
-"""The snapshots and the parity pieces in the memory of one node."""
+"""The snapshots and the parity pieces (XOR of parts of snapshots) in the memory of one node."""
 
 
 def held_in(answer: r.Snapshots) -> Held:

@@ -39,7 +39,7 @@ _MEMORY_SILENT_S = 15.0
 _SOCKET_S = 1.0
 """Number of seconds between two checks that the agent's socket file still exists."""
 _GRACE_S = 5.0
-"""Number of seconds that other nodes get, after the grace period of the last upload, to report their uploads."""
+"""Number of seconds after the grace period of the last upload in which other nodes may report their uploads."""
 
 
 class Node:
@@ -59,7 +59,7 @@ class Node:
             settings, self._leadership.election, self._handshake, self._leadership.take_over
         )
         self._reports = reports = NodeReports(settings.node, self._client, lambda: self._workers.generation)
-        # the memory server must answer within less than the hang limit, so that its silence is not taken for hung ranks
+        # less than the hang limit, so that a silent memory server is not mistaken for hung ranks
         limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)
         memory = AsyncMemoryClient(settings.memory_socket, limit_s)
         self._workers = Workers(settings, memory, tell=reports.tell, event=reports.event, spawn=reports.spawn)
@@ -87,11 +87,12 @@ class Node:
         self.asked_to_leave = False
 
     why_failed = "", ""
-    """Cause and hint of a failed job, from the coordinator's last message; two empty strings unless the job failed."""
+    """Why the job failed, and a hint, from the coordinator's last message; two empty strings if the job did not
+    fail."""
 
     async def run(self) -> str:
-        """Run the node until the job ends. Returns the final state of the job, which is "succeeded", "failed" or
-        "cancelled". Returns "left" if the job continues without this node.
+        """Run the node until the job ends. Returns the job's final state ("succeeded", "failed" or "cancelled"), or
+        "left" if the job continues without this node.
 
         Raises:
             JobFailedError: this node cannot continue. The job's report contains the same message.
@@ -102,7 +103,7 @@ class Node:
         try:
             return await self._run()
         finally:
-            # end all processes of this node, including the memory server, because none may outlive the agent
+            # end all processes of this node: no process, not even the memory server, may outlive the agent
             kill_descendants(os.getpid())
             for path in (self._settings.agent_socket, self._settings.memory_socket, self._settings.next_memory_socket):
                 path.unlink(missing_ok=True)
@@ -110,7 +111,7 @@ class Node:
     async def _run(self) -> str:
         settings, leadership = self._settings, self._leadership
         if interface := settings.config.interface:
-            # check before any process is started that the network interface exists
+            # check that the network interface exists before any process is started
             address_of(interface)
         if settings.node == 0 and not settings.rejoin:
             await leadership.begin()
@@ -177,7 +178,7 @@ class Node:
         raise JobFailedError(f"node {self._settings.node}: the coordinator is gone")
 
     async def _next_order(self) -> c.ToAgent | None:
-        """Return the coordinator's next message; None if the job has no coordinator any more.
+        """Return the coordinator's next message; None if the job no longer has a coordinator.
 
         Raises:
             JobFailedError: this node cannot continue.
@@ -195,7 +196,7 @@ class Node:
         if not self._settings.config.checkpoint.durable():
             return
         reading = asyncio.ensure_future(self._read_to_the_end())
-        # an error is ignored here, because the job is ending and its older checkpoints remain
+        # ignore errors, because the job ends in any case, and its older checkpoints remain
         with contextlib.suppress(OSError, TimeoutError, JobFailedError):
             async with asyncio.timeout(grace_s + _GRACE_S):
                 await self._orders.save_last(grace_s)
@@ -205,13 +206,13 @@ class Node:
         reading.cancel()
 
     async def _read_to_the_end(self) -> None:
-        """Read the coordinator's messages after the end of the job, because the coordinator closes a connection whose
+        """Read the coordinator's messages after the end of the job. The coordinator would close a connection whose
         messages are not read."""
         with contextlib.suppress(JobFailedError):
             while (order := await self._client.next()) is not None:
                 if isinstance(order, c.UploadSnapshot):
                     self._last_step.name(order.save_id)
-        # stop waiting for a save id, because no coordinator is left that could send one
+        # stop waiting for a save id: no coordinator is left to send it
         self._last_step.name("")
 
     # --- the socket for workers -----------------------------------------------------------------
@@ -223,8 +224,8 @@ class Node:
 
     async def _mend_socket(self) -> None:
         """Create the agent's socket file again if it was removed, for example by a program that cleans the temporary
-        directory. After the end of the job, the agent removes the socket file itself. The memory server checks its own
-        socket file in the same way."""
+        directory. Does nothing after the end of the job, when the agent itself removes the socket file. The memory
+        server itself checks the socket file of the memory server."""
         path = self._settings.agent_socket
         if not self._reports.over and not path.exists():
             sys.stderr.write(f"hyperpod_ext: {path} was removed, and is created again\n")
@@ -234,8 +235,8 @@ class Node:
     # --- leaving --------------------------------------------------------------------------------
 
     def ask_to_end(self) -> None:
-        """Handle SIGTERM, which may have been sent to this node alone. If the job can continue with fewer nodes,
-        request to leave the job, otherwise cancel the job."""
+        """Handle SIGTERM, which may have been sent to this node alone. Request to leave the job if the job can continue
+        with fewer nodes; otherwise cancel the job."""
         config = self._settings.config
         leaves = config.elastic is not None or config.restart.policy == "continue"
         if not leaves or self.asked_to_leave or not self._client.connected:

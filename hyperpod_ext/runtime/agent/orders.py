@@ -23,7 +23,8 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 
 class Orders:
-    """Carries out the orders of the coordinator, and passes orders for workers on to the workers."""
+    """Carries out the orders that the coordinator sends to this node, and passes orders for workers on to the
+    workers."""
 
     def __init__(
         self,
@@ -41,7 +42,7 @@ class Orders:
         self._news: c.JobNews | None = None
         self._own_ranks: Collection[int] = ()
         self._peers = r.Peers(peers={}, domains={})
-        """Addresses of the memory servers with which this node exchanges copies, as last received."""
+        """Newest received addresses of the memory servers with which this node exchanges copies."""
         self._restored_from: dict[str, Any] = {}
         """Name of the job's run, and URLs of the durable tiers that have the step from which the current generation
         continues."""
@@ -75,12 +76,12 @@ class Orders:
             case c.ScheduleSave(kind=kind, step=step):
                 await self._ask(r.ScheduleCopy(kind=kind, step=step))
             case c.AskDurableTiers(exclude=exclude):
-                # in the background, because storage may be slow, and a later abort must not wait for it
+                # in the background, because an abort must not wait for slow storage
                 self._reports.spawn(self._report_durable(exclude))
             case c.AskHeartbeats():
                 self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
-                # if a worker has died, send no answer, because a `Died` report follows
+                # no answer if a worker has died, because a `Died` report follows
                 if self._workers.all_live():
                     self._reports.tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
@@ -97,13 +98,12 @@ class Orders:
     async def save_last(self, limit_s: float) -> None:
         """Kill all workers, then upload the newest step to the durable tiers for at most `limit_s` seconds."""
         ranks = self.ranks
-        self._workers.kill_all()  # so that no process writes snapshots any more
+        self._workers.kill_all()  # so that no process writes snapshots
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
-        """Pass `order` on to the workers. An abort is passed on at once, because ranks are waiting in collectives. An
-        order other than an abort is passed on after the memory server has processed the requests that belong to the
-        order."""
+        """Pass `order` on to the workers. An abort is passed on at once, because ranks are waiting in collectives. Any
+        other order is passed on after the memory server has processed the requests that belong to the order."""
         match order:
             case c.AbortGeneration():
                 self._workers.leave(order)
@@ -113,8 +113,8 @@ class Orders:
             case c.BeginGeneration() | c.TryNext():
                 await self._begin(order)
             case c.GoOn(step=step):
-                # only now may the memory server drop later snapshots: until all ranks had restored this step, they
-                # might have been needed
+                # drop snapshots of later steps only now, because they could be needed until all ranks had restored
+                # `step`
                 generation = self._workers.generation
                 await self._ask(r.Fence(generation=generation, step=step, **self._restored_from))
                 if self._config.restart.warm_spares:
@@ -124,18 +124,18 @@ class Orders:
         self._workers.send(order)
 
     def _start_all_again(self) -> None:
-        """Replace the worker processes of all ranks of this node. Called only for jobs whose script restores its own
-        state when it starts."""
+        """Replace all worker processes of this node. Called only for jobs whose script restores its own state when it
+        starts."""
         for rank in self._own_ranks:
             self._reports.spawn(self._start(self._workers.expect(rank)))
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        # the number of the first generation is higher than the numbers of all earlier runs
+        # a run's first generation has a higher number than all generations of earlier runs
         self._workers.generation = order.generation
         self._restored_from = {"run": order.run, "stored": order.decision.stored}
         if isinstance(order, c.BeginGeneration):
             self._workers.keep_only(self._own_ranks)
-        # send the fence only now: at the time of the abort, saves of departed or dead ranks were still being written
+        # fence only now, because at the abort, saves of departed or dead ranks were still being written
         await self._ask(r.Fence(generation=self._workers.generation, run=order.run))
         if isinstance(order, c.BeginGeneration):
             await self._ask(r.PeerSchedule(step=order.peer_step))
@@ -157,8 +157,8 @@ class Orders:
         await self._set_peers(self._peers)
 
     async def _set_peers(self, now: c.NodeAssignment | r.Peers) -> None:
-        """Send the addresses of peer memory servers to this node's memory server if they have changed. A node without
-        ranks keeps its former peers."""
+        """Send the addresses of peers to this node's memory server if they have changed. A node without ranks keeps its
+        former peers."""
         before, lost = self._peers, self._news.servers_lost if self._news is not None else 0
         self._peers = r.Peers(peers=now.peers, domains=now.domains, servers_lost=lost, group=now.group)
         if now.peers and self._peers != before:
@@ -187,8 +187,7 @@ class Orders:
         await self._forks.fork(partial(self._workers.start, start))
 
     async def _decommission(self) -> None:
-        """Kill all workers, because their ranks are now on other nodes, and report the snapshots in this node's
-        memory."""
+        """Kill all workers, whose ranks are now on other nodes, and report the snapshots in this node's memory."""
         ranks = self._workers.ranks
         self._workers.kill_all()
         held, pieces = await held_at_last(self._memory.client, ranks)
@@ -207,7 +206,7 @@ class Orders:
 
 
 class Operator:
-    """Carries out the orders of the HyperPod operator for this node, and sends the newest order to each new
+    """Carries out the orders of the HyperPod operator for this node, and passes the newest order on to each new
     coordinator."""
 
     def __init__(
@@ -218,14 +217,14 @@ class Operator:
         self._resumed_in = -1
         """Term of the coordinator that has received the order to resume; -1 if no coordinator has received it."""
         self._limit: asyncio.TimerHandle | None = None
-        """Timer after which ranks that have not left their step are killed; None if no timer is set."""
+        """Timer that kills ranks that have not left their step; None if no timer is set."""
 
     def hold(self, limit_s: float | None = None) -> None:
-        """Put training of the whole job on hold until `resume`. Processes and the snapshots in memory are kept.
+        """Pause training of the whole job until `resume`. Processes and snapshots in memory are kept.
 
         Args:
-            limit_s: number of seconds after which ranks of this node that have not left their step are killed. The
-                value is None if the hold is requested because of a fault. A hold for a fault has the time limit
+            limit_s: number of seconds after which ranks of this node that have not left their step are killed. None if
+                the pause is requested because of a fault. A pause because of a fault has the time limit
                 `restart.leave_timeout_s`, and is ignored by a job that can train without the missing ranks.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
@@ -243,8 +242,8 @@ class Operator:
                 await self._memory.client.ask(r.WaitIdle(timeout_s=limit_s))
 
     def resume(self, nodes: int, gone: Collection[str] = ()) -> None:
-        """End this node's hold on training. `nodes`: number of nodes with which an elastic job continues. `gone`: hosts
-        of nodes that have left the job."""
+        """End the pause of training that this node has requested. `nodes`: number of nodes with which an elastic job
+        continues. `gone`: hosts of nodes that have left the job."""
         if self._limit is not None:
             self._limit.cancel()
             self._limit = None
@@ -255,7 +254,8 @@ class Operator:
         self._reports.tell(self._order)
 
     def repeat(self, message: c.ToAgent | c.FromAgent) -> None:
-        """Send the operator's newest order again if `message` is from a coordinator that may not have received it."""
+        """Send the operator's newest order again if `message` comes from a coordinator that may not have received the
+        order."""
         if not isinstance(message, c.JobNews) or self._order is None:
             return
         if isinstance(self._order, c.ResumeTraining):

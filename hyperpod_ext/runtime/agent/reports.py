@@ -14,15 +14,15 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.gathered import node_join
 
 _WAIT_S = 0.01
-"""Number of seconds that the first report of a rank waits for the same report of the node's other ranks."""
+"""Number of seconds for which a rank's report waits for the same report of other ranks on the node."""
 _LAST_WORD_S = 5.0
-"""Number of seconds that a node that cannot continue waits for the coordinator's order to stop."""
+"""Number of seconds for which a node that cannot continue waits for the coordinator's order to stop."""
 _FAILED = JobFailedError.__name__
 
 
 class NodeReports:
-    """Sends the reports of a node, and runs the node's background tasks. If a background task fails, the coordinator
-    receives the report that the node has failed.
+    """Sends the reports of a node, and runs the node's background tasks. If a background task fails, reports that the
+    node has failed.
 
     Args:
         generation: function that returns the current generation of the node's workers.
@@ -36,12 +36,12 @@ class NodeReports:
         """Future with the reason why this node stops without an order of the coordinator; pending while the node
         runs."""
         self.over = False
-        """Whether the job has ended or continues without this node."""
+        """Whether the job has ended for this node, or continues without this node."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report` to the coordinator. If a worker has sent the report before its first join, so that the report
-        has no generation, the report gets the generation of the node."""
+        """Send `report` to the coordinator. A worker's report from before its first join has no generation, and gets
+        the generation of the node."""
         if not report.generation:
             report = report.model_copy(update={"generation": self._generation()})
         self.pass_on(report)
@@ -63,7 +63,7 @@ class NodeReports:
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
             error = None if task.cancelled() else task.exception()
-            # the end of the fork server is handled by `ForkSupervisor`
+            # `ForkSupervisor` handles the end of the fork server
             if error is not None and not isinstance(error, ForkServerEndedError):
                 self.fail(str(error), code=type(error).__name__ if isinstance(error, HyperpodExtError) else _FAILED)
 
@@ -95,8 +95,8 @@ class NodeReports:
 
 
 class Gathering:
-    """Combines the `Join` reports of a node's ranks into one message, and in the same way their `Restored` reports. The
-    message is sent once all ranks have reported, or shortly after the first report.
+    """Combines the `Join` reports of a node's ranks into one message, and also their `Restored` reports. A message is
+    sent once all ranks have reported, or shortly after the first report.
 
     Args:
         send: function that sends a message to the coordinator.
@@ -124,7 +124,7 @@ class Gathering:
         pieces: tuple[c.HeldPiece, ...] = (),
         disk: c.DiskState = c.DiskState(),  # noqa: B008  (it never changes)
     ) -> None:
-        """Report that `rank` waits for a generation.
+        """Report that `rank` waits for the begin of a generation.
 
         Args:
             held: snapshots in the node's memory.
@@ -136,7 +136,8 @@ class Gathering:
         self._wait_for_others(self._have_joined)
 
     def restored(self, rank: int, report: c.Restored) -> None:
-        """Report that `rank` has restored its state, together with other ranks if possible."""
+        """Report that `rank` has restored its state. If possible, the report is combined with reports of other
+        ranks."""
         if any(other.attempt != report.attempt for other in self._restored.values()):
             self.flush()
         self._restored[rank] = report
@@ -144,18 +145,18 @@ class Gathering:
         self._wait_for_others({rank for attempt, rank in self._have_restored if attempt == report.attempt})
 
     def take_back(self, rank: int) -> None:
-        """Discard the unsent reports of `rank`, because a new process replaces its process."""
+        """Discard the unsent reports of `rank`, because a new process replaces the rank's process."""
         self._joins.pop(rank, None)
         self._restored.pop(rank, None)
         self._have_joined.discard(rank)
 
     def tell(self, report: c.FromAgent) -> None:
-        """Send `report` now, after all reports that are still waiting."""
+        """Send all waiting reports, and then `report`."""
         self.flush()
         self._send(report)
 
     def drop(self) -> None:
-        """Discard all unsent reports, because the generation has ended, and ranks that wait will join again."""
+        """Discard all unsent reports, because the generation has ended, and all ranks will join again."""
         self._joins, self._restored = {}, {}
         self._have_joined, self._have_restored = set(), set()
         self._stop()

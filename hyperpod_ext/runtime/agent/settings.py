@@ -44,13 +44,13 @@ class NodeSettings:
     chaos: bool = True
     join_timeout_s: float = 600.0
     rejoin: bool = False
-    """Whether the job is already running, and this agent replaces a lost agent."""
+    """Whether this agent replaces a lost agent of a running job."""
     listen: tuple[str, int] | None = None
     """If the HyperPod operator runs the job, the address at which this agent listens for other agents; otherwise None.
-    The operator sends this address to all nodes, and also reports nodes that are gone."""
+    The operator sends this address to all nodes."""
     others: tuple[tuple[str, int], ...] = ()
-    """Addresses of agents of a running job, among which is the coordinator. If there are no such addresses, the address
-    of node 0 is used."""
+    """Addresses of a running job's agents, one of which runs the coordinator. If there are no such addresses, the
+    address of node 0 is used."""
     keep_events: bool = False
     """Whether to upload the job's event log to the first durable tier, because the run directory is lost with the
     machine."""
@@ -69,8 +69,8 @@ class NodeSettings:
         return self.socket_dir / f"node{self.node}.next"
 
     def worker_environ(self) -> dict[str, str]:
-        """Return the environment variables of the fork server, which every worker inherits. The fork server needs the
-        variables of a worker, because libraries read some variables on import."""
+        """Return the environment variables of the fork server, which every worker inherits. The fork server must have
+        workers' variables already, because libraries read some variables on import."""
         environ = {
             **os.environ,
             ENV_RUNTIME: self.config.model_dump_json(),
@@ -78,7 +78,7 @@ class NodeSettings:
             ENV_AGENT_SOCKET: str(self.agent_socket),
             ENV_MEMORY_SOCKET: str(self.memory_socket),
         }
-        # set the same default as torchrun, because the workers of a node share its cores
+        # the same default as torchrun's, because the workers of a node share its cores
         environ.setdefault("OMP_NUM_THREADS", "1")
         if interface := self.config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -180,7 +180,7 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
     if int(port):
         return host, int(port)
     if arguments.nnodes == 1 and not arguments.rejoin:
-        # a single node needs no agreed port, so select a free port, as torchrun does
+        # a single node can use any free port, as with torchrun
         return host, free_port(host)
     raise JobFailedError(
         f"--rdzv-endpoint {arguments.rdzv_endpoint}: nodes cannot find each other without a port",
@@ -189,8 +189,8 @@ def _where_node_0_is(arguments: argparse.Namespace) -> tuple[str, int]:
 
 
 def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> RuntimeConfig:
-    """Return the settings of an elastic job that is started on `existing` nodes. Nodes beyond the chosen job size
-    become spares."""
+    """Return the settings of an elastic job that is started on `existing` nodes. Nodes that the chosen job size does
+    not need become spares."""
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
     most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
@@ -212,7 +212,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
         return RuntimeConfig(name="job", **shape)
     config = by_clock(RuntimeConfig.from_json(os.environ[ENV_RUNTIME]))
     if os.environ.get(ENV_CHAOS) == "off":
-        # remove the durable tiers of a reference run, which must not read or write durable checkpoints
+        # no durable tiers, because a reference run must not read or write durable checkpoints
         passing = tuple(tier for tier in config.checkpoint.tiers if not isinstance(tier, DurableTier))
         config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"tiers": passing})})
     if config.elastic is not None and arguments.nnodes != config.nodes:
@@ -221,6 +221,6 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     if (config.nodes, config.workers_per_node) != tuple(shape.values()):
         raise JobFailedError(
             f"--nnodes {arguments.nnodes} --nproc-per-node {arguments.nproc_per_node} contradicts {ENV_RUNTIME}, "
-            f"which says {config.nodes} nodes of {config.workers_per_node} workers"
+            f"which is for {config.nodes} nodes of {config.workers_per_node} workers"
         )
     return config

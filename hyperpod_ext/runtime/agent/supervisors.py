@@ -1,5 +1,5 @@
 """Supervisors of a node's helper processes (fork server and memory server). When a helper process ends, its supervisor
-starts a new one."""
+starts a new helper process."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 
 _DIES_S = 2.0
-"""Number of seconds to wait for a killed process to end. A process that waits for a disk does not end until the wait is
-over."""
+"""Number of seconds to wait until a killed process has ended. A process that waits for a disk ends only after the disk
+has answered."""
 
 
 class RestartLimit:
@@ -41,11 +41,11 @@ class RestartLimit:
     def __init__(self, policy: RestartPolicy) -> None:
         self._policy = policy
         self._steps: list[int] = []
-        """For each time that the helper process has ended, the newest training step at that time."""
+        """Newest training step at each end of the helper process."""
 
     def count(self, step: int) -> str:
-        """Count that the helper process has ended at training step `step`. Returns why the process may not be
-        restarted, as the end of a sentence; empty if the process may be restarted."""
+        """Count an end of the helper process at training step `step`. Returns why the helper process must not be
+        restarted, as the end of a sentence; empty if it may be restarted."""
         policy, in_a_row = self._policy, 1
         for at, after in itertools.pairwise([step, *reversed(self._steps)]):
             if at - after >= policy.calm_steps:
@@ -60,11 +60,11 @@ class RestartLimit:
 
 
 class ForkSupervisor:
-    """Keeps a fork server running. Workers are not children of the fork server, so they continue to train if the fork
+    """Keeps a fork server running. Workers are not children of the fork server, and continue to train if the fork
     server ends.
 
     Args:
-        mend: function that creates the agent's socket file again if it was removed. `mend` is called before each fork.
+        mend: function that creates the agent's socket file again if the file was removed; called before each fork.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class ForkSupervisor:
         on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
 
     def fork_after(self, preparation: Coroutine[Any, Any, None]) -> None:
-        """Start `preparation`, which calls `wait_imported`. No worker is forked before `preparation` has ended."""
+        """Start `preparation`, which calls `wait_imported`. Workers are forked only after `preparation` has ended."""
         self._ready = asyncio.create_task(preparation)
 
     async def wait_imported(self) -> None:
@@ -99,8 +99,8 @@ class ForkSupervisor:
         await asyncio.shield(self._ready)
 
     async def fork(self, start: Callable[[ForkServer], Awaitable[None]]) -> None:
-        """Call `start` with the fork server. If the fork server ends during this call, call `start` again with the next
-        fork server."""
+        """Call `start` with the fork server, and again with the next fork server if the fork server ends during the
+        call."""
         while True:
             replaced = self._replaced
             try:
@@ -129,8 +129,8 @@ class ForkSupervisor:
 
 
 class MemorySupervisor:
-    """Keeps a memory server running. If a memory server ends, its snapshots are lost, and later snapshots are saved to
-    the next memory server."""
+    """Keeps a memory server running. If a memory server ends, its snapshots are lost, and workers save later snapshots
+    to the next memory server."""
 
     def __init__(
         self, settings: NodeSettings, client: AsyncMemoryClient, workers: Workers, reports: NodeReports
@@ -146,7 +146,7 @@ class MemorySupervisor:
         """Address at which memory servers of other nodes reach this node's memory server; None before it listens."""
 
     def start(self, prepared: MemoryServer | None = None) -> None:
-        """Start the memory server. `prepared`: a process to use; None to start a new process."""
+        """Start the memory server. `prepared`: an already started process to use; None to start a new process."""
         self._start(self._settings.memory_socket, prepared)
 
     async def listen(self, host: str) -> None:
@@ -155,15 +155,14 @@ class MemorySupervisor:
 
     def _start(self, path: Path, prepared: MemoryServer | None = None) -> None:
         make_private_folder(path.parent)
-        path.unlink(missing_ok=True)  # an agent that was killed may have left this socket file
+        path.unlink(missing_ok=True)  # a killed agent may have left this socket file
         settings, environ = self._settings, self._settings.worker_environ()
         server = self._server = prepared or MemoryServer(environ)
         server.begin(path, settings.memory_socket, settings.node, environ)
         on_exit(server.pid, lambda status: self._reports.spawn(self._ended(server, status)))
 
     def _kill_silent(self, why: str) -> None:
-        """Kill a memory server that does not answer, for example because it was stopped or because all its threads wait
-        for a disk."""
+        """Kill a memory server that does not answer, for example because all its threads wait for a disk."""
         if (server := self._server) is None or server.silent:
             return
         server.silent = f"{why} ({process_state(server.pid)}) and was killed"
@@ -171,7 +170,8 @@ class MemorySupervisor:
         self._reports.spawn(self._continue_without(server))
 
     async def _continue_without(self, server: MemoryServer) -> None:
-        """Treat the killed memory server as ended after a short wait, even if its process still exists."""
+        """Wait shortly for the end of the killed memory server, then continue as if it had ended, even if its process
+        still exists."""
         await asyncio.sleep(_DIES_S)
         await self._ended(server, signal.SIGKILL)
 
@@ -196,9 +196,9 @@ class MemorySupervisor:
             self._reports.event("memory_back", seconds=round(time.monotonic() - began, 4))
 
     def _why_no_other(self, step: int) -> str | None:
-        """Return why no new memory server is started after one that ended at training step `step`, as the end of a
-        sentence; None if a new memory server must be started. The reason is empty if a spare node will replace this
-        node or the job is over."""
+        """Return why no new memory server is started after the end of a memory server at training step `step`, as the
+        end of a sentence; None to start a new memory server. The returned reason is empty if a spare node will replace
+        this node, or if the job is over."""
         if self._reports.over or self.has_spare:
             return ""
         if self._workers.save_no_more and self._settings.config.checkpoint.durable():
@@ -206,7 +206,7 @@ class MemorySupervisor:
         return self._limit.count(step) or None
 
     def _report_peer(self, answers: Sequence[object]) -> None:
-        """Report the port of the new memory server, so that other nodes send their copies to it again."""
+        """Report the port of the new memory server, so that other nodes send their copies to the new server."""
         ports = [answer.port for answer in answers if isinstance(answer, r.PeerPort)]
         if ports and self.peer is not None:
             self.peer = self.peer[0], ports[0]

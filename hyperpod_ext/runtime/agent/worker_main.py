@@ -26,7 +26,7 @@ SCRIPT_RAISED = 1
 
 def main(order: dict[str, Any], agent_pid: int) -> NoReturn:
     """Run the training script as `__main__` in this process, then exit with the script's exit code. `close_inherited`
-    must be called before.
+    must be called first.
 
     Args:
         order: dict with the keys `argv` (script and arguments), `env` (environment variables), `cwd` (working
@@ -53,13 +53,13 @@ def _flush() -> None:
             if stream is not None and not getattr(stream, "closed", False):
                 stream.flush()
         except Exception as error:
-            # an error such as a full disk must not fail the job
+            # an error (for example a full disk) must not fail the job
             os.write(2, f"the last output of the script was not written: {error}\n".encode())
 
 
 def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
-    """Turn this forked process into a worker: give it its own session, log and environment, and wait until the agent is
-    its parent."""
+    """Turn this forked process into a worker, with its own session, log and environment. Waits until the agent is the
+    process's parent."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_sigterm_to_the_agent()
@@ -82,7 +82,7 @@ def _become_worker(order: dict[str, Any], agent_pid: int) -> None:
 
 def _open_log(path: Path) -> int:
     """Open the rank's log, and return the file descriptor. If the log cannot be opened, for example because the disk is
-    full, the rank trains without a log, and its output is lost."""
+    full, the rank trains without a log."""
     try:
         make_private_folder(path.parent)
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -105,32 +105,32 @@ def temporary_folder(socket_dir: Path, pid: int) -> Path:
 
 
 def use_temporary_folder(folder: Path) -> None:
-    """Make the `multiprocessing` module use `folder`, because its default folder in TMPDIR would remain if the worker
-    is killed. TMPDIR itself is not changed, because compiled kernels are cached in it."""
+    """Make the `multiprocessing` module use `folder`. The default folder of `multiprocessing`, in TMPDIR, would be left
+    behind if the worker is killed. TMPDIR itself is not changed, because compiled kernels are cached in TMPDIR."""
     try:
         folder.mkdir(mode=0o700)
     except OSError as error:
-        # continue without the folder, because only scripts that use sockets of `multiprocessing` need it
+        # continue, because only scripts that use sockets of `multiprocessing` need the folder
         sys.stderr.write(f"hyperpod_ext: {folder} cannot be created: {error.strerror}\n")
         return
     multiprocessing.process.current_process()._config["tempdir"] = str(folder)  # type: ignore[attr-defined]
 
 
 def leave_sigterm_to_the_agent() -> None:
-    """Ignore SIGTERM in this process, unless the script sets its own handler. Slurm sends SIGTERM to each process, and
-    the agent decides what to do."""
+    """Ignore SIGTERM in this process, unless the script sets its own handler. Slurm sends SIGTERM to all processes, but
+    the agent alone handles the signal."""
     signal.signal(signal.SIGTERM, _left_to_the_agent)
     before = threading.local()
 
     def block() -> None:
-        # if SIGTERM was not blocked, a signal between the fork and `reset_child` would be lost
+        # block SIGTERM, so that no signal between the fork and `reset_child` is lost
         before.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
     def restore() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before.mask)
 
     def reset_child() -> None:
-        # SIGTERM must end child processes of the script, such as data loaders
+        # SIGTERM must end the script's child processes, such as data loaders
         if signal.getsignal(signal.SIGTERM) is _left_to_the_agent:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         restore()
@@ -143,8 +143,8 @@ def _left_to_the_agent(_signum: int, _frame: object) -> None:
 
 
 def wait_adopted(agent_pid: int) -> None:
-    """Wait until the agent is the parent of this process, that is, until the intermediate process of the double fork
-    has ended. Without this wait, `die_with_parent` would watch the intermediate process."""
+    """Wait until the intermediate process of the double fork has ended, so that the agent is this process's parent.
+    Without this wait, `die_with_parent` would watch the intermediate process."""
     parent = os.getppid()
     if parent == agent_pid:
         return
@@ -159,14 +159,13 @@ def wait_adopted(agent_pid: int) -> None:
 def _run_script(argv: list[str]) -> int:
     import torch
 
-    # set it here, because torch reads OMP_NUM_THREADS only on import, which happened in the fork server
+    # torch reads OMP_NUM_THREADS only on import, which was in the fork server
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)
     try:
         config = RuntimeConfig.from_json(os.environ[ENV_RUNTIME])
-        # import these modules only now, to avoid an import cycle: they import the control planes, which import this
-        # package
+        # imported here to avoid an import cycle: the modules import the control planes, which import this package
         if config.compat is not None:
             importlib.import_module("hyperpod_ext.compat.import_names").install(config.compat)
         if config.restarts_script:

@@ -37,9 +37,9 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.process_group.address_book import NodeAddressBook
 
 _DYING_LOOKS, _DYING_LOOK_S = 20, 0.001
-"""Number of checks whether all threads of a dying process have ended, and number of seconds between two checks."""
+"""Maximum number of checks whether all threads of a dying process have ended, and seconds between two checks."""
 _LAST_EVENT_S = 0.02
-"""Number of seconds between the event about an injected node loss and the loss itself."""
+"""Number of seconds between the event about an injected node loss and the injection."""
 
 Tell = Callable[[c.FromAgent], None]
 Log = Callable[..., None]
@@ -48,20 +48,20 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 @dataclass(slots=True, eq=False)
 class Start:
-    """A worker on this node that is to be started."""
+    """A planned start of a worker on this node."""
 
     rank: int
     world_size: int | None
-    """World size of the next rank assignment, if the worker is started for that assignment; otherwise None."""
+    """World size of the next rank assignment, if the worker is started for the next assignment; otherwise None."""
     joining: bool
-    """Whether `rank` is a number in the next rank assignment, not in the current one."""
+    """Whether `rank` is a number in the next rank assignment, and not in the current assignment."""
     forking: int | None = None
     """Local rank of the process, while it is being forked; otherwise None."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Worker(MonitoredWorker):
-    """What the agent knows about one worker process of this node."""
+    """The agent's data on one worker process of this node."""
 
     rank: int
     local_rank: int
@@ -69,27 +69,27 @@ class _Worker(MonitoredWorker):
     """Rank number that this worker had before ranks last got new numbers."""
     liveness_lock: LivenessLock | None = None
     joining: bool = False
-    """Whether the worker was started for the next rank assignment and waits for it."""
+    """Whether the worker was started for the next rank assignment, and waits until the assignment applies."""
     is_watched: bool = False
     """Whether a thread of the agent waits for the end of the worker's main thread."""
     joined: int = 0
-    """Newest generation that the worker has joined or has requested to join."""
+    """Newest generation that the worker has joined or asked to join."""
     waiting: c.Join | None = None
-    """The worker's request to join a generation, while the generation has not begun; otherwise None."""
+    """The worker's request to join a generation that has not begun yet; None if the worker is not waiting."""
     writer: asyncio.StreamWriter | None = None
     hung_up: asyncio.Event = field(default_factory=asyncio.Event)
     finished: bool = False
-    """Whether the worker's training function has returned. A worker whose training function has returned saves no more
-    snapshots, unless another generation begins."""
+    """Whether the worker's training function has returned. After its return, the worker saves no more snapshots, unless
+    another generation begins."""
     reported: bool = False
     """Whether the end of the process has been reported."""
     is_replaced: bool = False
-    """Whether a new process will replace this worker. A worker that will be replaced joins no generation any more, and
-    is killed when the new process can start."""
+    """Whether a new process will replace this worker, which then joins no more generations, and is killed when the new
+    process can start."""
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     """Event that is set when the process has ended completely, so that its devices are free."""
     sent: Sent = field(default_factory=Sent)
-    """Newest orders to the worker, which may have to be sent again if its connection breaks."""
+    """Newest orders to the worker, kept to send them again if the connection breaks."""
     received: int = 0
     """Number of reports that were received from the worker, over all its connections."""
     saved: int = 0
@@ -126,17 +126,17 @@ class Workers:
         self.generation = 1
         self.world_size = self._config.world_size
         self.moved_in = 0
-        """Generation in which the workers of this node last received new rank numbers."""
+        """Generation in which workers of this node last received new rank numbers."""
         self._leaving: dict[int, asyncio.Event] = {}
-        """Maps a local rank whose former worker is still ending to an event that is set when the device is free."""
+        """Events that are set when a device is free, by the local rank of a worker that is still ending."""
         self._starts: dict[int, Start] = {}
-        """Maps each rank of this node to the newest `Start` of a worker for it."""
+        """Newest planned start of a worker for each rank of this node."""
         self.finishing = False
         self.exited: dict[int, int] = {}
-        """Maps the rank of each worker that has ended after its training to its exit code."""
+        """Exit codes of the workers that have ended after their training, by rank."""
         self.master_port = 0
         self._disk_problems: set[str] = set()
-        """Problems of the node's disks that were already printed."""
+        """Problems of the node's disks that this agent has already printed."""
         self._addresses = NodeAddressBook(
             self._config.workers_per_node,
             lambda generation, ranks: self._tell(c.LookUp(generation=generation, ranks=ranks)),
@@ -153,11 +153,11 @@ class Workers:
 
     @property
     def save_no_more(self) -> bool:
-        """Whether training is done on some worker of this node, so that no more snapshots are saved."""
+        """Whether a worker of this node has finished training, so that no more snapshots are saved."""
         return self.finishing or any(worker.finished for worker in self._workers.values())
 
     def all_live(self) -> bool:
-        """Return whether all worker processes are alive, and none of them is ending."""
+        """Return whether all worker processes are alive, and no worker process is ending."""
         return all_live([worker.pid for worker in self._workers.values()])
 
     def summary(self) -> dict[str, Any]:
@@ -187,14 +187,15 @@ class Workers:
             if worker.writer is None or (worker.joining and not isinstance(order, c.AbortGeneration)):
                 continue
             if isinstance(order, c.BeginGeneration):
-                # the worker may have joined before it got its current number, so it receives that number in this order
+                # the order contains the rank's current number, because the worker may have joined before it got this
+                # number
                 worker.waiting, worker.joined = None, order.generation
                 frame = wire.encode(encode(order.model_copy(update={"rank": rank})))
             worker.send(frame)
 
     def leave(self, order: c.AbortGeneration) -> None:
-        """Abort the current generation: send the abort to all workers. A worker that does not leave the generation
-        within `restart.leave_timeout_s` is killed."""
+        """Abort the current generation on all workers. A worker that does not leave the generation within
+        `restart.leave_timeout_s` is killed."""
         self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:
@@ -205,17 +206,17 @@ class Workers:
         self.send(order)
         for worker in self._workers.values():
             if worker.waiting is not None:
-                # the generation for which the worker waits never began, so the worker joins the new generation
+                # the generation for which the worker waits never began, so the worker joins the next generation
                 self._spawn(self._join(worker, worker.waiting))
-        # the timer gets process ids instead of `_Worker` objects, which would keep file descriptors open until the
-        # timeout
+        # process ids, because `_Worker` objects would keep file descriptors open until the timeout
         pids = {worker.pid for worker in self._workers.values()}
         wait_s = self._config.restart.leave_timeout_s
         asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
 
     def _renumber(self, moved: Mapping[int, int], generation: int) -> None:
-        """Give ranks their new numbers. A worker without a new number is killed if another worker gets its old number.
-        If a worker has no new number and its old number stays free, the coordinator sends a separate order for it."""
+        """Give ranks their new numbers. A worker without a new number is killed if another worker gets its former
+        number. If a worker has no new number and its former number stays free, the coordinator sends a separate order
+        for the worker."""
         here = self._workers.items()
         pending = {rank for rank in self._starts if rank not in self._workers or self._workers[rank].is_replaced}
         pending = {rank for rank in pending if rank in moved or self._starts[rank].joining}
@@ -225,7 +226,7 @@ class Workers:
         self.keep_only((self._workers.keys() - out) | pending)
         kept = self._workers.keys() | pending
         numbers = {rank: rank if rank in joining else moved.get(rank, rank) for rank in kept}
-        # a worker that is still to be started gets the new number, too
+        # workers that are still to be started also get new numbers
         self._starts = {numbers[rank]: start for rank, start in self._starts.items() if rank in kept}
         self._workers = {numbers[rank]: worker for rank, worker in self._workers.items()}
         for worker in self._workers.values():
@@ -235,25 +236,25 @@ class Workers:
         self.moved_in = generation
 
     def _numbered(self) -> list[_Worker | Start]:
-        """Return all objects that have a rank number: workers, and workers that are to be started."""
+        """Return all objects with a rank number: workers, and planned starts of workers."""
         return [*self._workers.values(), *self._starts.values()]
 
     def learn(self, faults: Iterable[tuple[int, int]]) -> None:
-        """Record which injected faults have already happened, because each fault is injected only once in a job.
-        `faults`: rank and step of each fault that has happened."""
+        """Record which injected faults have already happened, because a fault is injected only once per job. `faults`:
+        rank and step of each fault that has happened."""
         for rank, step in faults:
             self._kill.forget(rank, step)
 
     def end_joining(self) -> None:
-        """Kill the workers that were started for the next rank assignment, without reporting their deaths."""
+        """Kill the workers that were started for the next rank assignment, without reporting their ends."""
         self.keep_only([rank for rank, worker in self._workers.items() if not worker.joining])
 
     def kill_all(self) -> None:
-        """Kill all workers, without reporting their deaths."""
+        """Kill all workers, without reporting their ends."""
         self.keep_only(())
 
     def end_trainers(self, why: str) -> None:
-        """Kill the workers that have not left their generation, and report their deaths with kind `stuck` and cause
+        """Kill the workers that have not left their generation, and report their ends with kind `stuck` and cause
         `why`."""
         for rank, worker in self._workers.items():
             if worker.joined and worker.waiting is None:
@@ -261,12 +262,12 @@ class Workers:
                 self.monitor.end(rank, why, "stuck")
 
     async def all_wait(self) -> None:
-        """Wait until every worker of this node waits for a generation."""
+        """Wait until every worker of this node waits for the begin of a generation."""
         async with self._known:
             await self._known.wait_for(lambda: all(worker.waiting is not None for worker in self._workers.values()))
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Kill the workers of all ranks except `ranks`, without reporting their deaths."""
+        """Kill the workers of all ranks except `ranks`, without reporting their ends."""
         for rank in self._starts.keys() - set(ranks):
             del self._starts[rank]
         for rank in self._workers.keys() - set(ranks):
@@ -274,11 +275,11 @@ class Workers:
             send_signal(worker.pid)
 
     def expect(self, rank: int, world_size: int | None = None) -> Start:
-        """Record that a worker for `rank` is to be started. Returns the `Start` to pass to the method `start`.
+        """Plan the start of a worker for `rank`. Returns the argument for the method `start`.
 
         Args:
-            world_size: world size of the next rank assignment, if the worker is started for that assignment; otherwise
-                None.
+            world_size: world size of the next rank assignment, if the worker is started for the next assignment;
+                otherwise None.
         """
         start = self._starts[rank] = Start(rank, world_size, joining=world_size is not None)
         if (old := self._workers.get(rank)) is not None:
@@ -287,7 +288,7 @@ class Workers:
         return start
 
     async def start(self, start: Start, fork_server: ForkServer) -> None:
-        """Kill the former worker of the rank, and fork its replacement. Does nothing if `start` was cancelled in the
+        """Kill the rank's former worker, and fork its replacement. Does nothing if `start` was cancelled in the
         meantime."""
         if (leaving := self._leaving.get(self._local_rank(start))) is not None:
             await leaving.wait()
@@ -325,9 +326,9 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            send_signal(pid)  # the start was cancelled while the process was forked
+            send_signal(pid)  # the start was cancelled during the fork
             return
-        rank = start.rank  # the rank may have got a new number while the process was forked
+        rank = start.rank  # the rank may have got a new number during the fork
         worker = _Worker(
             pid=pid,
             log=log,
@@ -347,8 +348,8 @@ class Workers:
         return self._starts.get(start.rank) is start
 
     def _local_rank(self, start: Start) -> int:
-        """Return the local rank for a new worker. If the rank has a process now, the new worker gets the local rank of
-        that process. If the rank has no process, the new worker gets the rank modulo the number of workers per node, or
+        """Return the local rank for a new worker. If the rank has a process now, the new worker gets this process's
+        local rank. If the rank has no process, the new worker gets the rank modulo the number of workers per node, or
         the first free local rank if that number is in use. The local rank determines the device, and does not change
         when ranks get new numbers."""
         if (old := self._workers.get(start.rank)) is not None:
@@ -363,7 +364,7 @@ class Workers:
         worker.gone.set()
         self._spawn(fork_server.adopt_orphans())
         shutil.rmtree(temporary_folder(self._settings.socket_dir, worker.pid), ignore_errors=True)
-        # release the lock's file descriptor now, because tasks may keep the `_Worker` object for a while
+        # closes the lock's file descriptor now, because tasks may keep the `_Worker` object longer
         worker.liveness_lock = None
         if not worker.reported:
             worker.reported = True
@@ -371,13 +372,13 @@ class Workers:
 
     def _wait_for_death(self, worker: _Worker, lock: LivenessLock, loop: asyncio.AbstractEventLoop) -> None:
         if lock.wait():
-            # a RuntimeError means that the event loop has ended, because the node is shutting down
+            # the event loop may have ended, because the node is shutting down
             with contextlib.suppress(RuntimeError):
                 seen = time.monotonic()
                 loop.call_soon_threadsafe(lambda: self._spawn(self._dying(worker, seen)))
 
     async def _dying(self, worker: _Worker, seen: float) -> None:
-        """Report the death of a killed worker as soon as its main thread has ended, even before its memory is free."""
+        """Report the end of a killed worker as soon as its main thread has ended, even before its memory is free."""
         for _ in range(_DYING_LOOKS):
             if worker.reported or (status := dying_of(worker.pid)) is not None:
                 break
@@ -389,7 +390,7 @@ class Workers:
         await self._memory.ask(r.Ended(pid=worker.pid))
 
     def _end_stuck(self, pids: Collection[int], generation: int) -> None:
-        """Kill each process in `pids` that has not left its generation to join `generation`."""
+        """Kill each worker in `pids` that has not left its generation to join `generation`."""
         limit_s = self._config.restart.leave_timeout_s
         cause = f"did not leave generation {generation - 1} within {limit_s:g} s of a fault on another rank"
         for rank, worker in self._workers.items():
@@ -401,15 +402,15 @@ class Workers:
         # kill the worker's child processes, such as data loaders, because they may hold its sockets open
         kill_group(worker.pid)
         if worker.writer is not None:
-            # end the connection after all sent data are read, because a child process in another session may hold it
+            # end the connection after the sent data are read, because a child process in another session may hold it
             # open
-            with contextlib.suppress(OSError):  # an OSError means that the connection has already ended
+            with contextlib.suppress(OSError):  # the connection may have ended already
                 worker.writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-            # pass on all reports of the worker before reporting its death
+            # pass on all reports of the worker before reporting its end
             await worker.hung_up.wait()
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # this agent has killed the worker to remove or replace it
+            return  # this agent killed the worker to remove or replace it
         del self._workers[rank]
         if worker.is_replaced and self._config.restarts_script:
             return  # a replacement for this worker is about to start
@@ -430,10 +431,10 @@ class Workers:
         self._tell(c.Died(rank=rank, exit_code=code, final=unable, hint=hint, **exit_cause))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Receive and pass on the reports of one worker until its connection ends."""
+        """Receive the reports of one worker, and pass them on, until the worker's connection ends."""
         pid = wire.check_same_user(writer.get_extra_info("socket"))
         if (first := await wire.read(reader)) is None:
-            return  # the worker died before its first message; its pidfd reports the death
+            return  # the worker died before its first message; its pidfd reports the end
         try:
             handshake = read(c.WorkerHandshake, checked_version(first, "this agent", "its worker"), "handshake")
         except wire.WireError as error:
@@ -456,11 +457,11 @@ class Workers:
                 worker.hung_up.set()
 
     def _resume(self, worker: _Worker, writer: asyncio.StreamWriter, received: int) -> None:
-        """Continue a worker's broken connection over `writer`. Sends all orders after the first `received` orders,
-        which the worker has.
+        """Continue a worker's broken connection over `writer`. The worker has received the first `received` orders, and
+        gets all later orders.
 
         Raises:
-            WireError: some of the orders that the worker has not received are no longer kept.
+            WireError: an order that the worker has not received is no longer kept.
         """
         missing = worker.sent.after(received)
         if worker.writer is not None:
@@ -483,7 +484,8 @@ class Workers:
         return worker
 
     async def _read(self, worker: _Worker, message: wire.Message) -> None:
-        """Decode a worker's report, and pass it on to the coordinator. An invalid report is logged and skipped."""
+        """Decode a worker's report, and pass the report on to the coordinator. An invalid report is logged and
+        skipped."""
         try:
             report = c.WORKER_REPORTS.decode(message)
         except wire.WireError as error:
@@ -500,7 +502,7 @@ class Workers:
             case c.Event():
                 self.monitor.heard(worker, report)
                 self._stepped(worker, report)
-                # a report from before the worker got its current number is about its former number
+                # the report is from before the worker got its current number, so it is about the former number
                 if report.generation < self.moved_in:
                     own["rank"] = worker.former_rank
             case c.Restored(error="") if not worker.joining:
@@ -517,12 +519,13 @@ class Workers:
                 kind = "out-of-memory" if is_out_of_memory(cause) else "exception"
                 own |= {"t": time.monotonic(), "kind": kind, "phase": worker.phase}
                 if report.generation < self.generation:
-                    # `rank` is a number of the current generation, so the report must name that generation
+                    # the report must name the current generation, because `rank` is a rank number of the current
+                    # generation
                     own |= {"joined": report.generation, "generation": self.generation}
         self._tell(report.model_copy(update=own))
 
     def _stepped(self, worker: _Worker, report: c.Event) -> None:
-        """Record the step that a worker has begun, and inject the faults that are due at this step."""
+        """Record the step that a worker has begun, and inject the faults that are due at the step."""
         made, rank = report.fields.get("step"), worker.rank
         if self._config.restarts_script and report.event in ("begun", "script_saved") and isinstance(made, int):
             worker.saved = made
@@ -530,13 +533,13 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            send_signal(worker.pid)  # has no effect if the worker is already dead
+            send_signal(worker.pid)  # no effect if the worker is dead
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)
 
     def _lose_node(self, step: int) -> None:
-        """Inject the loss of this node, shortly after the events about it were sent."""
+        """Inject the loss of this node, shortly after the event about the loss was sent."""
         for rank in self._workers:
             self._event("killed", rank=rank, step=step, t=time.monotonic() + _LAST_EVENT_S)
         fault = NodeFault(kind="sigkill", node=self._settings.node)
@@ -566,5 +569,5 @@ class Workers:
 def _checksum(script: Path) -> str:
     try:
         return f"{zlib.crc32(script.read_bytes()):08x}"
-    except OSError:  # the worker fails with the same error, and reports it
+    except OSError:  # the worker fails with the same error, and reports this error
         return ""

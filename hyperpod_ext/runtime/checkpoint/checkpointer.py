@@ -44,8 +44,8 @@ def _with_the_next_server(
 ) -> Callable[Concatenate[Checkpointer, Given], Result]:
     """Decorate a method: if the memory server ends during a call, connect to the next server and repeat the call.
 
-    The snapshots in the ended memory server are lost. The state itself is still in this process, and is saved again by
-    the repeated call or by the next save.
+    The snapshots in the memory server that ended are lost. The state itself is still in this process, and is saved
+    again by the repeated call or by the next save.
     """
 
     @functools.wraps(call)
@@ -62,16 +62,16 @@ def _with_the_next_server(
 class Checkpointer:
     """Saves and restores snapshots of one rank.
 
-    A save copies the state into a slot: shared memory for one snapshot, which outlives this process. The memory server
-    then seals the slot during training: it computes the checksum, and signs the manifest.
+    A save copies the state into a slot: shared memory for one snapshot, which outlives this process. During training,
+    the memory server seals the slot of a save: it computes the checksum, and signs the manifest.
 
     Args:
-        client: connection to the node's memory server. No other object may use it.
+        client: connection to the node's memory server, which no other object may use.
         rank: rank that owns the snapshots.
         world_size: number of ranks.
         job: the job's name. Snapshots of other jobs are refused.
         secret: the job's secret, with which manifests are verified.
-        overlap: copy in the background. With it, tensors must not change from a save until `wait_staged` returns.
+        overlap: copy in the background. Tensors must not change during the copy, that is, until `wait_staged` returns.
         when_busy: what to do if no slot is free: `wait`, `skip` the save, or `supersede` (cancel an older copy).
         encrypted: whether connections to memory servers of other nodes use TLS.
     """
@@ -102,20 +102,20 @@ class Checkpointer:
         self._now: list[int] = []
         self._later: list[int] = []
         self._frozen: FrozenPrefix | None = None
-        """The frozen parameters at the start of the image, for the present layout."""
+        """The frozen parameters, whose bytes come first in a snapshot of the present layout."""
         self._mutation_check: MutationCheck | None = None
         """Detects changes of the tensors that are copied in the background."""
         self._overlapped: dict[int, OverlappedCopy] = {}
-        """The background copy into each slot, by slot. The same object is used at each save into the slot."""
+        """The background copy into each slot, by slot index. Each save into the slot uses the same object."""
         self._samples: dict[int, CopySamples] = {}
-        """The comparison of live tensors with their copies in a slot, by slot."""
+        """The comparison of live tensors with their copies in each slot, by slot index."""
         self._newest = ("", 0)
         """Save ID and slot of the last completely copied snapshot; an empty save ID if there is none."""
         self._room = Room()
         self._unthrottle = Unthrottle()
-        """Set while the caller waits for a copy, so that the copy with checksum ends early."""
+        """Set while the caller waits for a copy, which then copies the rest faster, without computing the checksum."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
-        crc64nvme(b"")  # loads the checksum's library now, not during a restore
+        crc64nvme(b"")  # load the checksum library now, so that no restore waits for it
         self._stager = Stager()
         self._is_good: Callable[[int], bool] = lambda step: True
         self._background = Background("hpx-stage") if overlap else None
@@ -125,7 +125,7 @@ class Checkpointer:
 
     @_with_the_next_server
     def _attach(self) -> None:
-        """Map the slots that an earlier process of this rank has used, if there are any."""
+        """Map the slots (shared memory) that an earlier process of this rank has used, if there are any."""
         self._mapping = self._client.attach(self._rank)
 
     def _turn_to_the_next_server(self) -> None:
@@ -135,7 +135,7 @@ class Checkpointer:
         """
         if self._background is not None:
             self._unthrottle.set()
-            with contextlib.suppress(MemoryLostError):  # the running copy writes to a lost slot
+            with contextlib.suppress(MemoryLostError):  # the running copy fails, as its memory server has ended
                 self._background.wait()
         self._staged = self._mapping = self._layout = self._live = self._mutation_check = None
         self._newest = ("", 0)
@@ -147,8 +147,8 @@ class Checkpointer:
 
         Args:
             device: the device; None if all tensors change synchronously.
-            is_good: called after a copy; returns whether the copied step is valid, that is, not aborted. An invalid
-                copy is not sealed.
+            is_good: called after a copy; returns whether the copied step is valid, that is, not aborted. The memory
+                server does not sign an invalid copy.
         """
         self.wait_staged()
         self._stager.device, self._is_good, self._mutation_check = device, is_good, None
@@ -159,10 +159,10 @@ class Checkpointer:
 
     @_with_the_next_server
     def reserve(self, nbytes: int) -> None:
-        """Reserve memory for images of `nbytes` bytes (all tensors of a snapshot) before the first save.
+        """Reserve memory, before the first save, for snapshots whose tensors have `nbytes` bytes.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
+            MemoryTierFullError: the node's memory tier has no room. The error leaves existing snapshots unchanged.
         """
         self.wait_staged()
         if self._mapping is None or self._mapping.slot_bytes < nbytes:
@@ -174,11 +174,11 @@ class Checkpointer:
         """Make the layout of this state, and reserve memory for it, before the first save.
 
         Args:
-            parts: the split state.
+            parts: the state, as split by `tree.take_apart`.
             changing: see `save`.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
+            MemoryTierFullError: the node's memory tier has no room. The error leaves existing snapshots unchanged.
         """
         self.wait_staged()
         self._lay_out(parts, changing)
@@ -197,22 +197,23 @@ class Checkpointer:
         at_once: bool = False,
         when_busy: WhenBusy | None = None,
     ) -> bool:
-        """Copy the state into a free slot, and let the memory server seal it. Return False if the save was skipped.
+        """Copy the state into a free slot (shared memory), and let the memory server checksum and sign the copy. Return
+        False if the save was skipped.
 
         Args:
             step: number of the saved step.
             save_id: save ID of the commit: its generation and step.
             generation: generation of the commit.
-            parts: the split state.
+            parts: the state, as split by `tree.take_apart`.
             extras: additional JSON values for the manifest.
             own_digest: digest of the part of the state that may differ between ranks.
             changing: returns whether a tensor may change before `wait_staged`, as buffers do in a forward pass. Tensors
-                that may change are copied before `save` returns. The function is called only when the layout changes.
+                that may change are copied before `save` returns. `changing` is called only when the layout changes.
             at_once: copy all tensors before `save` returns.
             when_busy: what to do if no slot is free; None: the default of this object.
 
         Raises:
-            MemoryTierFullError: the node's memory tier has no room. Existing snapshots are unchanged.
+            MemoryTierFullError: the node's memory tier has no room. The error leaves existing snapshots unchanged.
             StaleGenerationError: a newer generation has saved.
         """
         self.wait_staged()
@@ -221,7 +222,7 @@ class Checkpointer:
             return False
         check_values(parts)
         layout = self._lay_out(parts, changing)
-        if generation != self._generation:  # the server has promised the slot to the earlier generation
+        if generation != self._generation:  # the memory server has promised this slot to the earlier generation
             self._generation = generation
             self._client.forget_slot()
         record = {
@@ -232,7 +233,7 @@ class Checkpointer:
             "nbytes": layout.plan.nbytes,
             "values": parts.values,
             "extras": dict(extras or {}),
-            "saved_at": time.time(),  # only displayed to users
+            "saved_at": time.time(),  # the time of the save is only displayed to users
         }
         begin = functools.partial(self._begin, layout, step, save_id, generation, when_busy)
         self._stager.follow()
@@ -248,7 +249,8 @@ class Checkpointer:
             self._client.seal(self._rank, slot, record)
             return True
         slot = None
-        if self._stager.device is None or self._now:  # if not, `_stage` calls `begin`, which waits for the device
+        # if no tensor must be copied now, the background thread calls `begin`, which waits for the device
+        if self._stager.device is None or self._now:
             if (slot := begin()) is None:
                 return False
             now = self._now
@@ -264,10 +266,10 @@ class Checkpointer:
         return True
 
     def _begin(self, layout: Layout, step: int, save_id: str, generation: int, when_busy: WhenBusy) -> int | None:
-        """Return a slot for a snapshot of `step`, whose old snapshot is dropped; None if the save is skipped.
+        """Drop the old snapshot in a slot, and return the slot for a snapshot of `step`; None if the save is skipped.
 
-        The method first waits until the device has finished the step. When the device has, every rank that shares the
-        state has committed the previous step, so no rank needs the dropped snapshot any more.
+        The method first waits until the device has finished `step`. Once the device has finished, every rank that
+        shares the state has committed the previous step, so no rank needs the dropped snapshot any more.
         """
         self._stager.wait_device()
         if not self._is_good(step):
@@ -286,11 +288,11 @@ class Checkpointer:
     def _stage(
         self, staged: _Staged, layout: Layout, slot: int | None, begin: Callable[[], int | None], record: dict[str, Any]
     ) -> None:
-        """Copy a snapshot in the background thread, and let the memory server seal it.
+        """Copy a snapshot in the background thread, and let the memory server checksum and sign the copy.
 
         Args:
             staged: the save.
-            layout: layout of the image.
+            layout: layout of the snapshot.
             slot: slot to copy to; None if `begin` must be called first, which returns the slot.
             begin: returns a free slot; None if the save is skipped.
             record: fields of the manifest.
@@ -315,7 +317,7 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
-        if self._stager.device is None:  # a device may change the tensors during the comparison
+        if self._stager.device is None:  # a comparison is valid only if no device changes the tensors meanwhile
             staged.samples = self._samples_of(layout, slot)
 
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
@@ -330,7 +332,7 @@ class Checkpointer:
         assert self._frozen is not None, "`_lay_out` has set it"
         known = self._frozen.store(slot, self._image(layout, slot), self._views[slot], self._stager)
         record["checked"] = [known[0], crc_text(known[1])]
-        if known[0]:  # other nodes that already have these bytes do not receive them again
+        if known[0]:  # frozen parameters are not sent again to nodes that already have them
             record["extras"]["frozen"] = record["checked"]
         return known
 
@@ -342,8 +344,7 @@ class Checkpointer:
     def differing(self, save_id: str) -> str | None:
         """Compare samples of the live tensors with the last snapshot; return the name of a tensor that differs.
 
-        The result is None if no sample differs, if `save_id` is not the last snapshot, or if a device may be changing
-        the tensors.
+        Return None if no sample differs, if `save_id` is not the last snapshot, or if a device may change the tensors.
         """
         if (
             self._newest[0] != save_id
@@ -364,7 +365,7 @@ class Checkpointer:
 
     def stepped(self) -> None:
         """Report to the node's memory server that a step without a save is done."""
-        with contextlib.suppress(MemoryLostError):  # the next save connects to the next server
+        with contextlib.suppress(MemoryLostError):  # the next save will connect to the next memory server
             self._client.stepped(self._rank)
 
     @_with_the_next_server
@@ -389,7 +390,7 @@ class Checkpointer:
         if changed is not None:
             self._overlap = False
             self._client.flush()
-            self._client.forget_slot()  # the slot promised for the next save may hold the newest snapshot now
+            self._client.forget_slot()  # the slot promised for the next save may now hold the newest snapshot
             warnings.warn(
                 f"{changed} was changed while step {staged.step} was being copied, but not by the optimizer: this "
                 "snapshot is dropped, and later snapshots are copied before the next step begins, as with "
@@ -410,27 +411,28 @@ class Checkpointer:
 
     @_with_the_next_server
     def busy(self) -> bool:
-        """Return whether the last save is still being copied or sealed."""
+        """Return whether the last save is still being copied, checksummed or signed."""
         return (self._background is not None and not self._background.idle) or self._client.busy()
 
     @_with_the_next_server
     def flush(self) -> bool:
-        """Wait until the last save is sealed. Return False if the save was lost because the memory server has ended."""
+        """Wait until the memory server has signed the last save. Return False if the save was lost because the memory
+        server has ended."""
         self.wait_staged()
         self._client.flush()
         return not self._lost
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
-        """Return this rank's writable slots, the bytes of a slot and the bytes of an image; None before a save."""
+        """Return the memory of this rank's slots, and the bytes of a slot and of a snapshot; None before a save."""
         if self._mapping is None or self._layout is None:
             return None
         return self._mapping.memory, self._mapping.slot_bytes, self._layout.plan.nbytes
 
     def _lay_out(self, parts: Parts, changing: Callable[[torch.Tensor], bool]) -> Layout:
-        """Return the layout of a state. If the plan has changed, map memory for it, and make views of the slots.
+        """Return the layout of a state. If the layout has changed, map slots for it, and make views of their tensors.
 
         Args:
-            parts: the split state.
+            parts: the state, as split by `tree.take_apart`.
             changing: see `save`.
         """
         if self._layout is not None and self._rebind(self._layout, parts):
@@ -464,13 +466,13 @@ class Checkpointer:
         return True
 
     def _write_frames(self, layout: Layout, slot: int) -> None:
-        """Write the bytes of an image around the tensors' values, at the first use of a slot."""
+        """Write the bytes of a snapshot that are not tensor values, at the first use of a slot."""
         if slot not in self._framed:
             layout.write_frames(self._image(layout, slot))
             self._framed.add(slot)
 
     def _image(self, layout: Layout, slot: int) -> memoryview:
-        """Return the bytes of a slot that contain the image."""
+        """Return the bytes of a slot that contain the snapshot."""
         assert self._mapping is not None, "`_lay_out` has mapped the slots"
         start = slot * self._mapping.slot_bytes
         return self._mapping.memory[start : start + layout.plan.nbytes]
@@ -568,7 +570,7 @@ class Checkpointer:
             save_id: save ID of the commit.
 
         Raises:
-            NotFoundError: a memory server no longer has the snapshot of its rank, or the parity piece.
+            NotFoundError: a memory server no longer has the snapshot of its rank, or the parity.
             CorruptSnapshotError: a manifest was not signed by this job, or the manifests differ.
         """
         self.wait_staged()
@@ -636,7 +638,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
 
     Args:
         layout: the layout, changed in place.
-        known: the split state from which the layout's tensors are.
+        known: the split state that has the layout's present tensors.
         now: the present split state.
     """
     if known.shape != now.shape:
@@ -645,7 +647,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
         plain = type(tensor) in _PLAIN
-        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` may have changed it
+        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` may replace this tensor
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
         if not plain or tensor.dtype != local.dtype:

@@ -19,19 +19,19 @@ _MOST_CHANGED = 3
 
 
 class FrozenPrefix:
-    """The frozen parameters at the start of an image. A save copies them only if their digests have changed.
+    """Frozen parameters at the start of a snapshot. A save copies these parameters only if their digests have changed.
 
     Args:
-        layout: layout of the image.
+        layout: layout of the snapshot.
         items: number of frozen parameters, which are the first items of the layout.
     """
 
     def __init__(self, layout: Layout, items: int) -> None:
         self._layout, self.items = layout, items
         self._nbytes = layout.plan.items[items - 1].end if items else 0
-        """Number of bytes of the image that contain the frozen parameters."""
+        """Number of bytes, at the start of a snapshot, that contain the frozen parameters."""
         self._held: dict[int, tuple[list[int], int]] = {}
-        """Digests of the frozen parameters in a slot, and the CRC64-NVME of their bytes in its image, by slot."""
+        """Digests of the frozen parameters in each slot, and the CRC64-NVME of their bytes, by slot index."""
         self._newest: list[int] | None = None
         """Digests of the frozen parameters at the last save; None before the first save."""
         self._changed = 0
@@ -42,8 +42,8 @@ class FrozenPrefix:
 
         Args:
             slot: index of the slot.
-            image: bytes of the image in the slot. The bytes around the tensors' values are already written.
-            views: tensors over the bytes of the image, one for each item.
+            image: bytes of the snapshot in the slot, in which the bytes around the tensors' values are already written.
+            views: tensors that share the memory of `image`, one for each item of the layout.
             stager: copies the tensors.
         """
         held = self._held.pop(slot, None)
@@ -68,7 +68,7 @@ class FrozenPrefix:
         self._held.clear()
 
     def _digests(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        """Return a digest of each tensor: the CRC64-NVME if the live tensor is CPU memory, or else `weighted_sum`."""
+        """Return a digest of each tensor: its CRC64-NVME if it is in CPU memory, otherwise its `weighted_sum`."""
         by_crc = map(is_memory, self._layout.locals)
         return [
             crc64nvme(bytes_of(tensor)) if crc else weighted_sum(tensor)

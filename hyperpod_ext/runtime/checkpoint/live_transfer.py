@@ -2,8 +2,8 @@
 
 Several ranks that hold the same state each send a part of it at the same time. A sender copies its live tensors through
 two small buffers, and needs no second copy of the whole state. The tensors' bytes are sent over the process group. The
-plan and the checksums are sent through the job's authenticated store. The receiver verifies the checksums of all bytes
-before the state is used.
+layout plan and the checksums are sent through the job's authenticated store. The receiver verifies the checksums of all
+bytes before the state is used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TensorBytes(NamedTuple):
     """A range of the bytes of one tensor."""
 
     item: int
-    """Index of the tensor in the plan."""
+    """Index of the tensor in the layout plan."""
     start: int
     stop: int
 
@@ -77,7 +77,7 @@ class TransferOrder:
     part: int
     """Index of the part, from 0."""
     of: int
-    """Number of parts, each from another sender."""
+    """Number of parts into which the state is divided; a different rank sends each part."""
 
 
 def send_state(
@@ -100,7 +100,7 @@ def send_state(
     """
     layout, me = Layout(parts), dist.get_rank()
     plan = layout.plan
-    short = {"step": step, "digest": plan.digest}  # only the sender of part 0 also sends the plan and the values
+    short = {"step": step, "digest": plan.digest}  # only the sender of part 0 also sends plan and plain values
     full = short | {"plan": plan.to_json(), "values": parts.values, "extras": dict(extras)}
     for order in orders:
         store.set(_between(key, order.receiver, me), json.dumps(short if order.part else full))
@@ -137,7 +137,7 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
     split = [buckets_of(sizes, part, len(sources), _BUCKET_BYTES) for part in range(len(sources))]
     incoming = [_Incoming(source, buckets, places) for source, buckets in zip(sources, split, strict=True)]
     running = incoming
-    while running := [each for each in running if each.take()]:  # one bucket of each source in turn
+    while running := [each for each in running if each.take()]:  # receive from all sources in turn
         pass
     full = headers[sources[0]]
     for each in incoming:
@@ -149,7 +149,8 @@ def receive_state(store: PartitionedStore, key: str, sources: Sequence[int]) -> 
 
 
 def _agreed(headers: Mapping[int, Mapping[str, Any]]) -> Plan:
-    """Return the plan that the sources have announced. Check that all announcements have the same step and plan.
+    """Return the layout plan that all sources have announced. Check that all announcements have the same step and
+    layout plan.
 
     Args:
         headers: the announcement of each source, by rank. The first announcement contains the plan.
@@ -199,12 +200,13 @@ def _send(tensors: Sequence[torch.Tensor], buckets: Sequence[Bucket], receiver: 
 
 
 class _Incoming:
-    """Receives the buckets of one source, and copies each bucket into the image. Two buckets are received at a time.
+    """Receives the buckets of one source, and copies each bucket to its place in the received state. Two buckets are
+    received at a time.
 
     Args:
         source: rank that sends the buckets.
         buckets: the buckets, in the order of sending.
-        places: bytes of each tensor in the image.
+        places: memory of each received tensor.
     """
 
     def __init__(self, source: int, buckets: Sequence[Bucket], places: Sequence[torch.Tensor]) -> None:
@@ -214,7 +216,7 @@ class _Incoming:
         self._works = [self._ask(number) for number in range(len(self._buffers))]
 
     def take(self) -> bool:
-        """Wait for the next bucket, and copy it into the image; return False if no bucket is left."""
+        """Wait for the next bucket, and copy it into the received state; return False if no bucket is left."""
         number = len(self.checksums)
         if number == len(self._buckets):
             return False

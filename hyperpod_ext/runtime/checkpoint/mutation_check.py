@@ -29,12 +29,12 @@ class MutationCheck:
     def look(self) -> list[int]:
         """Return the tensors' version counters.
 
-        An in-place change increases the counter, unless a fused optimizer makes it or it is made through `.data`.
+        An in-place change increases the counter, unless the change is made by a fused optimizer or through `.data`.
         """
         return [tensor._version for tensor in self._counted]
 
     def changed(self, since: list[int]) -> str | None:
-        """Return the name of a tensor whose counter differs from `since`, a result of `look`; None if all are equal."""
+        """Return the name of a tensor whose counter differs from `since` (from `look`); None if no counter differs."""
         if (now := self.look()) == since:
             return None
         return next(name for name, a, b in zip(self._names, now, since, strict=True) if a != b)

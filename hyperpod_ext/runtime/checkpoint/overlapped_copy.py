@@ -36,7 +36,7 @@ _FORGET = 0.9
 """After each plain copy, the measured time of a copy with checksum is multiplied by this factor. So a copy with
 checksum is tried again after some saves."""
 _TELLS = 8
-"""A copy with checksum is measured only if at least one part in this many of the image was copied before it ended."""
+"""The time of a copy with checksum is recorded only if at least one in this many bytes was copied before its end."""
 _WINDOWS = 4
 """Number of last saves whose available times are considered."""
 
@@ -67,7 +67,7 @@ class Room:
         self._overlapped_s = None if self._overlapped_s is None else _FORGET * self._overlapped_s
 
     def copied_overlapped(self, seconds: float, nbytes: int, of: int) -> None:
-        """Record the seconds of a copy with checksum that ended after `nbytes` of the `of` bytes of an image."""
+        """Record the seconds of a copy with checksum that ended after `nbytes` of the `of` bytes of a snapshot."""
         if nbytes * _TELLS >= of:
             self._overlapped_s = seconds * of / nbytes
 
@@ -76,32 +76,33 @@ class Room:
         self._windows.append(seconds)
 
     def enough(self) -> bool:
-        """Return whether the next copy should compute the checksum, which is `has_room` for the recorded times."""
+        """Return whether the next copy should compute the checksum, according to `has_room` and the recorded times."""
         if self._copy_s is None or not self._windows:
             return False
         return has_room(self._copy_s, self._overlapped_s, min(self._windows))
 
 
 class CopyProgress(NamedTuple):
-    """The part of an image that is complete when a copy ends, perhaps early."""
+    """The part of a snapshot that is complete when a copy ends, perhaps early."""
 
     items: int
-    """Number of items, from the first item of the plan, that are complete."""
+    """Number of completely copied items, counted from the first item of the layout."""
     nbytes: int
-    """Number of bytes, from the start of the image, that are complete."""
+    """Number of bytes, from the start of the snapshot, that are complete."""
     checksum: int
-    """CRC64-NVME of the first `nbytes` bytes of the image."""
+    """CRC64-NVME of the first `nbytes` bytes of the snapshot."""
 
 
 class OverlappedCopy:
-    """Copies a state into an image in a slot, and computes the image's checksum. An object can be used for many saves.
+    """Copies a state into a slot (memory for one snapshot), and computes the checksum of the copied bytes. One object
+    can be used for many saves into the same slot.
 
     Args:
-        plan: layout of the image.
+        plan: layout of the snapshot.
         sources: the live tensor of each item of the plan, on the CPU.
-        destinations: the tensor of each item in the image.
-        image: bytes of the whole image. The bytes around the tensors' values are already written.
-        copied: indices of items that are already copied. Only the checksum of these items is computed.
+        destinations: the tensor of each item in the slot.
+        image: bytes of the whole snapshot in the slot. The bytes around the tensors' values are already written.
+        copied: indices of items that are already copied, and of which only the checksum is computed.
         first: index of the first item to copy.
     """
 
@@ -114,7 +115,7 @@ class OverlappedCopy:
         copied: Collection[int],
         first: int = 0,
     ) -> None:
-        self._memory = [*sources], image  # keeps the tensors alive, so that their addresses stay valid
+        self._memory = [*sources], image  # keep the tensors alive, so that their addresses stay valid
         self._scattered: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Destination and source of each tensor that is not contiguous memory, which torch must copy first."""
         begin, position = address_of(image), plan.items[first - 1].end if first else 0

@@ -17,7 +17,8 @@ from hyperpod_ext.runtime.state.device_steps import Device, Marker
 
 
 class Stager:
-    """Copies tensors into slots. Tensors on a GPU are copied on a separate CUDA stream into pinned memory."""
+    """Copies tensors into slots (shared memory for snapshots). Tensors on a GPU are copied on a separate CUDA stream
+    into pinned memory."""
 
     def __init__(self) -> None:
         self.device: Device | None = None
@@ -41,7 +42,7 @@ class Stager:
         if not _cuda_in_use():
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
-        with torch.cuda.device(self._side_stream().device):  # without this, a background thread would use GPU 0
+        with torch.cuda.device(self._side_stream().device):  # a background thread would use GPU 0 by default
             if self._memory is not memory:
                 self._let_go()
                 self._memory = memory
@@ -58,7 +59,8 @@ class Stager:
         self._pinned.clear()
 
     def copy(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
-        """Copy each source to its destination, and return when all copies are complete. Releases the GIL."""
+        """Copy each source to its destination, and return when all copies are complete. The copies run without the
+        GIL."""
         on_gpu = any(source.is_cuda for source in sources)
         if not on_gpu:
             self.wait_device()
@@ -68,7 +70,7 @@ class Stager:
         stream = self._side_stream()
         with torch.no_grad(), self.after_device():
             for source, destination in zip(sources, destinations, strict=True):
-                destination.copy_(source, non_blocking=True)  # the caller keeps `sources` alive
+                destination.copy_(source, non_blocking=True)  # the caller keeps `sources` alive meanwhile
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()
@@ -138,7 +140,7 @@ class Background:
             work = self._work.get()
             try:
                 work()
-            except Exception as error:  # `wait` raises the error again
+            except Exception as error:  # `wait` raises this error again
                 self._error = error
             del work
             self._idle.set()

@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.snapshot.tree import Parts, fqn, leaf_paths
 
 _MOST_BYTES = 48 << 20
 _OF_A_NUMBER = 20
-"""Assumed length of a number as text, in characters."""
+"""Assumed number of characters of a number that is written as text."""
 
 
 def check_values(parts: Parts) -> None:

@@ -41,21 +41,20 @@ class AbortedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One generation: what a rank needs to know to restore and train in it."""
+    """One generation: the data that a rank needs to restore and train in it."""
 
     number: int
     decision: Decision
     addresses: tuple[tuple[str, int], ...] | LookedUp
     """Addresses of the ranks' key-value servers, by rank."""
     peers: dict[int, tuple[str, int]]
-    """Addresses of the memory servers from which the ranks of this node restore, by node. More servers may be added
-    later."""
+    """Addresses of the memory servers from which this node's ranks restore, by node; more may be added later."""
     moved: bool = False
     """Whether this process keeps its state, but has another rank or world size than in the previous generation."""
     memory_every: int | None = None
     """Number of steps between two snapshots in memory in this generation; None for the interval in the spec."""
     full_size: int | None = None
-    """World size when no rank is missing. None if no rank is missing in this generation."""
+    """World size when no rank is missing; None if no rank is missing in this generation."""
 
 
 class ControlPlane(Protocol):
@@ -66,7 +65,7 @@ class ControlPlane(Protocol):
 
     @property
     def environment(self) -> WorkerEnvironment | None:
-        """Rank, node and settings of this process. None before `join` if the launcher assigns ranks only then."""
+        """Rank, node and settings of this process; None before `join` if the launcher assigns ranks only in `join`."""
 
     @property
     def aborted(self) -> bool:
@@ -85,7 +84,7 @@ class ControlPlane(Protocol):
         """Return the store for the process groups of `generation`."""
 
     def restored(self, attempt: int, error: str) -> tuple[int | None, Decision | None]:
-        """Report the end of a restore, with its error or "". `attempt`: number of the restore in this generation, from
+        """Report the end of a restore, with its error or "". `attempt`: number of the restore in the generation, from
         1.
 
         Returns `(step, None)` to train after `step`, or `(None, decision)` to restore again, from another source."""
@@ -98,13 +97,13 @@ class ControlPlane(Protocol):
         """Write an event to the job's event log."""
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. Returns False if this process must end.
+        """Report an exception of the training function. Returns False if this process must end.
 
         If `failed` returns True and the process is unusable, the launcher kills the process.
         """
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation has ended. Returns False after `timeout_s`; None waits without limit."""
+        """Wait until the generation has ended; return False after `timeout_s` seconds (None: no time limit)."""
 
 
 class Session:
@@ -124,7 +123,7 @@ class Session:
         interface = environment.config.interface
         host = address_of(interface) if interface else ""
         self._endpoint = Endpoint(environment.rank, environment.secret, _end, host)
-        with contextlib.suppress(ConnectionError):  # the receiving thread will connect again
+        with contextlib.suppress(ConnectionError):  # the receiving thread will reconnect
             self._introduce()
         threading.Thread(target=self._listen, name="hpx-session", daemon=True).start()
 
@@ -166,8 +165,7 @@ class Session:
         self._send(c.LookUp(ranks=(rank,)))
 
     def _move(self, order: c.BeginGeneration) -> bool:
-        """Set this process's rank and world size for the generation. Returns whether rank or world size have
-        changed."""
+        """Set this process's rank and world size for the generation. Returns whether rank or size have changed."""
         environment = replace(self.environment, rank=order.rank, world_size=order.world_size)
         moved, self.environment = environment != self.environment, environment
         if moved:
@@ -202,7 +200,7 @@ class Session:
         self._send(c.Event(event=event, t=time.monotonic(), fields=fields))
 
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. Returns True: if this process must end, the agent kills it."""
+        """Report an exception of the training function. Returns True: if this process must end, the agent kills it."""
         self._send(failure)
         return True
 
@@ -216,7 +214,7 @@ class Session:
         return self.aborted and self._safe_to_commit.is_so
 
     def wait_aborted(self, timeout_s: float | None) -> bool:
-        """Wait until the generation has ended. Returns False after `timeout_s`; None waits without limit."""
+        """Wait until the generation has ended; return False after `timeout_s` seconds (None: no time limit)."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.aborted:
             left = None if deadline is None else deadline - time.monotonic()
@@ -230,7 +228,7 @@ class Session:
         """Wait for an order of this generation that is of one of `kinds`, and return it.
 
         Raises:
-            AbortedError: the generation ended before such an order arrived.
+            AbortedError: the generation ended before an order of these kinds arrived.
         """
         while not self.aborted:
             order = self._inbox.get()
@@ -280,7 +278,7 @@ class Session:
                 sys.stderr.write(f"a message from the agent was refused: {error}\n")
 
     def _resume(self) -> c.ToWorker | None:
-        """Reconnect to the agent, send lost reports again, and return the next order. None if the agent is dead or
+        """Reconnect to the agent, send lost reports again, and return the next order; None if the agent is dead or
         refuses this process."""
         for _ in range(_TRIES):
             try:
@@ -295,7 +293,7 @@ class Session:
                             self._socket.sendall(frame)
             except (FileNotFoundError, ConnectionRefusedError):
                 return None
-            except OSError:  # the new connection broke as well
+            except OSError:  # the new connection broke too: try again
                 time.sleep(_AGAIN_S)
                 continue
             if (order := self._receive()) is not None:
@@ -303,7 +301,8 @@ class Session:
         return None
 
     def _send(self, report: c.FromWorker) -> None:
-        """Send a report. If the connection breaks, the receiving thread reconnects and sends the report again."""
+        """Send a report to the agent. If the connection breaks, the receiving thread reconnects and sends the report
+        again."""
         own = report.model_copy(update={"generation": report.generation or self.generation})
         frame = wire.encode(encode(own))
         with self._sending:
@@ -316,7 +315,7 @@ class Session:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its agent replaces it. Otherwise other ranks would wait forever for this rank's failed
-    key-value server."""
+    """End this process, so that its agent replaces it. If the process continued, other ranks would wait forever for its
+    failed key-value server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,7 +1,7 @@
 """Rank 0's decision for a generation: the step that all ranks restore, and the source from which each rank restores.
 
-Pure functions, except for requests to the durable tiers. Under our agent, the coordinator decides, which is no rank
-(`coordinator/coordinator.py`). Under another launcher and in a plain script (`dcp/tiers.py`), rank 0 decides. The
+The functions are pure, except for requests to the durable tiers. Under our agent, the coordinator decides, which is no
+rank (`coordinator/coordinator.py`). Under another launcher and in a plain script (`dcp/tiers.py`), rank 0 decides. The
 coordinator and rank 0 decide by the same negotiation (`membership/restoring.py`).
 """
 
@@ -21,8 +21,7 @@ AskTiers = Callable[[Sequence[tuple[str, str]]], Mapping[str, Any]]
 
 
 def offers_of(held: Snapshots, generation: int) -> dict[str, Any]:
-    """Return a node's part of an answer to `RestoreCoordinator.begin`: its snapshots, and the newest generation it
-    knows of."""
+    """Return a node's fields of an answer for `RestoreCoordinator.begin`: its snapshots and its newest generation."""
     disk = held.disk
     newest = max(generation, int(disk.get("generation", 0)))
     return {"held": held.snapshots, "disk": disk.get("snapshots", ()), "generation": newest}
@@ -36,8 +35,8 @@ class RestoreCoordinator:
         ask_durable: function that returns the checkpoints in shared durable tiers, except the checkpoints in its
             argument; None without such tiers.
         run: name of this run of the job.
-        script: whether the training script loads the state itself, instead of the `@resilient` loop. If no checkpoint
-            can be restored, a script may start from step 0.
+        script: whether the training script loads the state itself, instead of the `@resilient` loop, and may start from
+            step 0 if no checkpoint can be restored.
         step: step that the script wants to restore; None for the newest step.
     """
 
@@ -62,7 +61,7 @@ class RestoreCoordinator:
 
         Args:
             answers: one dict per rank, in the order of ranks, with `live`, `committed`, `began`, `generation` and
-                `error`. The answer of a node's first rank also has `held` and `disk`. Fields may be missing.
+                `error`. The answer of a node's first rank also has `held` and `disk`. All these fields are optional.
 
         Raises:
             NoCheckpointError: training has made steps, but none of them can be restored.
@@ -94,7 +93,7 @@ class RestoreCoordinator:
         """Return the next decision after a failed restore. `errors`: error of each rank that could not restore.
 
         Raises:
-            NoCheckpointError: no other source is left. The message contains the last error.
+            NoCheckpointError: no other source is left to restore from. The exception's message contains the last error.
         """
         self._restoring.refuse(errors, self._nodes)
         return self._decide()
@@ -103,7 +102,7 @@ class RestoreCoordinator:
         """Return the next decision after the offers (restorable snapshots) in `refused` could not be restored.
 
         Raises:
-            NoCheckpointError: no other source is left. The message contains `error`.
+            NoCheckpointError: no other source is left to restore from. The exception's message contains `error`.
         """
         self._restoring.refuse_offers(refused, error)
         return self._decide()
@@ -120,7 +119,7 @@ class RestoreCoordinator:
     def _look_at_durable(self, question: AskDurable) -> None:
         assert self._ask_durable is not None
         found = self._ask_durable(question.exclude)
-        if not self._began:  # writers of earlier runs must count as older than this run
+        if not self._began:  # writers of earlier runs must have lower generations
             self.generation = max(self.generation, int(found["generation"]))
         stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
         self._restoring.durable_answered(stored, tuple(found["problems"]), tuple(found["unreachable"]))

@@ -1,10 +1,11 @@
 """Stops all ranks after the same step when the operator will restart the job with a different number of nodes.
 
-Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, each at a different time. Some time later, the
-agents kill the processes that are still running. At the end of each step, the ranks start an all-reduce of a flag:
-whether this rank has received the signal. The ranks read the result of the all-reduce at the end of the next step. So
-all ranks read the same result at the same step, and no rank has to wait for it. An error of the all-reduce is handled
-as a fault, like an error of any other collective. An error of the all-reduce never counts as "no signal".
+Under `hyperpodrun`, the operator's agents send SIGUSR1 to their workers, each at a different time. Some time after this
+signal, the agents kill the processes that are still running. At the end of each step, the ranks start an all-reduce of
+a flag: whether this rank has received the signal. The ranks read the result of the all-reduce at the end of the next
+step. So all ranks read the same result at the same step, and no rank has to wait for the all-reduce. An error of the
+all-reduce is handled as a fault, like an error of any other collective. An error of the all-reduce never counts as "no
+signal".
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ElasticEvent:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         self.received = True
-        if callable(self._before):  # call the earlier handler too: AWS's elastic_event_detected() needs it
+        if callable(self._before):  # also call the previous handler, which AWS's elastic_event_detected() needs
             self._before(signum, frame)
 
 
@@ -39,8 +40,7 @@ class StopAtElasticEvent(StopAtStep):
     """Stops all ranks after the same step, saves, and ends the process.
 
     Args:
-        last: called on every rank after the rank's save. `last` returns when all ranks have saved, so that processes
-            may end.
+        last: called on every rank after the rank's save. Processes may end when `last` has returned.
     """
 
     ends = True
@@ -58,9 +58,9 @@ class StopAtElasticEvent(StopAtStep):
         self._read()
         if self._due and consistent:
             return True
-        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # a CPU tensor for gloo, the default group
+        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # on the CPU: the default group uses gloo
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
-        if step == self._total:  # no later step will read the result
+        if step == self._total:  # read the result of the last step now, because no later step would read it
             self._read()
         return self._due and consistent
 

@@ -1,8 +1,8 @@
 """Collects a value from every rank of a generation on rank 0, and sends rank 0's answer to all, through their store.
 
 The ranks form a tree, so that no rank, not even rank 0, communicates with many others. Each rank collects the values of
-its at most `FAN_OUT` children and their subtrees, and sends them to its parent. Later each rank forwards the answer to
-its children.
+its at most `FAN_OUT` children and their subtrees, and sends them to its parent. Later each rank forwards rank 0's
+answer to its children.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def spread(store: PartitionedStore, key: str, rank: int, world_size: int) -> Non
     If every rank calls this when its own key is set, the notice reaches all ranks, with few connections per rank.
     """
     for other in [*([parent_of(rank)] if rank else []), *children_of(rank, world_size)]:
-        with contextlib.suppress(ConnectionError):  # the other rank has ended, or is in the next generation
+        with contextlib.suppress(ConnectionError):  # `other` may have ended or be in the next generation
             store.set(f"{key}/{other}", "")
 
 
@@ -62,7 +62,7 @@ class _Collected:
 
     values: dict[int, Any]
     missing: dict[int, str]
-    """Reasons for missing values, by rank."""
+    """Reason why a value is missing, by rank."""
 
     def add(self, other: Mapping[str, Mapping[str, Any]]) -> None:
         self.values |= {int(rank): value for rank, value in other["values"].items()}
@@ -72,23 +72,23 @@ class _Collected:
 class Exchange:
     """One rank's part in exchanges with all other ranks.
 
-    A rank stores its report in its parent's server, and the parent stores the answer in the rank's own server. So when
-    a rank has read and forwarded its answer, it needs no other rank any more.
+    A rank stores its report in its parent's server, and the parent stores the answer in the rank's own server. So a
+    rank that has read and forwarded rank 0's answer needs no other rank any more.
     """
 
     def __init__(self, store: PartitionedStore, rank: int, world_size: int, timeout_s: float) -> None:
         self._store, self._rank, self._world_size, self._timeout_s = store, rank, world_size, timeout_s
 
     def ask(self, what: str, value: Any, decide: Decide, timeout_s: float | None = None) -> Any:
-        """Send `value` under the name `what`, and return rank 0's answer. Every rank must call this with the same
+        """Send `value` under the name `what`, and return rank 0's answer. All ranks must call this with the same
         `what`.
 
         Args:
             decide: function that computes the answer, called only on rank 0.
-            timeout_s: time limit for the reports in seconds. Default: the limit of this object.
+            timeout_s: time limit for the reports in seconds; None: the limit of this object.
 
         Raises:
-            HyperpodExtError: `decide` raised this error. Every rank raises the same error.
+            HyperpodExtError: `decide` raised this error. The error is raised on every rank.
             GenerationOverError: the generation ended before the answer, or a rank did not report in time.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -124,8 +124,7 @@ class Exchange:
         return collected
 
     def _forward(self, what: str, text: str, collected: _Collected) -> ConnectionError | None:
-        """Send the answer to all children that have reported. Return the error of a child that has ended meanwhile, or
-        None."""
+        """Send the answer to all children that have reported. Return the error of a child that has ended."""
         gone = None
         for child in children_of(self._rank, self._world_size):
             if child in collected.missing:

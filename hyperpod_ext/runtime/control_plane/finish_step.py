@@ -1,6 +1,6 @@
 """Decides whether a rank may commit the step that it was making when its generation was aborted.
 
-A rank may commit that step if none of the step's collectives was unfinished.
+A rank may commit an aborted step if none of the step's collectives was unfinished.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import threading
 from hyperpod_ext.runtime.process_group.torch_private import collectives_begun
 
 _COMPUTES = r"device_mesh\.py|_mesh_layout\.py|tensor/(?!_redistribute|_collective)"
-"""Files of torch.distributed that do not wait for other ranks when an optimizer steps on DTensors. Making a device mesh
-does wait, but its waiting code is in `distributed_c10d.py`."""
+"""Files of torch.distributed whose code never waits for other ranks in an optimizer step on DTensors. Making a device
+mesh does wait, but its waiting code is in `distributed_c10d.py`."""
 _MAY_WAIT = re.compile(rf"/torch/(autograd/|nn/parallel/|distributed/(?!{_COMPUTES}))")
 """Files of torch whose functions may wait for other ranks."""
 

@@ -53,13 +53,12 @@ class HyperpodAgentClient:
         threading.Thread(target=self._listen, name="hpx-hyperpod", daemon=True).start()
 
     def barrier(self) -> wire.Message:
-        """Report that this rank is ready, and wait until the operator starts the job. Returns the message
-        `job_start`."""
+        """Report that this rank is ready, and wait until the operator starts the job. Returns message `job_start`."""
         while not self._inbox.empty():
-            self._inbox.get()  # drop messages of the last generation
+            self._inbox.get()  # drop messages of the previous generation
         self.send("at_rcb_barrier")
         while (message := self._inbox.get())["type"] != "job_start":
-            self.send("at_rcb_barrier")  # after a fault: report again, because the agent counts its workers anew
+            self.send("at_rcb_barrier")  # report again after a fault, because the agent restarts its count of workers
         return message
 
     def passed(self) -> None:
@@ -94,7 +93,7 @@ class HyperpodAgentClient:
             elif message["type"] == "job_fault":
                 self._on_fault()
             else:
-                continue  # `job_rank_info` is only a plan; `job_start` follows it
+                continue  # skip `job_rank_info`: `job_start` follows it
             self._inbox.put(message)
         self._on_gone()
 

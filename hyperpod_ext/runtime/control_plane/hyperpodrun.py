@@ -1,8 +1,8 @@
 """Control plane under `hyperpodrun --inprocess-restart`, where the operator starts generations and assigns ranks.
 
-hyperpodrun's agents provide no store to their workers. Instead, each rank's key-value server listens on port
-HPX_PORT_BASE + local rank at its node's address; the operator sends the nodes' addresses to all ranks. No single
-process serves all ranks, so the job survives the death of rank 0.
+hyperpodrun's agents provide no store to their workers. Each rank's own key-value server listens on port HPX_PORT_BASE +
+local rank at its node's address; the operator sends the nodes' addresses to all ranks. No single process serves all
+ranks, so the job survives the death of rank 0.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.process_group.store import Address
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _ADDRESSES = Path("/opt/ml/input/config/pod_resourceconfig.json")
-"""The agent's file with the addresses of all nodes. Messages that follow may contain only changed addresses."""
+"""The agent's file with the addresses of all nodes; later messages to workers may contain only changed addresses."""
 _ESCALATION = ("in_process_restart", "process_level_restart", "job_level_restart")
 
 
@@ -56,8 +56,8 @@ class HyperpodMembers(Members):
         )
 
     def _warm_up(self) -> None:
-        """Import slow modules before the operator's barrier. A spare waits at the barrier anyway. If the spare imported
-        later, all ranks would wait for the spare."""
+        """Import slow modules before the operator's barrier, at which a spare waits anyway. If a spare imported modules
+        only when it gets a rank, all other ranks would wait for the spare."""
         for module in self.settings.config.restart.preload:
             if find_spec(module.partition(".")[0]) is not None:
                 load(module)
@@ -72,7 +72,7 @@ class HyperpodMembers(Members):
     def _next_round(self) -> RendezvousRound:
         message = self._agent.barrier()
         envs: dict[str, str] = message["worker_envs"]
-        os.environ.update(envs)  # the process was started with other values of these variables, or without them
+        os.environ.update(envs)  # set torchrun's variables for this generation
         for one in message["aggregate_worker_data"]["rank_ips"] or []:
             self._addresses[int(one["rank"])] = str(one["ip"])
         nodes = int(envs["WORLD_SIZE"]) // self._local_size
@@ -111,8 +111,7 @@ class HyperpodMembers(Members):
     # --- messages to the agent ----------------------------------------------------------------------
 
     def failed(self, failure: c.Failed) -> bool:
-        """Request a restart from the operator. If the last restart did not help, request a restart of a higher
-        level."""
+        """Request a restart from the operator, at a higher level if the last restart did not help."""
         what = f"rank {self.rank}, step {failure.step}: {failure.cause}"
         self._report_fault(failure.step, failure.cause)
         if failure.final:
@@ -156,6 +155,5 @@ class HyperpodMembers(Members):
 
 
 def _number(message: wire.Message) -> int:
-    """Return the number of the round that a `job_start` begins. Our rounds count from 1, the operator's restarts from
-    0."""
+    """Return the number of the attempt that a `job_start` begins, from 1; the operator counts restarts from 0."""
     return int(message["worker_envs"]["JOB_RESTART_COUNT"]) + 1

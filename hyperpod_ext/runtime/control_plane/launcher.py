@@ -40,13 +40,12 @@ def find_launcher(environ: Mapping[str, str] = os.environ) -> Launcher | None:
 
 
 def _restarts_in_process(environ: Mapping[str, str]) -> bool:
-    """Return whether hyperpodrun restarts in process. No variable contains the mode, so hyperpodrun's command line is
-    read."""
+    """Return whether hyperpodrun restarts in process. Only hyperpodrun's command line shows its mode."""
     mode = environ.get(ENV_HYPERPOD_MODE)
     if mode is None:
         return any("inprocess" in flag.replace("-", "").replace("_", "") for flag in _flags_of_ancestors())
     if mode not in ("in-process", "process"):
-        problem = f"{mode!r} is no mode of hyperpodrun"
+        problem = f"{mode!r} is not a mode of hyperpodrun"
         raise ConfigError([Problem(problem, ENV_HYPERPOD_MODE, hint="valid: in-process, process")])
     return mode == "in-process"
 
@@ -62,5 +61,5 @@ def _flags_of_ancestors() -> Iterator[str]:
             return  # the ancestor has ended, or is outside of this container
         if any("hyperpod" in Path(part).name.lower() for part in command[:4]):
             yield from (part for part in command if part.startswith("--"))
-            return  # processes above hyperpodrun do not matter
+            return  # ancestors of hyperpodrun do not matter
         pid = int(status[1])

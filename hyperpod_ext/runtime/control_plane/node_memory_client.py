@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.memory_server.protocol.request import A, Request
 from hyperpod_ext.runtime.snapshot.select import Decision
 
 _IDLE_EXIT_S = 600.0
-"""Time in seconds without a connection after which the server ends. A launcher restarts workers in less time."""
+"""Time in seconds without a connection after which the server ends; launchers restart workers in less time."""
 _QUIET_S = 15.0
 """Maximum time in seconds to wait until the server has finished the requests of dead workers."""
 _PROGRESS_S = 10.0
@@ -69,8 +69,7 @@ class NodeMemoryClient:
         self._client, self._place, self._pid = client, place, server.pid
 
     def held(self, pids: Collection[int]) -> r.Snapshots:
-        """Return the complete snapshots in memory and on disks, after the requests of all earlier processes are
-        finished.
+        """Return the complete snapshots in memory and on disks, once all requests of earlier processes are finished.
 
         `pids`: the job's present processes on this node.
 
@@ -94,8 +93,7 @@ class NodeMemoryClient:
         return encode(self._ask(r.Durable(exclude=tuple(exclude))))
 
     def begin(self, generation: int, peers: Mapping[int, Sequence[Any]]) -> None:
-        """Begin a generation: make the server refuse writers of older generations, and send it the other nodes'
-        addresses."""
+        """Begin a generation: make the server refuse older generations, and send it the other nodes' addresses."""
         self._ask(r.Fence(generation=generation))
         self._first = (str(peers[0][0]), int(peers[0][1])) if 0 in peers and peers[0][1] else None
         if self._config.checkpoint.peer() is not None and len(peers) > 1:
@@ -107,8 +105,8 @@ class NodeMemoryClient:
         self._ask(r.Peers(peers=addresses, domains={node: domain for node, (_, _, domain) in peers.items()}))
 
     def go(self, generation: int, decision: Decision, run: str, node: int, nodes: int, owners: int) -> None:
-        """Report that training starts after the decided step, which all ranks have. The server drops later snapshots of
-        older generations."""
+        """Report that training starts after the decided step, which all ranks have. At the start, the memory server
+        drops snapshots of later steps that older generations made."""
         step = decision.step
         begins = r.Enter(generation=generation, base=step, drop=step, run=run, node=node, nodes=nodes, owners=owners)
         self._ask(begins.model_copy(update={"first": self._first}))
@@ -128,8 +126,8 @@ class NodeMemoryClient:
         return max(found, default=None)
 
     def hand_over(self) -> None:
-        """Copy this node's newest snapshots to peers, and due snapshots to durable tiers, because the node may leave
-        the job."""
+        """Copy this node's newest snapshots to peers, and due snapshots to durable tiers: the node may leave the
+        job."""
         self._ask(r.ReplicateNow())
         self.wait_uploaded()
 
@@ -156,7 +154,7 @@ class NodeMemoryClient:
     def end(self) -> None:
         """End the server, because the job has succeeded."""
         self.close()
-        with contextlib.suppress(ProcessLookupError):  # the server has ended already
+        with contextlib.suppress(ProcessLookupError):  # the memory server has ended already
             os.kill(self._pid, signal.SIGTERM)
 
     def _ask(self, request: Request[A]) -> A:

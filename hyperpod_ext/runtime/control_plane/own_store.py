@@ -18,8 +18,7 @@ _RETRY_S = 0.05
 
 
 class OwnStore:
-    """The key-value server of this process. Other ranks notice the death of the process, because their connections
-    break."""
+    """The key-value server of this process. When the process dies, other ranks notice that their connections break."""
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
@@ -86,7 +85,7 @@ def listens(address: Address) -> bool:
 
 
 def _end(why: str) -> None:
-    """End this process, so that its launcher replaces it. Otherwise other ranks would wait forever for this rank's
-    failed key-value server."""
+    """End this process, so that its launcher replaces it. If the process continued, other ranks would wait forever for
+    its failed key-value server."""
     sys.stderr.write(f"{why}\n")
     os._exit(1)

@@ -1,8 +1,8 @@
 """Chooses the steps to copy to durable tiers whose interval is a time, in jobs without a coordinator.
 
-Rank 0 chooses a later step and writes it to the store. The first rank of each node reads the store after each step. All
-ranks make a step together. So when a node reads the store, rank 0 has already written its choice, and no rank has saved
-the chosen step yet.
+Rank 0 chooses a step at least two steps ahead and writes it to the store. The first rank of each node reads the store
+after each step. Because all ranks make each step together, every node reads rank 0's choice before any rank saves the
+chosen step.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TimedTiers:
     def enter(self) -> None:
         """Begin a generation, in which the store is empty and rank 0 may be another process."""
         self._named, self._seen = {}, {}
-        self._seen_at = dict.fromkeys(self._every, -math.inf)  # another rank 0 may choose at other times
+        self._seen_at = dict.fromkeys(self._every, -math.inf)  # a new rank 0 may choose at other times
 
     def made(self, step: int, now: float, keys: Keys, *, names: bool, hears: bool) -> dict[str, int]:
         """Record a step of this rank. Returns the newly chosen steps that this node must upload, by kind of tier.
@@ -68,8 +68,7 @@ class TimedTiers:
         return fresh
 
     def _may_be_named(self, now: float) -> bool:
-        """Return whether a new choice may be in the store. If it returns False, this step needs no request to the
-        store.
+        """Return whether rank 0 may have chosen a new step; if not, the store need not be read.
 
         Two choices for the same tier are one interval apart. This rank may read a choice up to one step late, so it
         starts to look for the next choice after half an interval.

@@ -33,7 +33,7 @@ class Settings:
     def of(cls, nodes: int, workers_per_node: int, environ: Mapping[str, str], suffix: str = "") -> Settings:
         """Return the settings from the variables HPX_RUNTIME and HPX_SECRET_FILE.
 
-        Without these variables, use defaults: the job's name is then made from the script's name and `suffix`.
+        Without HPX_RUNTIME, use defaults: the job's name is made from the script's name and `suffix`.
 
         Raises:
             HyperpodExtError: the secret is unreadable, or other users can read it.
@@ -62,8 +62,8 @@ def sized(config: RuntimeConfig, nodes: int, workers_per_node: int) -> RuntimeCo
     if (problem_of_parity := without_agent(config.checkpoint)) is not None:
         raise ConfigError([problem_of_parity])
     if config.global_batch_size is not None and config.global_batch_size % world_size:
-        problem = f"{config.global_batch_size} samples do not divide among {world_size} ranks"
-        raise ConfigError([Problem(problem, "global_batch_size", hint="a multiple of the number of ranks")])
+        problem = f"{config.global_batch_size} samples cannot be divided evenly among {world_size} ranks"
+        raise ConfigError([Problem(problem, "global_batch_size", hint="write a multiple of the number of ranks")])
     return config.model_copy(update={"nodes": nodes, "workers_per_node": workers_per_node})
 
 
@@ -81,5 +81,5 @@ def port_base(environ: Mapping[str, str] = os.environ) -> int:
     """
     base = environ.get(ENV_PORT_BASE, str(_PORT_BASE))
     if not base.isdecimal() or not 1024 <= int(base) <= 65000:
-        raise ConfigError([Problem(f"{base!r} is no port", ENV_PORT_BASE, hint="a number from 1024 to 65000")])
+        raise ConfigError([Problem(f"{base!r} is not a port", ENV_PORT_BASE, hint="write a number from 1024 to 65000")])
     return int(base)

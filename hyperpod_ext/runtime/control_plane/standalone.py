@@ -69,14 +69,13 @@ class RendezvousRound:
 
 
 class Members(ABC):
-    """Control plane of one process in a job without our agent. Implements `ControlPlane`; each launcher has a
-    subclass."""
+    """Control plane of one process in a job without our agent, with a subclass for each launcher."""
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # under our agent, the agent makes the folder
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # no agent has made the run folder
             make_private_folder(Path(folder))
-        self.stop_at_step = StopAtStep()  # without a function to send: these launchers do not request stops
+        self.stop_at_step = StopAtStep()  # these launchers never request a stop
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnStore | None = None
@@ -99,12 +98,12 @@ class Members(ABC):
 
     @abstractmethod
     def _next_round(self) -> RendezvousRound:
-        """Wait until the launcher starts a new round, and return the round. The first call must set `_settings` and
+        """Wait until the launcher starts a new attempt, and return it. The first call must set `_settings` and
         `_keys`."""
 
     @abstractmethod
     def failed(self, failure: c.Failed) -> bool:
-        """Report that the training function raised. Returns False if this process must end."""
+        """Report an exception of the training function. Returns False if this process must end."""
 
     def _met(self, rendezvous: RendezvousRound, store: PartitionedStore) -> None:  # noqa: B027  (most launchers need nothing here)
         """Called when all ranks of `rendezvous` have connected."""
@@ -224,13 +223,12 @@ class Members(ABC):
                 mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
                     self._log(f"warning: node {number}: {problem}")
-            except HyperpodExtError as error:  # answer with the error, because the other ranks wait
+            except HyperpodExtError as error:  # the other ranks wait for this rank's report
                 mine["error"] = error.to_json()
         return mine
 
     def _begin(self, ranks: Sequence[Any]) -> dict[str, Any]:
-        """Return rank 0's decision for all ranks: the step to restore, the generation, the run's name, and the memory
-        servers."""
+        """Return rank 0's decision for all ranks: step to restore, generation, the run's name, and memory servers."""
         durable = bool(self.settings.config.checkpoint.shared()) and self._node is not None
         self._restoring = RestoreCoordinator(
             self._nodes.node_of, self._node.durable if durable and self._node else None, self._run
@@ -311,8 +309,7 @@ class Members(ABC):
         self._node.end()
 
     def _upload_last(self, memory: NodeMemoryClient) -> None:
-        """Upload the last step to the durable tiers before this process ends. Log the parts that could not be
-        uploaded."""
+        """Upload the last step to the durable tiers before this process ends; log parts that could not be uploaded."""
         step, node = self._committed, self._nodes.node_of[self.rank]
         limit_s = self.settings.config.checkpoint.finish_s
         self._log(f"step {step} goes to the durable tiers")
@@ -348,7 +345,8 @@ class Members(ABC):
         return False  # these launchers do not record the state of the collectives
 
     def _abort(self, number: int) -> None:
-        """End round `number`, and wake all threads that wait in it. Any thread may call this."""
+        """End the attempt `number` of all ranks to train, and wake all threads that wait in it. Any thread may call
+        this."""
         with self._changed:
             self._over = max(self._over, number)
             if self._store is not None and self.aborted:
@@ -386,7 +384,7 @@ class Members(ABC):
         try:
             due = self._timed.made(step, time.monotonic(), self._store, names=names, hears=hears)
         except ConnectionError:
-            return  # the generation has ended; the training loop will notice that itself
+            return  # the generation has ended, which the training loop will notice
         for kind, at in due.items():
             assert self._node is not None
             self._node.schedule_copy(kind, at)

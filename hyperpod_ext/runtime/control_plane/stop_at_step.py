@@ -1,8 +1,8 @@
 """Stops this rank after a given step, so that all ranks stop after the same step before a resize.
 
-The coordinator asks every rank in advance whether it can still stop after a step. A rank that can stop waits after that
-step until the coordinator has received the answers of all ranks. So no rank is ever in a collective that another rank
-has already left.
+The coordinator asks every rank in advance whether it can still stop after a step. A rank that can stop waits after the
+requested step until the coordinator has received the answers of all ranks. So no rank is ever in a collective that
+another rank has already left.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class StopAtStep:
     """
 
     ends = False
-    """Whether the process ends at the stop. After such a stop, only the saved state remains."""
+    """Whether the process ends at the stop, so that only its saved state remains."""
 
     def __init__(self, send: Send = lambda report: None) -> None:
         self._send = send
@@ -61,8 +61,8 @@ class StopAtStep:
                 self._changed.notify_all()
 
     def withdraw(self, number: int | None = None) -> None:
-        """Withdraw a stop. `number`: the request to withdraw; None withdraws any request, because the generation has
-        ended."""
+        """Withdraw a requested stop of this rank. `number`: the request to withdraw; None, at the end of a generation:
+        any request."""
         with self._changed:
             if number is None or number == self._number:
                 self._over |= number is None
@@ -82,10 +82,9 @@ class StopAtStep:
             self._making, self._total = step, total
 
     def stops_after(self, step: int, *, consistent: bool) -> bool:
-        """Return whether this rank stops after `step`. If a stop is requested there, wait until all ranks have
-        answered.
+        """Return whether this rank stops after `step`. If a stop there is requested, first wait for all ranks' answers.
 
-        `consistent`: whether the state is that of a complete step. False within an accumulation of gradients.
+        `consistent`: whether the state is that of a complete step, and not within an accumulation of gradients.
         """
         with self._changed:
             if consistent and self._is_due(step):

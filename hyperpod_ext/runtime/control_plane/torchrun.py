@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.process_group.store import Address, PartitionedStore
 
 _MEET = timedelta(minutes=10)
 _MARGIN = timedelta(seconds=30)
-"""Additional time for which other ranks wait for rank 0's answer, which names the ranks that are missing."""
+"""Additional time for which ranks other than 0 wait for rank 0's answer, which names the missing ranks."""
 _START, _FAULT = "hpx-start", "hpx-fault"
 _LOOK_S = 0.05
 _FOR_EVER = timedelta(days=14)
@@ -90,20 +90,18 @@ class TorchrunMembers(Members):
         threading.Thread(target=self._watch, args=watch, name="hpx-watch", daemon=True).start()
 
     def _watch(self, store: PartitionedStore, number: int) -> None:
-        """Wait for the notice of an exception in round `number`, and forward it. Returns when this rank has
-        finished."""
+        """Wait for a notice of an exception in attempt `number`, and forward it; return when this rank has finished."""
         try:
             store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
             if self._finishing:
-                return  # a rank that has finished may end, which breaks connections
+                return  # connections break when a rank that has finished ends
         else:
             spread(store, _FAULT, self._me, self._world_size)
         self._abort(number)
 
     def _stop_for_others(self, step: int) -> None:
-        """Stop before a restart with a different number of nodes. Wait until all nodes have finished their saves and
-        copies."""
+        """Stop before a restart with another number of nodes, once all nodes have finished their saves and copies."""
         self._ask("elastic-saved", None, lambda answers: None)
         if self._node is not None:
             self._node.hand_over()
@@ -159,13 +157,13 @@ def _promise(launcher: Launcher) -> str:
 def _suffix(meeting: TCPStore, launcher: Launcher) -> str:
     """Return a suffix for the name of an unnamed job: the same suffix whenever one torchrun starts its processes."""
     if launcher is not Launcher.TORCHRUN:
-        return ""  # under hyperpodrun, the pod belongs to a single job
+        return ""  # under hyperpodrun, a pod runs only one job, so no suffix is needed
     return meeting.compare_set("hpx-job", "", secrets.token_hex(4)).decode()
 
 
 def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> str:
-    """Return rank 0's random name for this start of all processes. Addresses are stored under that name, separate from
-    addresses of earlier starts.
+    """Return rank 0's random name for this start of all processes. The name separates the ranks' addresses in the store
+    from those of earlier starts.
 
     TORCHELASTIC_RESTART_COUNT cannot serve as the name, because each node counts only its own faults.
 
@@ -179,7 +177,7 @@ def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> st
     while time.monotonic() < deadline:
         if store.check([_START]):
             host, port, name = json.loads(store.get(_START))
-            if listens((host, port)):  # otherwise an earlier start has left this entry
+            if listens((host, port)):  # a rank 0 that does not listen is from an earlier start
                 return str(name)
         time.sleep(_LOOK_S)
     raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")

@@ -73,8 +73,7 @@ class Actions:
             case m.Go(step):
                 self._go(step)
             case m.Abort() if self.end.is_stopping:
-                # a rank failed before all ranks had saved a common last step, so the job ends with the steps that are
-                # saved already
+                # a rank failed before all ranks had saved a common last step: end with the steps saved so far
                 self.end.end("cancelled")
             case m.Abort(_, rank):
                 self._abort(rank)
@@ -169,11 +168,9 @@ class Actions:
         membership, renumbering = self._membership, self._membership.renumbering
         if renumbering.newest == membership.generation:
             self._ranks.stores.clear()
-            # send the job state before the abort: if one of these agents becomes the next coordinator, it must have the
-            # new rank numbers
+            # send the job state first: an agent that becomes the next coordinator needs the new rank numbers
             self._outbox.share_job_state()
-        # the order contains the new rank numbers, because an agent that missed the last renumbering still uses the old
-        # ones
+        # include the new rank numbers, because an agent that missed the last renumbering still uses old ones
         moved, moved_in = renumbering.last, renumbering.newest
         generation = membership.generation
         self._outbox.to_all(c.AbortGeneration(generation=generation, rank=rank, moved=moved, moved_in=moved_in))
@@ -213,7 +210,7 @@ class Actions:
         nodes do not join within a time limit, continue with fewer nodes."""
         config, membership, members = self._run.config, self._membership, self._members
         here = membership.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING) & members.members.keys()
-        # the number of a leaving node cannot be used again before that node has left
+        # the number of a leaving node is free only when that node has left
         free = set(range(config.most_nodes + config.spares)) - members.members.keys() - members.agents.keys()
         wanted = sorted(here | set(sorted(free)[: max(0, count - len(here))]))
         tell_wanted(self._run.run_dir, wanted)
@@ -230,8 +227,8 @@ class Actions:
         self._timers.set("release", grace_s, lambda: self.carry_out(late()))
 
     def _release(self, nodes: Sequence[int]) -> None:
-        """Remove `nodes` from the job. The nodes themselves are released once all candidates have the new membership,
-        which then counts for majorities. In addition, all agents are ordered to delete snapshots of earlier rank
+        """Remove `nodes` from the job. The nodes are released once all agents that may become coordinator know the new
+        set of members, among which majorities are then counted. Order all agents to delete snapshots of earlier rank
         assignments. If `nodes` is empty, only the order to delete snapshots is sent."""
         for node in nodes:
             self._log("node_left", node=node)

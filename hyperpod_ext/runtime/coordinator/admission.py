@@ -46,8 +46,7 @@ class Admission:
         return ""
 
     def free_number(self, wanted: int, listens: Address | None, now: float) -> int | None:
-        """Reserve a free node number, if possible `wanted`, and return it. Returns None if every number is in use or
-        reserved.
+        """Reserve a free node number, if possible `wanted`, and return it; None if all numbers are in use or reserved.
 
         Args:
             listens: address at which the requesting node will listen. The number is reserved for this address, because
@@ -63,7 +62,7 @@ class Admission:
         may_return = self._members.expected
         found = [node for node in free if not self._membership.is_shut_out(node)]
         number = min(found, key=lambda node: (node != wanted, node not in lost, node in may_return, node), default=None)
-        # before the job begins no reservation is needed, because each node requests its own number
+        # reserve no number before the job begins, because until then each node requests its own number
         if number is not None and listens is not None and self._formation.job_has_begun:
             self._reserved[listens] = number, now + config.restart.node_wait_s * _RESERVED
         return number
@@ -85,7 +84,7 @@ class Admission:
         if self._formation.job_has_begun:
             actions = self._membership.node_came(node, time.time())
             self._outbox.share_job_state()
-            # the new node must know the current generation, because it has not received earlier aborts
+            # send the current generation, because the new node has not received earlier aborts
             generation = self._membership.generation
             self._outbox.send(node, c.AbortGeneration(generation=generation, rank=-1))
             self._actions.carry_out(actions)
@@ -93,8 +92,7 @@ class Admission:
             self._begin_job()
 
     def _begin_job(self) -> None:
-        """Begin the job, because every node that gets ranks is connected. Connected nodes with higher numbers become
-        spares."""
+        """Begin the job, because all nodes that get ranks are connected. Nodes with higher numbers become spares."""
         self._formation.begins(time.monotonic())
         self._members.begin()
         self._membership.begin_with_spares({node for node in self._members.members if node >= self._run.config.nodes})
@@ -131,7 +129,7 @@ class Admission:
             self._actions.carry_out(membership.leave(node))
         state = membership.states[node]
         if state is NodeState.DECOMMISSIONED or (state in HAD_RANKS and handshake.workers):
-            # send the order again, because it or the node's answer may have been lost
+            # decommission the node again, because the first order or the node's answer may have been lost
             self._outbox.send(node, c.DecommissionNode())
-        elif not here and handshake.workers:  # the workers were started for a resize that was cancelled
+        elif not here and handshake.workers:  # end workers that were started for a cancelled resize
             self._outbox.send(node, c.EndWorkers())

@@ -95,8 +95,8 @@ class Coordinator:
             continues=_continues(config),
             script_saves=config.restarts_script,
         )
-        # orders that are in the run folder now are from an earlier run, because orders for this run are written only
-        # once the event log of this run exists
+        # ignore the orders that are in the run folder now: they are from an earlier run, because orders for this run
+        # are written only after its event log was created
         earlier = set(read_orders(run_dir))
         run = JobRun(config, node, run_dir, master_port, secrets.token_hex(8))
         made = cls(run, membership, Members(node, memberships=[{node}], has_begun=False))
@@ -118,8 +118,9 @@ class Coordinator:
         agent (`own`) and of the agents that voted for it (`votes`).
 
         Args:
-            gone: nodes that the HyperPod operator has reported as removed, when it stopped all ranks. Training is put
-                on hold until the operator's next command arrives through this agent, except with `policy: continue`.
+            gone: nodes that the HyperPod operator has reported as removed, when it stopped all ranks. If nodes were
+                removed, training is on hold until the operator's next command to this agent, except with `policy:
+                continue`.
         """
         handshakes = [own, *votes]
         job_states = [handshake.job_state for handshake in handshakes if handshake.job_state is not None]
@@ -207,7 +208,7 @@ class Coordinator:
         report is written."""
         self.stop()
         for agent in self.members.agents.values():
-            with contextlib.suppress(ConnectionError):  # the agent has already closed the connection
+            with contextlib.suppress(ConnectionError):  # the agent may have closed the connection
                 await agent.writer.wait_closed()
         await self.end.reported()
         if self._metrics is not None:
@@ -233,13 +234,13 @@ class Coordinator:
         node = handshake.node
         self.lost_nodes.notice_pause(time.monotonic())
         while self.members.unsure_since is not None and not (handshake.knows_job or self.lost_nodes.is_over):
-            # accept a new agent only once it is sure that no other coordinator exists
+            # accept a new agent only when no other coordinator can exist
             await asyncio.sleep(self._run.config.restart.lease_s / 60)
         if (former := self.members.agents.get(node)) is not None:
             if not handshake.knows_job:
                 # wait, because a restarted agent may connect before the loss of the node's former agent is detected
                 await former.confirmed()
-            # if the same agent connects again because its connection broke, close the old connection
+            # if the agent itself has reconnected, close its old connection
             elif self.members.is_known(node, handshake.id):
                 self.members.agents.pop(node).hang_up()
         if not handshake.knows_job and node in self.members.doubted and self._formation.job_has_begun:
@@ -289,8 +290,7 @@ class Coordinator:
             sys.stderr.write(f"the coordinator refused a message of node {node}: {error}\n")
 
     def take(self, node: int, agent: Agent, report: c.FromAgent) -> None:
-        """Process one message of an agent. Most messages are reports of the agent's workers, which the agent passes
-        on."""
+        """Process one message of an agent, which is mostly a report of one of the agent's workers."""
         match report:
             case c.Beat(clock=clock):
                 self._sync_clock(node, clock)
@@ -312,7 +312,7 @@ class Coordinator:
             case c.Uploaded():
                 self.end.uploaded(node)
         if (self.ended.done() and not isinstance(report, c.Event)) or self.members.stepped_down:
-            return  # after the end of the job, only events are processed
+            return  # after the end of the job, process only events
         translated = self._clocks.translated(node, report)
         if not isinstance(report, c.NodeJoin):
             self.reports.take(node, translated)
@@ -363,7 +363,8 @@ class Coordinator:
         return self._run.config.elastic is not None or self._run.config.spares > 0
 
     def _release_nodes(self) -> None:
-        """Release nodes that are no longer members, once all candidates have acknowledged the new membership."""
+        """Release nodes that are no longer members, once all agents that may become coordinator know the new
+        members."""
         if self.end.ended.done() or not (nodes := self.members.released()):
             return
         for node in sorted(nodes - {self._run.node}):
@@ -374,13 +375,13 @@ class Coordinator:
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
-        # continue a resize that needs the numbers of the released nodes
+        # a resize may have waited for the numbers of the released nodes
         self.actions.carry_out(self.membership.reconcile())
 
     def _hang_up_on_others(self) -> None:
         """Close the connections of all other agents, so that they elect another coordinator at once. Called when this
-        coordinator's node has left the job. This node may still upload for a while, and would not handle faults of
-        other nodes during that time."""
+        coordinator's node has left the job. Without this, other nodes would stay connected while this node finishes its
+        uploads, and nobody would handle their faults."""
         for node, agent in self.members.agents.items():
             if node != self._run.node:
                 agent.writer.close()

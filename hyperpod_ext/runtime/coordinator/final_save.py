@@ -15,8 +15,7 @@ class FinalSave:
     begun: bool = False
     """Whether training is done on all ranks, so that the nodes upload the last step to the durable tiers."""
     held: dict[int, tuple[HeldSnapshot, ...]] = field(default_factory=dict)
-    """Maps each node that has reported to the snapshots in its memory. For a lost node, the tuple of snapshots is
-    empty."""
+    """Maps each node that has reported to the snapshots in its memory; a lost node has an empty tuple."""
     save_id: str | None = None
     """Save id of the snapshot to upload, or None until all nodes have reported. Empty if all nodes have reported and no
     snapshot exists on all ranks."""

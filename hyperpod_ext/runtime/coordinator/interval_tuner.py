@@ -29,13 +29,12 @@ _SCHEDULED_S = 1.0
 _TIMEOUT_INTERVALS = 10
 """Number of intervals after which a copy that has not arrived is treated as lost."""
 _ENOUGH = 5
-"""Number of measurements before the first tuning: steps during which no copy was made or, for the memory tier,
-snapshots."""
+"""Number of measurements before the first tuning: snapshots for the memory tier, otherwise steps without a copy."""
 _LEAST_STEP_S = 1e-3
 
 _LEAST = 0.005
-"""Smallest share of a copy's duration by which the copy is assumed to delay training. Smaller delays of training cannot
-be measured."""
+"""Smallest share of a copy's duration by which the copy is assumed to delay training. Delays of training below this
+share cannot be measured."""
 
 
 def by_clock(config: RuntimeConfig) -> RuntimeConfig:
@@ -117,8 +116,7 @@ class Tuner:
         return self._memory_every
 
     def seconds(self, tier: Tier) -> float | None:
-        """Return the number of seconds between two copies to `tier`; None if the interval of the tier is a number of
-        steps."""
+        """Return the number of seconds between two copies to `tier`; None if the tier's interval is in steps."""
         tuned = self._tiers.get(tier.kind)
         return tuned.interval if tuned is not None else getattr(tier, "every_seconds", None)
 
@@ -149,7 +147,7 @@ class Tuner:
         made = sum(count for _, count in self._waited)
         if self._memory_every is None or made < _ENOUGH:
             return self._memory_every
-        # leave out the longest wait: it is the wait for the first snapshot, which also allocates memory
+        # leave out the longest wait: the first snapshot takes longest, because it also allocates memory
         step_s, waited = median(self._took), sum(sorted(seconds for seconds, _ in self._waited)[:-1]) / made
         measured = Measured(now - self._started, self._fell_back["memory"], waited, latency=0.0)
         if step_s > 0:
@@ -210,8 +208,8 @@ class _Tuned:
         return self._since is not None and not self._overdue
 
     def expect(self, step: int) -> None:
-        """Record that `step` will be copied. Measure the duration of this copy, unless an earlier copy that is being
-        measured has not arrived yet.
+        """Record that `step` will be copied. Measure this copy's duration, unless an earlier copy is still being
+        measured.
 
         The measurement of a late copy is never given up, because its long duration is the information that is needed.
         """

@@ -25,8 +25,8 @@ _STOP_SHARE = 0.5
 ASK_LATER_S = 0.05
 """Number of seconds until a stop request is repeated, if some ranks have not begun their training loop."""
 _FARTHEST = 1024
-"""Maximum number of steps between the newest step and the step after which ranks are requested to stop. The distance
-must be large if steps are so short that ranks are past a step before they answer."""
+"""Maximum number of steps between the newest step and the step after which ranks are requested to stop. Short steps
+need a large distance, because ranks may have passed the requested step before they answer."""
 
 
 class JobEnd:
@@ -82,9 +82,9 @@ class JobEnd:
         self.check_exits()
 
     def check_exits(self) -> None:
-        """Save the last step if all processes have ended with exit code 0. Fail the job if a process has ended with
-        another exit code after its training. The job also fails if some processes have ended without training, while
-        other ranks wait in their training function."""
+        """Save the last step if all processes have ended with exit code 0. Fail the job if a process has ended with an
+        exit code other than 0 after its training. The job also fails if some processes have ended without training,
+        while other ranks wait in their training function."""
         codes, finished = self._exit_codes, self._membership.phase is JobPhase.ENDED
         if len(codes) == len(self._membership.nodes):
             bad = {rank: code for rank, code in codes.items() if code != 0}
@@ -108,9 +108,9 @@ class JobEnd:
         """Cancel the job on request. Unless every step is saved to a durable tier anyway, the job ends after a common
         step that all ranks save."""
         if self._cancelled_at is not None:
-            return  # a repeated request, such as one from each agent, must not extend the grace period
+            return  # a repeated request must not extend the grace period
         membership, policy = self._membership, self._schedule.policy
-        # right after ranks got new numbers, perhaps no rank has saved a step under its new number
+        # if ranks have just got new numbers, perhaps none has saved a step under its new number
         moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
@@ -134,7 +134,7 @@ class JobEnd:
         self._ask_to_stop(self._last_stop)
 
     def _ask_to_stop(self, agreement: StopAgreement, *, later: bool = False) -> None:
-        # number these requests downwards from -1, because the stop requests of a resize are numbered from 1
+        # number the stop requests of a cancelled job downwards from -1, because those of a resize count up from 1
         number = agreement.number - 1
         step = agreement.ask(number, self._ranks.newest(self._membership.committed))
         ask = c.AskStop(generation=self._membership.generation, number=number, step=step, ends=True)
@@ -167,8 +167,7 @@ class JobEnd:
             self._outbox.to_all(c.SaveLast())
 
     def agent_came(self, node: int) -> None:
-        """Send the order to save the last step to an agent that connects only after this order was sent to all
-        agents."""
+        """Send the order to save the last step to an agent that connects after this order was sent to all agents."""
         if self.final_save.begun and not self.ended.done():
             self._outbox.send(node, c.SaveLast())
 
@@ -189,12 +188,11 @@ class JobEnd:
         self._check_uploads()
 
     def _name_last(self) -> None:
-        """Once each node has reported its snapshots, order all nodes to upload the newest snapshot that all ranks
-        have."""
+        """When all nodes have reported their snapshots, order them to upload the newest one that all ranks have."""
         ends = self.ended.result() != "succeeded" if self.ended.done() else self.final_save.begun
         nodes = set(self._members.agents)
         if not ends or self._run.config.restarts_script:
-            # a script that restores its own state also saves its own checkpoints
+            # upload nothing: a script that restores its own state also saves its own checkpoints
             return
         if self.final_save.choose(nodes):
             step, made = self.final_save.step, self._ranks.newest(self._membership.committed)
@@ -236,8 +234,8 @@ class JobEnd:
         self._report(state)
 
     def _lacks_nodes(self) -> bool:
-        """Return whether the last fault was a lost node, and the other nodes could elect another coordinator. After
-        such a loss, perhaps this coordinator's own node is the one that is cut off from the network."""
+        """Return whether the last fault was a lost node, and the other nodes could elect another coordinator. After the
+        loss of a node, perhaps this coordinator's own node is cut off from the network."""
         faults = self._membership.faults
         counts = bool(faults) and faults[-1].node_lost and not self._membership.held
         return counts and self._members.others_may_go_on
@@ -276,8 +274,7 @@ class JobEnd:
 
 
 def _write(run_dir: Path, make: Callable[[], dict[str, Any]]) -> None:
-    """Write the job's report. An OSError is only printed to stderr, because it must not change the final state of the
-    job."""
+    """Write the job's report. An OSError is only printed to stderr, and does not change the job's final state."""
     try:
         write_report(run_dir, make())
         release_room(run_dir)

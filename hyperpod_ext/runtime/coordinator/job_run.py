@@ -1,5 +1,4 @@
-"""Data about one run of a job: its constants, the latest reports of its ranks, and the time limit for forming a
-generation."""
+"""Data about one run of a job: constants, latest reports of the ranks, and time limit for forming a generation."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ class JobRun:
 
 
 ADDRESSES_AT_ONCE = 64
-"""Maximum number of store addresses in the order that begins a generation. Workers request other addresses when they
-need them."""
+"""Maximum number of store addresses in the order that begins a generation. Workers request the remaining addresses when
+they need them."""
 
 
 @dataclass(slots=True)
@@ -39,8 +38,7 @@ class Ranks:
     steps: dict[int, int] = field(default_factory=dict)
     """Maps each rank to its newest committed step."""
     _newest: int | None = field(default=None, init=False)
-    """Newest committed step of any rank. This number is stored and not computed from `steps`, because it is read for
-    each step of each rank."""
+    """Newest committed step of any rank. Cached, because computing it from `steps` for each event is slow."""
     stores: dict[int, tuple[str, int]] = field(default_factory=dict)
     """Maps each rank to the address of its key-value store, which the rank reports when it joins a generation."""
     known: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -49,8 +47,8 @@ class Ranks:
     """The last generation that began under this coordinator; 0 if no generation has begun under this coordinator."""
 
     def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
-        """Return a generation number and the store addresses to send at the start of `generation`. The addresses extend
-        those of the returned generation; 0 means that all earlier addresses are invalid.
+        """Return a generation number and the store addresses to send at the start of `generation`. Workers add these
+        addresses to those of the returned generation; if it is 0, all earlier addresses are invalid.
 
         In a small job, all addresses are sent, which costs less than look-ups. In a large job, only changed addresses
         are sent. If too many addresses have changed, none is sent, and workers look up the addresses that they need.

@@ -1,5 +1,4 @@
-"""Detects lost nodes. The coordinator continues the job without lost nodes, or steps down if its own node is cut
-off."""
+"""Detects lost nodes, and continues the job without them. A coordinator whose own node is cut off steps down."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ LOOKS = 6
 """Number of checks for silent nodes within one lease (`restart.lease_s` seconds). A node that is silent for half a
 lease is treated as lost."""
 _PROBE = 1 / 24
-"""Share of the lease within which an agent whose connection broke must accept a test connection. The same share of the
-lease passes between two such tests."""
+"""Share of the lease within which an agent whose connection broke must accept a test connection. Two test connections
+to an agent are also this share of the lease apart."""
 
 
 class LostNodes:
@@ -30,8 +29,8 @@ class LostNodes:
         self._run, self._members, self._membership, self._outbox = job.run, job.members, job.membership, job.outbox
         self._formation, self._log, self._actions, self._end = job.formation, job.events.write, actions, actions.end
         self.ran_at = time.monotonic()
-        """Time of the last check that this process is running. If the next check comes much later than planned, the
-        process was paused in between."""
+        """Time of the last check that this process is running. If a check comes much later than planned, the process
+        was paused since the last check."""
         self._probing: dict[int, asyncio.Task[None]] = {}
 
     @property
@@ -41,18 +40,16 @@ class LostNodes:
 
     @property
     def has_left(self) -> bool:
-        """Whether the coordinator's own node has left the job, so that another node is or soon will be the
-        coordinator."""
+        """Whether the coordinator's own node has left the job, so that another node becomes the coordinator."""
         return self._members.stepped_down and self._run.node not in self._members.members
 
     @property
     def _others_wait(self) -> bool:
-        """Whether the other nodes cannot train without this coordinator, because training is on hold or is done on all
-        ranks."""
+        """Whether the other nodes need this coordinator, because training is on hold or is done on all ranks."""
         return bool(self._membership.held) or self._end.final_save.begun
 
     def stop(self) -> None:
-        """Cancel all tests whether an agent still listens."""
+        """Cancel all running tests of whether an agent still listens."""
         for task in self._probing.values():
             task.cancel()
 
@@ -80,14 +77,15 @@ class LostNodes:
                 self.lose_majority(set(members.members), overdue.keys())
                 return
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                # other nodes are also silent: decide only once these nodes have sent a message or are overdue
+                # decide only when the other silent nodes have also sent a message or become overdue
                 return
         for node, cause in overdue.items():
             self.lose(node, cause)
 
     def notice_pause(self, now: float) -> None:
         """Detect that this process was paused. After a pause, agents are not treated as silent, because their messages
-        have not been read yet. The coordinator then checks whether the other nodes have elected another coordinator."""
+        have not been read yet. After a pause, the coordinator also checks whether the other nodes have elected another
+        coordinator."""
         lease_s = self._run.config.restart.lease_s
         if now - self.ran_at <= 2 * lease_s / LOOKS:
             return
@@ -102,11 +100,11 @@ class LostNodes:
         """Handle the end of the connection to `node`. The node is removed from the job once a test has shown that its
         agent no longer listens.
 
-        If losing the node would end the job, wait a third of the lease instead. If the connections to other nodes end
-        too, the coordinator's own node is cut off, and the other nodes continue under another coordinator.
+        If losing the node would end the job, make no test, but wait a third of the lease. If the connections to other
+        nodes end too, the coordinator's own node is cut off, and the other nodes continue under another coordinator.
         """
         if self.has_left:
-            # an agent that disconnects now is connecting to the new coordinator, so its node is not lost
+            # this agent disconnects because it connects to the new coordinator, so its node is not lost
             self._members.leave(node)
             return
         now, lease_s = time.monotonic(), self._run.config.restart.lease_s
@@ -150,7 +148,7 @@ class LostNodes:
         enough = self._members.leave(node)
         if not enough and self._membership.held:
             self._members.lost_while_held |= known
-            self._membership.held_for_fault.clear()  # the lost nodes may continue to train, so this node must wait
+            self._membership.held_for_fault.clear()  # keep training on hold, because the lost nodes may still train
             enough = True
         if not self.is_over:
             self._log("node_lost", t=seen, node=node, cause=cause)
@@ -172,7 +170,7 @@ class LostNodes:
         membership = self._membership
         ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        # while training is on hold, a loss may add no fault
+        # a loss may add no fault, for example while training is on hold
         for rank in ranks if len(membership.faults) > before else ():
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
@@ -199,7 +197,7 @@ class LostNodes:
             self.lose(node, cause)
             return
         self._members.gives_up = cause
-        self._outbox.share_job_state()  # so that the next coordinator logs this cause
+        self._outbox.share_job_state()  # the next coordinator will log this cause
         self.step_down(cause=cause)
         self._send_stop(node, cause)
 
@@ -208,7 +206,7 @@ class LostNodes:
         self._members.stepped_down = True
         self._log("stepped_down", node=self._run.node, term=self._run.term, **why)
         for node, agent in self._members.agents.items():
-            # send the number of received events, so that the agent does not send them again to the next coordinator
+            # send the number of received events, so that the agent does not resend those events to the next coordinator
             self._outbox.send(node, c.Heard(heard=agent.events))
 
     def _send_stop(self, node: int, why: str, hint: str = "") -> None:

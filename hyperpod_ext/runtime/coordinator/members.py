@@ -30,8 +30,8 @@ class Agent:
     acknowledged: int = 0
     """Version number of the newest job state that the agent has acknowledged."""
     sent: int = 0
-    """Version number of the newest job state that was sent to the agent. The number is 0 if the agent must receive the
-    full job state next."""
+    """Version number of the newest job state that was sent to the agent. 0 if the agent must receive the full job state
+    next."""
     has_news: bool = False
     """Whether the newest `JobNews` message was sent to the agent."""
     assignment: NodeAssignment | None = None
@@ -80,13 +80,13 @@ class Members:
     agents: dict[int, Agent] = field(default_factory=dict)
     """Maps the node number of each connected agent to its connection."""
     expected: dict[int, float] = field(default_factory=dict)
-    """Maps each member that is not connected to the time until which it may connect. Such a member either has not yet
-    connected to a new coordinator, or is in `doubted`."""
+    """Maps each disconnected member to the time until which it may connect. The member is in `doubted`, or has not yet
+    connected to this new coordinator."""
     doubted: dict[int, str] = field(default_factory=dict)
     """Maps each member that is probably lost, but not treated as lost yet, to the cause of the probable loss."""
     memberships: list[set[int]] = field(default_factory=list)
-    """Every set of members that some candidate's job state may contain: the last set that all candidates have
-    acknowledged, and all later sets."""
+    """Every set of members that some candidate (an agent that may become coordinator) may know: the last set that all
+    candidates have acknowledged, and all later sets."""
     has_begun: bool = True
     """Whether the job has begun. Before the job begins, no agent has received a set of members."""
     candidates: set[int] | None = None
@@ -151,16 +151,16 @@ class Members:
         return all(may_go_on(members, reached, self.node) for members in self.memberships)
 
     def forget(self, node: int) -> None:
-        """Remove a node that leaves the job. The node stays connected until all candidates have the new set of
-        members."""
+        """Remove a node that leaves the job, but stays connected until all agents that may become coordinator know the
+        new set of members."""
         self.members.pop(node, None)
         self._expect_no_more(node)
         self.version += 1
         self.memberships.append(set(self.members))
 
     def released(self) -> set[int]:
-        """Return the connected nodes that are no longer members. The result is empty until every candidate has
-        acknowledged the new set of members."""
+        """Return the connected nodes that are no longer members. The result is empty until all agents that may become
+        coordinator have acknowledged the new set of members."""
         return self.agents.keys() - self.members.keys() if self.is_agreed else set()
 
     def begin(self) -> None:
@@ -182,12 +182,12 @@ class Members:
 
     @property
     def is_agreed(self) -> bool:
-        """Whether every candidate has acknowledged the current set of members."""
+        """Whether all agents that may become coordinator have acknowledged the current set of members."""
         return self.memberships == [set(self.members)]
 
     def acknowledged(self, node: int, number: int) -> None:
-        """Record that `node` has version `number` of the job state. Once all candidates have the newest version, only
-        the newest set of members counts for majorities."""
+        """Record that `node` has version `number` of the job state. Once all agents that may become coordinator have
+        the newest version, majorities are counted only among the newest set of members."""
         if node in self.agents:
             self.agents[node].acknowledged = number
         candidates = self.agents.keys() if self.candidates is None else self.candidates & self.agents.keys()
@@ -195,8 +195,7 @@ class Members:
             self.memberships = [set(self.members)]
 
     def serves_peers(self, node: int, peer: tuple[str, int]) -> bool:
-        """Set the address of a new memory server on `node`. Returns False, and does nothing, if the node is not a
-        member."""
+        """Set the address of a new memory server on `node`. Do nothing and return False if the node is not a member."""
         if node not in self.members:
             return False
         self.members[node] = self.members[node] | {"peer": peer}
@@ -216,8 +215,7 @@ class Members:
         return late
 
     def silent(self, now: float, lease_s: float) -> set[int]:
-        """Return the nodes that have missed more than one heartbeat, and that may be lost but are not treated as lost
-        yet."""
+        """Return the nodes that have missed more than one heartbeat, but are not treated as lost yet."""
         return {node for node, agent in self.agents.items() if now - agent.heard_at > lease_s / 3 and node != self.node}
 
     def was_paused(self, now: float, lease_s: float) -> None:
@@ -252,8 +250,8 @@ class Members:
 
 
 def _is_same(own: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Return whether the fields of a new handshake (`own`) are equal to the stored fields (`known`). Addresses are
-    lists, not tuples, in fields that come from another coordinator's job state."""
+    """Return whether the fields of a new handshake (`own`) are equal to the stored fields (`known`). Addresses that
+    come from another coordinator's job state are lists instead of tuples."""
     return {key: _listed(value) for key, value in own.items()} == {key: _listed(value) for key, value in known.items()}
 
 

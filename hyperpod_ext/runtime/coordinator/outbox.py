@@ -28,7 +28,7 @@ MakeOrder = Callable[[c.RestoreDecision, dict[int, tuple[str, int]]], c.BeginGen
 """Function that creates an order from one part of a restore decision, and from the addresses of the memory servers that
 this part names."""
 _FEW = CANDIDATES + 1
-"""Maximum number of agents in a job in which every agent is a candidate."""
+"""Maximum number of agents in a job in which every agent may become coordinator."""
 _NO_RANKS = c.NodeAssignment(ranks=(), peers={}, domains={})
 
 
@@ -51,7 +51,7 @@ class Outbox:
         self._run, self._members, self._membership, self._learned = run, members, membership, learned
         before = inherited or {}
         self._job_state: dict[str, Any] = {}
-        """The job state that was last sent to candidates."""
+        """The job state that was last sent to agents that may become coordinator."""
         self._digest = ""
         self._news: c.JobNews | None = None
         self._shares_soon = False
@@ -65,7 +65,7 @@ class Outbox:
         """Parity groups: groups of nodes that store parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
         """Maps each node with ranks to the address of its memory server."""
-        # false if the former coordinator's node left the job normally, because it is then no longer a member
+        # a former coordinator that left the job normally is no longer a member
         was_lost = str(before.get("coordinator")) in before.get("members", {})
         self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 
@@ -96,11 +96,11 @@ class Outbox:
 
     def share_with(self, node: int) -> None:
         """Send `JobNews` and `NodeAssignment` to a node that has connected again, and changes of the job state to the
-        candidates.
+        candidates (agents that may become coordinator).
 
-        In a large job, the job state is not created at once if the node is not a candidate. The job state is created a
-        moment later, once for all nodes that connect at about the same time, because the cost of creating it grows with
-        the number of nodes.
+        In a large job, the job state is created at once only if the node's agent may become coordinator. For other
+        agents, the job state is created a moment later, once for all that connect at about the same time, because the
+        cost of creating it grows with the number of nodes.
         """
         members = self._members
         if self._news is None or len(members.agents) <= _FEW or node in (members.candidates or ()):
@@ -120,8 +120,7 @@ class Outbox:
             self.share_job_state()
 
     def share_job_state(self) -> None:
-        """Send changes of the job state to the candidates, and changed `JobNews` and `NodeAssignment` messages to all
-        agents."""
+        """Send changes of the job state to candidates, and changed `JobNews` and `NodeAssignment` to all agents."""
         self._shares_soon = False
         members = self._members
         self._assign()
@@ -165,8 +164,7 @@ class Outbox:
         }
 
     def share_again(self, node: int) -> None:
-        """Send the full job state to the agent of `node`, because it lacks the version to which a change must be
-        applied."""
+        """Send the full job state to the agent of `node`, which lacks the version to which a change applies."""
         if (agent := self._members.agents.get(node)) is not None:
             agent.sent = 0
             self.share_job_state()
@@ -213,8 +211,7 @@ class Outbox:
         agent.assignment = assignment
 
     def _assign(self) -> None:
-        """Compute the `NodeAssignment` of each node: its ranks, and the nodes that hold copies or parity of its
-        snapshots."""
+        """Compute the `NodeAssignment` of each node: its ranks, and the holders of its snapshots' copies or parity."""
         ranks_by, members = self._membership.nodes, self._members
         if self._assigned_for and self._assigned_for[0] is ranks_by and self._assigned_for[1] == members.version:
             return

@@ -3,8 +3,8 @@
 The hang query collects the heartbeats of all ranks when a rank makes no progress. The liveness query checks whether all
 ranks are alive when a collective failed. The durable query lists the checkpoints in durable tiers.
 
-The kernel marks a process as ending before it closes the process's sockets. So if a collective failed and no agent then
-finds an ending process, no process has died, and only a connection broke.
+The kernel marks a process as ending before it closes the process's sockets. So if agents find no ending process after a
+failed collective, no process has died, and only a connection broke.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ASK_AGAIN_S = 1.0
 """Number of seconds before the durable query is first repeated because a tier could not be reached. The delay doubles
 with each retry."""
 _UNREACHABLE_S = 60.0
-"""Number of seconds for which the durable query is repeated while a tier cannot be reached. When this time has passed,
-the job fails if the unreachable tier may have the newest step, because a job must not continue from an older step."""
+"""Number of seconds for which the durable query is repeated while a tier cannot be reached. After these seconds, the
+job fails if the unreachable tier may have the newest step, because a job must not continue from an older step."""
 
 Excluded = tuple[tuple[str, str], ...]
 """URL and save id of each checkpoint that must be left out of the answer to the durable query."""
@@ -68,8 +68,7 @@ class LivenessQuery:
     fault: Fault
     """The fault to record if all ranks turn out to be alive."""
     missing: set[int] = field(default_factory=set)
-    """Nodes with ranks that have not answered yet. A lost node never answers, but its loss is detected without this
-    query."""
+    """Nodes with ranks that have not answered yet. The loss of a node is detected without this query."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
         """Record the answer of `node` that all its ranks are alive. Returns the fault to record once every node has

@@ -1,5 +1,4 @@
-"""Processes the reports of agents and their workers: calls `Membership`, writes events, and carries out the resulting
-actions."""
+"""Processes reports of agents and workers: calls `Membership`, writes events, and carries out the resulting actions."""
 
 from __future__ import annotations
 
@@ -21,16 +20,15 @@ from hyperpod_ext.runtime.membership.actions import Fail, Fault, JobPhase
 from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
-"""Number of seconds for which requests to leave are collected. If a job is deleted, most of its nodes receive SIGTERM
-within this time, and ask to leave."""
+"""Number of seconds for which requests to leave are collected. When a job is deleted, most of its nodes receive SIGTERM
+within these seconds, and ask to leave."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved", "saves_set_aside"})
 """Events that are logged only for some sampled ranks."""
 _OWN = frozenset({"type", "event", "t", "self"})
 """Names of event fields that the sender of an event must not set."""
 _OF_STEP = frozenset(Step.model_fields)
-"""Names of the declared fields of a `step` event. All other fields of the event are metrics that the script has
-logged."""
+"""Names of the declared fields of a `step` event, whose other fields are metrics that the script has logged."""
 
 
 class _OfStep(Declared, extra="ignore"):
@@ -158,7 +156,7 @@ class Reports:
 
     def _leaves(self, node: int) -> None:
         """Let `node` leave the job `_TOGETHER_S` seconds after its request. If all nodes with ranks request to leave
-        within this time, the job is cancelled instead, after a common step that all ranks save."""
+        within `_TOGETHER_S` seconds, the job is cancelled instead, after a common step that all ranks save."""
         self._leaving.add(node)
         if self._all_leave(self._leaving):
             self._let_leave()
@@ -166,8 +164,8 @@ class Reports:
             asyncio.get_running_loop().call_later(_TOGETHER_S, self._let_leave)
 
     def _all_leave(self, leaving: Set[int]) -> bool:
-        """Return whether all nodes with ranks are in `leaving`. The counts are compared first, because that is fast
-        even if thousands of nodes leave."""
+        """Return whether all nodes with ranks are in `leaving`. The numbers of nodes are compared first, because that
+        is fast even if thousands of nodes leave."""
         ranks, each = self._membership.nodes, self._run.config.workers_per_node
         return len(leaving) * each >= len(ranks) and leaving >= set(ranks.values())
 
@@ -201,10 +199,10 @@ class Reports:
         generation, step = membership.generation, membership.committed + 1
         cause = f"was not ready for generation {generation} within {self._formation.limit_s:g} s"
         for missing, node in [(rank, membership.nodes[rank]) for rank in membership.missing()]:
-            # an earlier fault of this loop may have given the ranks new numbers
+            # an earlier iteration may have given the ranks new numbers
             rank = membership.renumbering.rank_now(missing, generation)
             if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
-                continue  # a spare has taken over the rank, or the job has ended
+                continue  # a spare has the rank now, or the job has ended
             fault = Fault(rank, cause, step, died=True, kind="late", late=node in blamed)
             self._fault(fault, generation, now)
             blamed.add(node)
@@ -240,7 +238,7 @@ class Reports:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
         if not self._membership.restoring.awaits(report.exclude):
-            return  # this is the answer to a query of an earlier generation
+            return  # the answer is for a query of an earlier generation
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
@@ -280,7 +278,7 @@ class Reports:
         `begun`)."""
         membership = self._membership
         if self._run.config.restarts_script:
-            # a script that saves its own state has committed a step only when it has saved it (event `script_saved`)
+            # a script that saves its own state commits a step by saving the step (event `script_saved`)
             self._check_loaded(report, of)
             return
         membership.step_committed(of.step)
@@ -319,12 +317,12 @@ class Reports:
             return
         died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
-            self._end.exited(rank, report.exit_code or 1)  # the process was killed after training
+            self._end.exited(rank, report.exit_code or 1)  # the process was killed after its training
             return
         fault = Fault(
             rank,
             report.cause,
-            report.step,  # the step of the last report, if the process is dead
+            report.step,  # for a dead process, the last reported step
             died,
             report.kind,
             # a process that cannot start ends the job only if training has never begun
@@ -336,9 +334,9 @@ class Reports:
         self._fault(fault, self._generation_of(report), report.t, report.phase)
 
     def _generation_of(self, report: c.Died | c.Failed) -> int:
-        """Return the generation in which the fault occurred. The report contains the generation of the rank's agent. If
-        the agent's generation has not begun, the agent may be ahead of the rank, so the generation that the rank joined
-        is returned."""
+        """Return the generation in which the fault occurred. The report contains the generation of the rank's agent.
+        If the agent's generation has not begun, the generation that the rank joined before is returned, because the
+        rank may still be in it."""
         if self._is_under_way(report.generation):
             return report.generation
         return report.joined or report.generation
@@ -349,7 +347,7 @@ class Reports:
         membership = self._membership
         for rank in hang.ranks:
             self._outbox.send(membership.nodes[rank], c.EndHung(rank=rank, cause=hang.cause))
-        # a hang in an older generation needs no abort, because that generation was already aborted
+        # do not abort for a hang in an older generation, which was already aborted
         generation = hang.first.generation
         if not hang.ranks and generation == membership.generation:
             rank, step, phase = min(membership.nodes), membership.committed + 1, hang.first.phase.word
@@ -357,14 +355,13 @@ class Reports:
             self._fault(fault, generation, time.monotonic(), phase)
 
     def _ask_who_lives(self, report: c.Event, of: _OfStep) -> None:
-        """Ask all agents whether their ranks are alive, because a collective of a rank failed and no cause was
-        reported."""
+        """Ask all agents whether their ranks are alive, because a collective failed without a reported cause."""
         generation = report.generation
         asked = self._liveness is not None and self._liveness.generation == generation
         if asked or not self._is_under_way(generation):
             return
         fault = Fault(report.rank, of.cause, of.step, died=False, kind="connection")
-        # wait for all nodes with ranks, because a node that is not connected now may be lost
+        # wait for the answers of all nodes with ranks, even of disconnected nodes, which may be lost
         self._liveness = LivenessQuery(generation, fault, set(self._membership.nodes.values()))
         self._outbox.to_all(c.AskAlive(generation=generation))
 

@@ -30,8 +30,8 @@ class ResizeClock:
             moved: maps the old number of each rank that stays to its new number.
 
         Returns:
-            The fields of a `resize_refused` event, if an ordered resize has made no step yet and is overtaken by this
-            assignment. None otherwise.
+            The fields of a `resize_refused` event if this assignment replaces an ordered one in which no rank has made
+            a step; otherwise None.
         """
         before = self._under_way
         self._under_way = {key: value for key, value in fields.items() if key != "moved"}
@@ -61,8 +61,8 @@ class ResizeClock:
         return is_new
 
     def stepped(self, generation: int, step: int, began: float, ended: float) -> dict[str, Any] | None:
-        """Record a step of a rank. The first step in a new rank assignment ends the measurement, and returns the fields
-        of the `resized` event. For any other step, returns None."""
+        """Record a step of a rank. Returns the fields of the `resized` event if this is the first step in a new rank
+        assignment, which ends the measurement; otherwise None."""
         resize = self._under_way
         if resize is None or generation < int(resize["generation"]):
             self._last_step_at = max(self._last_step_at, ended)

@@ -24,7 +24,7 @@ _ORDER: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 def read_orders(run_dir: Path) -> dict[str, Order]:
-    """Read all order files. Returns a map from name to order, oldest first. Invalid files are skipped."""
+    """Read all order files. Returns a map from name to order, oldest first. Invalid order files are skipped."""
     found = {}
     for file in json_files(run_dir / RESIZES):
         try:
@@ -45,8 +45,8 @@ def orders_due(
     """Return the orders that can be carried out now, oldest first.
 
     An order can be carried out if it is newer than all accepted orders, and all nodes that it adds are members. An
-    order is dropped for good once a newer order was accepted, even if its nodes join later. Without this rule, the job
-    would go back to an outdated size.
+    order is dropped for good once a newer order was accepted, even if its nodes join later. If older orders were still
+    carried out, the job would go back to an outdated size.
     """
     latest = max(accepted, default="")
     return [(name, order) for name, order in orders.items() if name > latest and _joining(order) <= set(members)]
@@ -85,8 +85,7 @@ def tell_here(run_dir: Path, node: int) -> None:
 
 @contextlib.contextmanager
 def _may_fail(file: Path) -> Iterator[Path]:
-    """Log an OSError of the `with` block instead of raising it, so that a full or broken disk does not stop the
-    agent."""
+    """Log an OSError of the `with` block instead of raising it: a full or broken disk must not stop the agent."""
     try:
         yield file
     except OSError as error:

@@ -1,5 +1,4 @@
-"""Schedules the steps to copy to tiers that have an interval in seconds, and sets the interval of snapshots in
-memory."""
+"""Schedules copies to tiers whose interval is in seconds, and sets the interval of snapshots in memory."""
 
 from __future__ import annotations
 
@@ -19,8 +18,8 @@ LOOK_AGAIN = 1 / 16
 """Share of a tier's interval to wait before the next attempt to schedule a copy that is overdue. Without this wait, the
 attempt would be repeated after each step of each rank, thousands of times per second."""
 _AHEAD = 2
-"""Number of steps by which copies to durable tiers are scheduled ahead. A small number is enough, because a schedule
-that reaches a node too late does little harm: that checkpoint stays incomplete, and the previous checkpoint remains."""
+"""Number of steps by which copies to durable tiers are scheduled ahead. A small number is enough: if a schedule reaches
+a node too late, that checkpoint stays incomplete, and the previous checkpoint remains."""
 
 
 class SaveSchedule:
@@ -43,7 +42,7 @@ class SaveSchedule:
         """The checkpoint policy that all ranks use in this generation."""
         self.peer_step: int | None = None
         """The step that was last scheduled for copies to peers; None if no step was scheduled yet. Nodes that join
-        later must also receive this step."""
+        later must also receive this scheduled step."""
         self.replicated = False
         """Whether every rank holds the same state, so that copies to peers are not needed."""
         self._look_at: dict[str, float] = {}
@@ -71,8 +70,7 @@ class SaveSchedule:
         self.tuner.went_on(membership)
 
     def heard(self, event: Mapping[str, Any], now: float) -> bool:
-        """Pass an event of an agent or a worker to the interval tuner. Returns whether the interval of some tier has
-        changed."""
+        """Pass an event to the interval tuner. Returns whether the interval of some tier has changed."""
         changed = self.tuner.heard(event, now)
         for kind, seconds in changed.items():
             self._log("tuned", tier=kind, every_seconds=round(seconds, 3))

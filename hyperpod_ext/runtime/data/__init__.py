@@ -1,13 +1,14 @@
 """Data loaders and samplers for elastic jobs, and token stores.
 
 A loader reads each sample once per epoch, in the same order for any history of world sizes. A token store is a folder
-of memory-mapped files, with one copy per node. No process owns the files, so they outlive a killed worker.
+of memory-mapped files, with one copy per node. No process owns the files of a token store, so the files outlive killed
+workers.
 
     from hyperpod_ext.runtime.data import ElasticDataLoader, Packed, TensorSource, follow
 
-A store is built once (by `build`, `follow`, or `hp-ext data build`) and read by document number. A store outlives
-processes and pods. The names of this package are imported on first use, so importing the package is cheap. Reading a
-store needs numpy, but not torch.
+A token store is built once (by `build`, `follow`, or `hp-ext data build`), and its documents are read by number. A
+token store outlives processes and pods. The names of this package are imported on first use, so importing the package
+is fast. Reading a token store needs numpy, but not torch.
 """
 
 from typing import TYPE_CHECKING

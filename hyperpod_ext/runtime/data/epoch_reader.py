@@ -1,7 +1,7 @@
-"""Reads a torch DataLoader so that each step has the same samples again after a fault.
+"""Reads a torch DataLoader so that a step that is repeated after a fault has the same samples.
 
-The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers depend only on the seed, the epoch
-and the step, so that any process can read any step again.
+The loader's batch sampler, dataset and `collate_fn` make the batches. Random numbers of samples depend only on the
+seed, the rank, the epoch and the step, so that another process can repeat a step.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class EpochReader:
 
     Args:
         loader: a `DataLoader`, or Accelerate's wrapper around one, that yields this rank's batches.
-        seed: seed of samplers and of random numbers in samples, the same on every rank.
-        rank: rank of this process, by which the random numbers in samples differ between ranks.
-        per_step: number of batches per optimizer step. The last step of an epoch may have fewer batches.
+        seed: seed for samplers and for random numbers in samples, the same on every rank.
+        rank: rank of this process; random numbers in samples differ between ranks.
+        per_step: number of batches per optimizer step; the last step of an epoch may have fewer.
 
     Raises:
-        JobFailedError: the loader has no batch sampler, or its class reads batches with code of its own.
+        JobFailedError: the loader has no batch sampler, or its class overrides how batches are read.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, per_step: int) -> None:
@@ -48,14 +48,14 @@ class EpochReader:
         self._init = base.worker_init_fn
         self._seed, self._rank, self._per_step = seed, rank, per_step
         self.begun = 0
-        """Number of epochs that the sampler has begun in this process."""
+        """Number of epochs that this process has begun to draw from the sampler."""
 
     @property
     def steps_per_epoch(self) -> int:
         return -(-len(self.loader) // self._per_step)
 
     def must_be_same(self) -> dict[str, Any]:
-        """Return the values that must be equal on every rank, and equal again after a restore."""
+        """Return the values that must be equal on every rank, and that a restore must not change."""
         kinds = [type(sampler).__name__ for sampler in chain_of(self._sampler)]
         return {
             "fingerprint": self._fingerprint(),
@@ -65,10 +65,10 @@ class EpochReader:
         }
 
     def check_same(self, state: dict[str, Any]) -> None:
-        """Compare the present values of `must_be_same` with the saved ones.
+        """Compare the present values of `must_be_same` with the values saved in `state`.
 
         Raises:
-            JobFailedError: the samples, their sampler, the seed or the number of steps per epoch differ.
+            JobFailedError: the dataset, the sampler, the seed or the number of steps per epoch has changed.
         """
         for name, now in self.must_be_same().items():
             if state.get(name) != now:
@@ -79,16 +79,16 @@ class EpochReader:
                 )
 
     def read(self, epoch: int, made: int) -> Generator[Read]:
-        """Yield the steps of an epoch after its first `made` steps, without reading the samples of those first steps.
+        """Yield the steps of an epoch after its first `made` steps, whose samples are not read.
 
         Raises:
-            JobFailedError: a sample cannot be read, or the epoch was already begun.
+            JobFailedError: a sample cannot be read, or this process has begun the epoch before.
         """
         if epoch < self.begun:
             raise JobFailedError(
                 f"epoch {epoch} of the training data was requested twice", hint="Make a new trainer for each fit."
             )
-        while self.begun < epoch:  # replay earlier epochs: a sampler's generator continues across epochs
+        while self.begun < epoch:  # replay earlier epochs, because a sampler's generator continues across epochs
             for _ in self._steps_of(self.begun):
                 pass
         reading = self._read(self._plans(epoch, islice(self._steps_of(epoch), made, None), made))
@@ -112,8 +112,7 @@ class EpochReader:
     def _fingerprint(self) -> str:
         """Return an identification of the dataset: its type, its fingerprint or else its columns, and its length.
 
-        After a `map` with a function that cannot be hashed, the fingerprint of a datasets.Dataset is random, and
-        differs between ranks."""
+        Does not use a datasets.Dataset's `_fingerprint`, which is random after `map` with an unhashable function."""
         own = getattr(self.dataset, "fingerprint", None) or getattr(self.dataset, "column_names", None)
         return f"{type(self.dataset).__name__}/{own or ''}/{len(self.dataset)}"
 
@@ -130,7 +129,7 @@ class EpochReader:
             yield StepPlan(at, at, Extent(0, len(batches)), slots, 0)
 
     def _steps_of(self, epoch: int) -> Iterator[list[Any]]:
-        """Yield, for each step of the epoch, the sample numbers of the step's batches."""
+        """Yield the sample numbers of each step's batches, for all steps of an epoch."""
         self.begun = epoch + 1
         self.begin_epoch(epoch)
         batches = seeded_aside(lambda: iter(self._sampler), *self.order_key, epoch, 0)
@@ -142,7 +141,7 @@ class EpochReader:
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        """Key for seeding the global generators from which samplers draw, the same on all ranks."""
+        """Seed, the same on all ranks, of the global random generators from which samplers draw."""
         return (self._seed,)
 
     @property
@@ -161,7 +160,7 @@ def chain_of(sampler: Any) -> list[Any]:
 
 
 def _unreadable(loader: Any, base: Any) -> str | None:
-    """Return why the loader's batches cannot be read by number; None if they can be."""
+    """Return why the loader's batches cannot be read by sample number; None if they can be."""
     if not isinstance(base, DataLoader):
         return "it is not a torch DataLoader"
     if isinstance(base.dataset, IterableDataset) or not hasattr(type(base.dataset), "__getitem__"):

@@ -1,4 +1,4 @@
-"""Reads one micro-batch: collated samples, with random numbers that depend only on seed, step and slot number."""
+"""Reads one micro-batch of collated samples. Random numbers depend only on seed, step and micro-batch number (slot)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Task:
     slot: int
     ids: list[int]
     counts: bool = True
-    """Whether to report skipped samples. False for a ghost slot: the rank with the real micro-batch reports them."""
+    """Whether to report skipped samples. False for a ghost (a copy of another rank's micro-batch with weight 0), whose
+    skipped samples the other rank reports."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,44 +39,46 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of reading one task. A failure is a value, not an exception, so that worker processes can send it."""
+    """Result of reading one task. A failure is a field and not an exception, so that worker processes can send
+    failures."""
 
     batch: Any = None
     kept: int = 0
-    """Number of samples in the batch."""
+    """Number of samples in the micro-batch."""
     skipped: tuple[Skipped, ...] = ()
     failure: str = ""
-    """Why the task has no batch; empty if it has one."""
+    """Why the micro-batch could not be read; empty if it was read."""
 
 
 class Fetch:
-    """Reads the micro-batches of tasks. A `Fetch` object is sent to each worker process."""
+    """Reads the micro-batch of each task. A `Fetch` object is sent to each worker process."""
 
     def __init__(self, source: Any, collate: Collate | None, seed: int, on_error: OnError) -> None:
         self._source, self._seed, self._on_error = source, seed, on_error
         self._collate = collate
 
     def __call__(self, task: Task) -> Fetched:
-        """Read `task` with the generators as they are: the random generators are neither seeded nor restored here."""
+        """Read `task` without seeding or restoring the random generators."""
         samples, skipped = self._samples(task)
         if skipped and (self._on_error == "fail" or not samples):
             why = "; no other sample of its micro-batch could be read either" if self._on_error == "skip" else ""
             return Fetched(failure=f"sample {skipped[0].id} cannot be read: {skipped[0].error}{why}")
         try:
             batch = (self._collate or default_collate())(samples)
-        except Exception as error:  # the user's function may raise any error
+        except Exception as error:  # the user's collate function may raise any error
             return Fetched(failure=f"collate: {_text(error)}")
         return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
-        """Read `task` in a worker process, after seeding the generators of Python, numpy and torch for this task."""
+        """Read `task` in a worker process, after seeding the random generators of Python, numpy and torch for the
+        task."""
         _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 
     def aside(self, tasks: Sequence[Task]) -> list[Fetched]:
-        """Read the tasks of one step in the training process, seeded as in `seeded`. Restore the generators
-        afterwards."""
-        # restore once per step, because seeding numpy's generator is slower than reading a few samples
+        """Read the tasks of one step in the training process, as `seeded` does. Restores the random generators after
+        reading."""
+        # restore generators only once per step, because restoring numpy's takes longer than reading a few samples
         with _generators_put_back():
             return [self.seeded(task) for task in tasks]
 
@@ -86,13 +89,13 @@ class Fetch:
                 samples = list(at_once(task.ids))
                 if len(samples) == len(task.ids):
                     return samples, []
-            except Exception:  # the loop below reads the samples one by one, to find the bad one
+            except Exception:  # the loop below reads samples one by one, to find the bad sample
                 pass
         samples, skipped = [], []
         for one in task.ids:
             try:
                 samples.append(self._source[one])
-            # also catches StopIteration, which would otherwise end the epoch as if all samples had been read
+            # also catches StopIteration, which would end the epoch as if all samples had been read
             except Exception as error:
                 skipped.append(Skipped(one, task.step, task.slot, _text(error)))
                 if self._on_error == "fail":
@@ -101,7 +104,7 @@ class Fetch:
 
 
 def default_collate() -> Collate:
-    """Return torch's default collate function. Without torch, return one that makes a list of the samples."""
+    """Return torch's default collate function. Without torch, return a function that makes a list of the samples."""
     try:
         from torch.utils.data import default_collate as of_torch
     except ImportError:
@@ -114,8 +117,8 @@ def _text(error: Exception) -> str:
 
 
 def seeded_aside(call: Callable[[], Returned], *key: int) -> Returned:
-    """Return `call()`. Seed the generators of Python, numpy and torch from `key` before the call, and restore them
-    after."""
+    """Return `call()`. Seeds the random generators of Python, numpy and torch from `key` before the call, and restores
+    the generators after the call."""
     with _generators_put_back():
         _seed_all("/".join(map(str, key)))
         return call()
@@ -128,7 +131,7 @@ def _seed_all(key: str) -> None:
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed(value % (1 << 32))
     if torch := sys.modules.get("torch"):
-        torch.default_generator.manual_seed(value)  # torch.manual_seed would initialize the GPU
+        torch.default_generator.manual_seed(value)  # torch.manual_seed would also seed and initialize the GPU
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""ElasticDataLoader: reads steps of micro-batches ahead, and continues exactly after the optimizer's last step.
+"""ElasticDataLoader: reads steps of micro-batches ahead. A restore continues exactly after the optimizer's last step.
 
 loader = ElasticDataLoader(dataset, global_batch_size=512, micro_batch_size=8)
 run.restore(model=model, optimizer=optimizer, data=loader)
@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.data.workers import Read, in_processes, in_this_thread
 
 @dataclass(frozen=True)
 class Step:
-    """This rank's micro-batches of one optimizer step. Iterating over the object yields (micro-batch, weight)."""
+    """This rank's micro-batches of one optimizer step. Iterating over a `Step` yields pairs (micro-batch, weight)."""
 
     number: int
     """Number of the step, counted from 1 over the whole run."""
@@ -37,10 +37,12 @@ class Step:
     """Number of samples in the step, over all ranks."""
     micro_batches: list[Any] = field(repr=False)
     weights: list[float]
-    """Share of the step's samples in each micro-batch; 0.0 for a ghost. All weights of all ranks sum to 1."""
+    """Share of the step's samples in each micro-batch; 0.0 for a ghost (an extra micro-batch that does not count). The
+    weights of all ranks sum to 1."""
     slots: list[Slot] = field(repr=False)
     skipped: tuple[Skipped, ...]
-    """Samples that this rank could not read. The sum of the weights lacks the share of these samples."""
+    """Samples of the step that this rank could not read. The share of skipped samples is missing from the sum of all
+    weights."""
     cursor: Cursor = field(repr=False)
     after: Cursor = field(repr=False)
     version: int = field(repr=False)
@@ -53,16 +55,19 @@ class Step:
 
 
 class ElasticDataLoader:
-    """Reads the plans of an `ElasticBatchSampler`. Accepts the sampler's arguments and the following ones.
+    """Reads the steps that an `ElasticBatchSampler` plans. Accepts the arguments of `ElasticBatchSampler`, and these:
 
-    collate: converts a list of samples to a micro-batch. Default: torch's own function. workers: number of processes or
-        threads (`worker_kind`) that read `prefetch` steps ahead; 0 reads each step on demand. on_error: what to do if a
-        sample cannot be read. `fail` ends the job and names the sample. `skip` leaves the sample out, logs it, and adds
-        it to `skipped`. most_skipped: with `skip`, the job ends when one process has skipped more samples than this.
+    Args:
+        collate: converts a list of samples to a micro-batch; None for torch's default collate function.
+        workers: number of processes or threads (`worker_kind`) that read `prefetch` steps ahead; 0 reads each step on
+            demand.
+        on_error: `fail` ends the job if a sample cannot be read, with an error that names the sample. `skip` leaves
+            the sample out, logs it, and adds it to `skipped`.
+        most_skipped: with `skip`, the job ends when one process has skipped more samples than this number.
 
-    Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and slot. The numbers are
-    equal on any rank, at any world size, and when a step is repeated. Threads share one generator state, so the numbers
-    of worker threads may differ.
+    Random numbers that a sample draws (from Python, numpy or torch) depend only on seed, step and micro-batch. Random
+    numbers are equal on any rank, at any world size, and when a step is repeated. Random numbers may differ in worker
+    threads, which share one generator state.
     """
 
     def __init__(
@@ -88,8 +93,9 @@ class ElasticDataLoader:
     ) -> None:
         if workers < 0 or prefetch < 1 or worker_kind not in ("process", "thread") or on_error not in ("fail", "skip"):
             raise JobFailedError(
-                f"workers={workers}, prefetch={prefetch}, worker_kind={worker_kind!r}, on_error={on_error!r}",
-                hint='workers from 0, prefetch from 1, worker_kind "process" or "thread", on_error "fail" or "skip".',
+                f"one of these is not valid: workers={workers}, prefetch={prefetch}, worker_kind={worker_kind!r}, "
+                f"on_error={on_error!r}",
+                hint='Give workers >= 0, prefetch >= 1, worker_kind "process" or "thread", on_error "fail" or "skip".',
             )
         self.source = source
         self.sampler = ElasticBatchSampler(
@@ -105,18 +111,18 @@ class ElasticDataLoader:
             fingerprint=fingerprint,
         )
         self.skipped: list[Skipped] = []
-        """Samples that this process could not read."""
+        """All samples that this process has skipped, because they could not be read."""
         self._collate = collate
         self._fetch = Fetch(source, collate, seed, on_error)
         self._workers, self._kind, self._prefetch, self._start_method = workers, worker_kind, prefetch, start_method
         self._most_skipped = most_skipped
 
     def steps(self, epochs: int | None = None) -> Generator[Step]:
-        """Yield the remaining steps: without end, or until `epochs` epochs of the run are complete.
+        """Yield the remaining steps of the run: without end, or until `epochs` epochs are complete.
 
-        Acknowledge each step before reading the next one. Changes by `set_world`, `set_batch`, `set_weights`,
-        `load_state_dict`, or of torch.distributed's world take effect at the next step: steps that were read ahead are
-        dropped and read again.
+        The caller must acknowledge each step (`ack`) before the next step. Changes by `set_world`, `set_batch`,
+        `set_weights`, `load_state_dict`, or of torch.distributed's world take effect at the next step; steps that were
+        read ahead are read again.
 
         Raises:
             JobFailedError: a sample cannot be read, or a step was not acknowledged.
@@ -149,7 +155,7 @@ class ElasticDataLoader:
         return self.steps(self.sampler.plan(self.sampler.cursor).cursor.epoch + 1)
 
     def ack(self, step: Step) -> None:
-        """Advance the saved position past `step`, which the optimizer has made."""
+        """Advance the saved position past `step`. Call after the optimizer has made `step`."""
         self.sampler.ack(step)
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
@@ -194,7 +200,7 @@ class ElasticDataLoader:
             cursor = plan.after
 
     def _read_stream(self, source: Stream, epochs: int | None) -> Generator[Read]:
-        """Read a stream. Every rank reads every sample of the stream, so all ranks reach its end at the same step."""
+        """Read a stream's steps. Every rank reads every sample of the stream, so all ranks end at the same step."""
         cursor = self.sampler.cursor
         samples: Iterator[Any] | None = None
         while epochs is None or cursor.epoch < epochs:
@@ -213,8 +219,7 @@ class ElasticDataLoader:
                     raise JobFailedError(
                         f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream with more samples."
                     )
-                # only the loader knows where the stream ends; set the sampler's cursor too, because the next call may
-                # start there
+                # only the loader knows where the stream ends, so it sets the cursor from which the next call starts
                 self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)
                 samples = None
                 continue

@@ -1,9 +1,8 @@
-"""Mixes several sources into one stream, by weights. Computes the source and sample number for each place (position) in
-the stream.
+"""Mixes several sources into one stream, by weights. Computes source and sample at each place (position) of the stream.
 
-Places are grouped into blocks of 4096. Each block has a whole number of samples from each source, in an order of its
-own. The k-th sample drawn from a source over the whole run is the k-th sample of that source's own shuffled epochs. So
-no sample is repeated before all other samples of its source were used, even if weights change.
+Places are grouped into blocks of 4096. Each block has a whole number of samples from each source, in random order. The
+k-th sample drawn from a source is the k-th sample of this source's own shuffled epochs. No sample is repeated before
+all other samples of its source were used, even if weights change.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ BLOCK = 4096
 
 
 class Mixture:
-    """Several sources that are read as one. Sample numbers run through the first source, then the second, and so on.
+    """Several sources that are read as one source. Sample numbers count through the first source, then the second, etc.
 
     `weights` are the shares of the sources, in any unit. A source of weight 0 is not used until its weight changes. A
-    mixture has no end, because each source starts its next epoch independently of the others.
+    mixture has no end, because each source starts its next epoch independently of other sources.
 
     Raises:
         JobFailedError: the weights are invalid, or a source has no samples or no length.
@@ -43,7 +42,8 @@ class Mixture:
         self.lengths = tuple(_needed_length(index, source) for index, source in enumerate(sources))
         if len(weights) != len(self.sources):
             raise JobFailedError(
-                f"Mixture: {len(self.sources)} sources and {len(weights)} weights", hint="Give one weight per source."
+                f"Mixture: there are {len(self.sources)} sources, but {len(weights)} weights",
+                hint="Give one weight per source.",
             )
         self.weights = tuple(float(weight) for weight in weights)
         quotas_of(self.weights)
@@ -57,7 +57,7 @@ class Mixture:
         return self.sources[source][inside]
 
     def locate(self, index: int) -> tuple[int, int]:
-        """Return the index of the source that has this sample number, and the sample's number within that source."""
+        """Return the source index of sample number `index`, and the sample's number within its source."""
         if not 0 <= index < len(self):
             raise IndexError(f"id {index} of {len(self)} samples")
         source = bisect_right(self._ends, index)
@@ -65,15 +65,15 @@ class Mixture:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of all sources together, independent of the weights."""
+        """Fingerprint of all sources, which does not depend on the weights."""
         fingerprints = [fingerprint_of(source) for source in self.sources]
         return hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The places from `start` on, mixed by `weights`. `drawn`: number of samples drawn from each source before
-    `start`."""
+    """The places (positions) of the stream from `start` on, until the weights change. `drawn`: number of samples drawn
+    from each source before `start`."""
 
     start: int
     weights: tuple[float, ...]
@@ -82,16 +82,17 @@ class Segment:
 
 @functools.lru_cache(maxsize=64)
 def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return how many samples of each source one block has: rounded by largest remainder, with sum BLOCK.
+    """Return the number of samples of each source in one block, rounded by largest remainder to the sum BLOCK.
 
     Raises:
         JobFailedError: a weight is negative, not finite, or too small for one sample per block.
     """
     if not weights or any(not math.isfinite(weight) or weight < 0 for weight in weights) or sum(weights) <= 0:
         raise JobFailedError(
-            f"weights {list(weights)} of a mixture", hint="Give finite numbers of 0 or more, not all 0."
+            f"the weights {list(weights)} of a mixture are not valid",
+            hint="Give finite numbers of 0 or more, not all 0.",
         )
-    # exact fractions: with floats, a rounding error could decide between equal remainders
+    # fractions are exact: with floats, a rounding error could decide between equal remainders
     parts = [Fraction(weight) for weight in weights]
     total = sum(parts)
     exact = [part / total * BLOCK for part in parts]
@@ -110,7 +111,8 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], order: ShuffleOrder, seed: int) -> Places:
-    """Return the sample numbers at these places in the segment. Numbers run through all sources, as in `Mixture`."""
+    """Return the sample numbers at the given places of a segment. Sample numbers count through all sources, as in
+    `Mixture`."""
     sources, draws = _locate(places, segment, seed)
     ids = np.empty_like(places)
     base = 0
@@ -122,7 +124,7 @@ def ids_of_mixture(places: Places, segment: Segment, lengths: Sequence[int], ord
 
 
 def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
-    """Return how many samples of each source were drawn before `place`, which is in the segment or at its end."""
+    """Return the number of samples of each source before `place`, which is in the segment or at the segment's end."""
     blocks, rest = divmod(place - segment.start, BLOCK)
     quotas = quotas_of(segment.weights)
     sources, _ = _block(segment, blocks, seed)
@@ -133,7 +135,7 @@ def drawn_before(place: int, segment: Segment, seed: int) -> tuple[int, ...]:
 
 
 def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places]:
-    """Return, for each place, its source and the number of samples drawn from that source before the place."""
+    """Return the source of each place, and the number of samples drawn from the same source before the place."""
     blocks, inside = np.divmod(places - segment.start, BLOCK)
     drawn, quotas = np.array(segment.drawn, np.int64), np.array(quotas_of(segment.weights), np.int64)
     sources, draws = np.empty_like(places), np.empty_like(places)
@@ -147,7 +149,8 @@ def _locate(places: Places, segment: Segment, seed: int) -> tuple[Places, Places
 
 @functools.lru_cache(maxsize=16)
 def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
-    """Return, for each place in a block, its source and the number of the source's samples before it in the block."""
+    """Return the source of each place in a block, and the number of the source's samples before the place in the
+    block."""
     quotas = quotas_of(segment.weights)
     permutation = Permutation(BLOCK, key_of("mixture", seed, segment.start, block))
     sources = np.repeat(np.arange(len(quotas)), quotas)[permutation.at(np.arange(BLOCK))]
@@ -159,7 +162,8 @@ def _block(segment: Segment, block: int, seed: int) -> tuple[Places, Places]:
 
 
 def _ids_of_draws(draws: Places, length: int, order: ShuffleOrder, seed: int, source: int) -> Places:
-    """Return the sample numbers within a source for its k-th draws (`draws`), counted over all epochs of the source."""
+    """Return the sample numbers of a source's k-th draws, for each k in `draws`. Draws are counted over all epochs of
+    the source."""
     epochs, places = np.divmod(draws, length)
     ids = np.empty_like(draws)
     for epoch in np.unique(epochs).tolist():

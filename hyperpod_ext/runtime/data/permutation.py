@@ -1,10 +1,10 @@
-"""A keyed permutation of range(n). Any part can be computed separately, with the same result on every machine and
-version.
+"""A keyed permutation of range(n). Any part of the permutation can be computed separately. The result is the same on
+every machine, and for every version of Python, numpy and torch.
 
 Up to 2**16 items, random words are sorted, which gives an exactly uniform permutation. For more items, a Feistel
-network over a x b >= n cells computes each place separately, in constant memory. Four rounds of the network would
-visibly differ from a random permutation; eight rounds do not. The random words come from BLAKE2b and from `_mix`, not
-from the generators of numpy or torch, which may change between versions.
+network over a x b >= n cells computes each position separately, in constant memory. The network has eight rounds,
+because the result of four rounds visibly differs from a random permutation. Random words come from BLAKE2b and from
+`_mix`, because the generators of numpy or torch may change between versions.
 """
 
 from __future__ import annotations
@@ -51,24 +51,26 @@ class Permutation:
         return self.n
 
     def at(self, places: Places) -> Places:
-        """Return the items at these places, as int64 of the same shape. Places must be in range(n)."""
-        if self.n == 1:  # frequent case: a source with one sample starts many epochs in one step of a mixture
+        """Return the items at the given positions (`places`), as int64 of the same shape. Positions must be in
+        range(n)."""
+        if self.n == 1:  # fast path: in a mixture, a source with one sample starts many epochs in one step
             return np.zeros_like(places)
         if self._feistel is not None:
             return self._feistel.at(places)
         return _drawn(self.n, self._key)[places].astype(np.int64)
 
     def place_of(self, items: Places) -> Places:
-        """Return the places of these items, as the inverse of `at`."""
+        """Return the positions of the given items: the inverse of `at`."""
         if self._feistel is not None:
             return self._feistel.place_of(items)
         return np.argsort(_drawn(self.n, self._key)).astype(np.int64)[items]
 
 
 class Feistel:
-    """A permutation of range(n): a Feistel network on pairs (left, right) in a x b, with a ~ b ~ sqrt(n).
+    """A permutation of range(n) by a Feistel network on pairs (left, right) in a x b, where a and b are about sqrt(n).
 
-    A result outside range(n) is permuted again until it is inside (cycle walking). a x b exceeds n by less than a.
+    A result outside range(n) is permuted again until it is in range(n) (cycle walking), which is rare, because a x b
+    exceeds n by less than a.
     """
 
     def __init__(self, n: int, key: bytes, rounds: int = ROUNDS) -> None:
@@ -109,7 +111,7 @@ class Feistel:
 
 
 def _mix(words: _Words) -> _Words:
-    """Return SplitMix64's finaliser for words. Each bit of a result depends on all bits of its word."""
+    """Apply SplitMix64's finaliser to each word, after which each bit depends on all bits of the original word."""
     words = (words + _GOLDEN) * _MIX1
     words = (words ^ (words >> _S30)) * _MIX2
     words = (words ^ (words >> _S27)) * _MIX1
@@ -118,14 +120,14 @@ def _mix(words: _Words) -> _Words:
 
 @functools.lru_cache(maxsize=64)
 def _drawn(n: int, key: bytes) -> NDArray[np.uint16]:
-    """Return the whole permutation for n <= 2**16, as 16-bit items in at most 128 KiB."""
+    """Return the whole permutation of range(n) for n <= 2**16, as 16-bit items in at most 128 KiB."""
     keys = np.frombuffer(key, "<u8").astype(np.uint64)
     counter = np.arange(n, dtype=np.uint64)
     turn = np.uint64(0)
     while True:
         words = _mix(_mix(counter ^ keys[0]) ^ (keys[1] + turn))
         order = np.argsort(words, kind="stable")
-        if n < 2 or (np.diff(words[order]) != 0).all():  # equal words would stay in their original order, so draw again
+        if n < 2 or (np.diff(words[order]) != 0).all():  # draw again if words are equal: sorting would keep their order
             break
         turn += np.uint64(1)
     drawn = order.astype(np.uint16)

@@ -1,6 +1,7 @@
-"""Positions of a run in its data, and the micro-batches (slots) of each rank. The world size only maps slots to ranks.
+"""Positions of a run in its data, and the micro-batches (slots) of each rank. The world size only affects which rank
+gets which slot.
 
-These functions are pure arithmetic."""
+All functions in this module are pure arithmetic."""
 
 from __future__ import annotations
 
@@ -13,21 +14,21 @@ class Cursor:
 
     epoch: int = 0
     place: int = 0
-    """Number of samples of this epoch that earlier steps have used."""
+    """Number of samples of the epoch that earlier steps have used."""
     step: int = 0
     """Number of steps made so far, over all epochs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The places of one global batch: `count` places from `start` on."""
+    """The positions (places) of one global batch in an epoch: `count` positions from `start` on."""
 
     start: int
     count: int
 
 
 GHOST = -1
-"""Index of an extra slot that only exists so that every rank has equally many slots. Its loss does not count."""
+"""Index of every ghost: an extra slot whose loss does not count, added so that all ranks have equally many slots."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,12 @@ class Slot:
     """One micro-batch of a step."""
 
     index: int
-    """Number of the slot in the step, the same for any world size. GHOST for an extra slot, which does not count."""
+    """Number of the slot in the step, independent of the world size; GHOST for an extra slot, which does not count."""
     ids: list[int]
-    """Numbers of the slot's samples, in order."""
+    """Numbers of the samples in the slot, in order."""
     weight: float
-    """Slot's share of the step's samples; 0.0 for a ghost. Multiply the slot's mean loss by the weight, and sum over
-    all slots."""
+    """Share of the step's samples that are in the slot; 0.0 for a ghost. A step's loss is the weighted sum of the
+    slots' mean losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,17 @@ class StepPlan:
     after: Cursor
     """Position of the next step in the data."""
     extent: Extent
-    """Places of the step's samples, over all ranks."""
+    """Positions of the step's samples in the epoch, over all ranks."""
     slots: list[Slot]
-    """Slots of this rank."""
+    """Slots (micro-batches) of this rank."""
     version: int
-    """Version of the sampler when it made the plan."""
+    """Version of the sampler's settings when it made the plan."""
 
 
 def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -> tuple[Cursor, Extent]:
-    """Return the places of the next step's samples, and the cursor with the epoch of those places.
+    """Return a cursor with the epoch of the next step, and the positions of the step's samples in this epoch.
 
-    If the cursor's epoch has too few samples left, the step is the first of the next epoch.
+    If the epoch of `cursor` has too few samples left, the next step is the first step of the next epoch.
 
     `length`: number of samples in an epoch; None if the data is endless. A step never crosses the end of an epoch.
     """
@@ -75,8 +76,8 @@ def extent_at(cursor: Cursor, length: int | None, batch: int, drop_last: bool) -
 
 
 def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_last: bool) -> Cursor:
-    """Return the cursor after the step at `cursor`. After the last step of an epoch, the cursor is (epoch + 1, place
-    0)."""
+    """Return the cursor after the step at `cursor`. After an epoch's last step, the cursor is at place 0 of the next
+    epoch."""
     place = extent.start + extent.count
     if length is not None and length - place < (batch if drop_last else 1):
         return Cursor(cursor.epoch + 1, 0, cursor.step + 1)
@@ -84,7 +85,7 @@ def after(cursor: Cursor, extent: Extent, length: int | None, batch: int, drop_l
 
 
 def steps_per_epoch(length: int, batch: int, drop_last: bool) -> int:
-    """Return the number of steps in a whole epoch."""
+    """Return the number of steps in an epoch of `length` samples."""
     return length // batch if drop_last else -(-length // batch)
 
 
@@ -94,10 +95,10 @@ def slots_of(count: int, micro: int) -> int:
 
 
 def owned(slots: int, rank: int, world_size: int) -> range:
-    """Return the range of this rank's slots. The number of slots differs by at most one between ranks."""
+    """Return the range of a rank's slots in a step. The number of slots differs by at most one between ranks."""
     return range(rank * slots // world_size, (rank + 1) * slots // world_size)
 
 
 def most_owned(slots: int, world_size: int) -> int:
-    """Return the largest number of slots of any rank. The rank with most slots determines the duration of a step."""
+    """Return the number of slots of the rank with the most slots, which determines the duration of a step."""
     return -(-slots // world_size)

@@ -1,8 +1,8 @@
-"""ElasticBatchSampler: chooses the samples of each step, and this rank's part of them.
+"""ElasticBatchSampler: chooses the samples of each step, and this rank's part of the samples.
 
 Sample numbers depend only on seed, order and position. The world size only decides which rank has which slot
 (micro-batch). The saved state is small and equal on every rank. The saved state is the position up to which steps have
-*used* samples: samples that were only read ahead are read again after a fault.
+*used* samples; samples that were only read ahead are read again after a fault.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ Uneven = Literal["ghost", "ragged", "error"]
 class ElasticBatchSampler:
     """Global batches of `global_batch_size` samples, divided into slots of `micro_batch_size`, for any number of ranks.
 
-    Every sample is used once per epoch, through any history of world sizes, crashes and batch sizes. `uneven` decides
-    what happens if the slots cannot be divided equally among the ranks. With `ghost`, every rank gets equally many
-    slots, by additional slots of weight 0 (FSDP needs this). With `ragged`, some ranks have one slot less, and perhaps
-    none in the last step of an epoch. With `error`, the sampler raises.
+    Every sample is used once per epoch, for any history of world sizes, crashes and batch sizes. `uneven` decides
+    what happens if the slots cannot be divided equally among the ranks. With `ghost`, additional slots of weight 0 give
+    every rank equally many slots, as FSDP requires. With `ragged`, some ranks have one slot less than others, and
+    perhaps no slot in the last step of an epoch. With `error`, the sampler raises JobFailedError.
 
-    An instance is a `batch_sampler` for `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step, so that
-    the saved state follows the used samples. torchdata's StatefulDataLoader counts the batches itself: use
-    acknowledge=False with it.
+    An instance can be used as `batch_sampler` of `torch.utils.data.DataLoader`. Call `ack()` after each optimizer step,
+    so that the saved state follows the used samples. With torchdata's StatefulDataLoader, which counts the batches
+    itself, use acknowledge=False.
 
-    rank and world_size: default to torch.distributed's values, or without a process group to RANK and WORLD_SIZE, read
-    at each iteration.
-    fingerprint: replaces the source's fingerprint. Needed if the source has no fingerprint, or a fingerprint that
-        changes between runs.
+    Args:
+        rank, world_size: default to torch.distributed's values or, without a process group, to RANK and WORLD_SIZE.
+            Defaults are read at each iteration.
+        fingerprint: replaces the source's fingerprint. Needed if the source has no fingerprint, or if its fingerprint
+            changes between runs.
 
     Raises:
         JobFailedError: the micro-batch size does not divide the batch size, a source has no length, or there are too
@@ -75,7 +76,7 @@ class ElasticBatchSampler:
         acknowledge: bool = True,
     ) -> None:
         if uneven not in ("ghost", "ragged", "error"):
-            raise JobFailedError(f"uneven={uneven!r}", hint='Give "ghost", "ragged" or "error".')
+            raise JobFailedError(f"uneven={uneven!r} is not a valid value", hint='Give "ghost", "ragged" or "error".')
         if uneven == "ragged" and not acknowledge:
             raise JobFailedError(
                 'uneven="ragged" with acknowledge=False: a rank without a micro-batch would count one step less',
@@ -83,21 +84,21 @@ class ElasticBatchSampler:
             )
         self.source = source
         self.length = length_of(source)
-        """Number of samples in an epoch; None for a stream."""
+        """Number of samples in an epoch; None if the source is a stream."""
         self.seed, self.drop_last, self.uneven, self.acknowledge = int(seed), drop_last, uneven, acknowledge
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether the data has no epochs. True for a mixture: only each of its sources has epochs."""
+        """Whether the data has no epochs of its own. True for a mixture, in which only each source has epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None
         if isinstance(source, Mixture):
             self._segment = Segment(0, source.weights, (0,) * len(source.sources))
         self.cursor = Cursor()
-        """Position of the first step that is not acknowledged."""
+        """Position of the first step that is not acknowledged yet."""
         self.version = 0
-        """Counter of changes. A plan with a smaller version is no longer valid."""
+        """Counter of changes to the settings. Plans that were made with a smaller version are no longer valid."""
         self._given: tuple[int, int] | None = None
         self.unacknowledged = 0
         """Number of passes over the data that ended since the last acknowledged step."""
@@ -111,8 +112,8 @@ class ElasticBatchSampler:
 
     @property
     def step_size(self) -> int:
-        """Number of samples in the next step. With the setting `samples: fewer` it is smaller while ranks are
-        missing."""
+        """Number of samples in the next step, over all ranks. Smaller than usual while ranks are missing, if the job's
+        spec has `samples: fewer`."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
@@ -129,13 +130,14 @@ class ElasticBatchSampler:
     # --- steps ----------------------------------------------------------------------------------
 
     def step(self) -> list[Slot]:
-        """Return this rank's slots in the next step. The slots stay the same until the step is acknowledged."""
+        """Return this rank's slots in the next step. The slots do not change until the step is acknowledged."""
         return self.plan(self.cursor).slots
 
     def plan(self, cursor: Cursor, available: int | None = None) -> StepPlan:
-        """Return the plan of the step at `cursor`. If that epoch is over, return the first step of the next epoch.
+        """Return the plan of the step at `cursor`. If the cursor's epoch is over, return the plan of the next epoch's
+        first step.
 
-        available: number of samples left in a stream, if that is less than a batch. None for other sources.
+        available: number of samples left in a stream, if fewer than a global batch; None in all other cases.
         """
         batch = self.step_size
         length = None if self.endless else self.length
@@ -160,7 +162,7 @@ class ElasticBatchSampler:
             slots.append(Slot(index, part, len(part) / extent.count))
         missing = most_owned(count, world_size) - len(slots) if self.uneven == "ghost" else 0
         if missing:
-            # a ghost is a full micro-batch of real samples, so that shapes and collectives are the usual ones
+            # a ghost has a full micro-batch of real samples, so that its shapes and collectives are the same as usual
             ghost = self.ids(epoch, extent.start, min(extent.start + micro, end))
             slots += [Slot(GHOST, ghost, 0.0)] * missing
         return slots
@@ -180,9 +182,10 @@ class ElasticBatchSampler:
     # --- changes --------------------------------------------------------------------------------
 
     def ack(self, step: Any = None) -> None:
-        """Advance the saved position past the next step, which the optimizer has made.
+        """Advance the saved position past the next step. Call after the optimizer has made the step.
 
-        `step`: the number of that step, or the loader's `Step`. With None, the step's number is not checked.
+        `step`: the step's number, or the loader's `Step`, to check that it is the next step. If `step` is None, nothing
+        is checked.
 
         Raises:
             JobFailedError: `step` is not the next step, or was planned before the sampler was changed.
@@ -205,8 +208,7 @@ class ElasticBatchSampler:
         self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """Set rank and world size, from the next step on. If both are None, use torch.distributed's values at each
-        step.
+        """Set rank and world size, from the next step on. If both are None, torch.distributed's values are used.
 
         Raises:
             JobFailedError: the rank does not exist, or uneven="error" and the slots cannot be divided equally.
@@ -214,7 +216,8 @@ class ElasticBatchSampler:
         given = None if rank is None and world_size is None else (rank or 0, 1 if world_size is None else world_size)
         if given is not None and (rank is None or world_size is None or not 0 <= given[0] < given[1]):
             raise JobFailedError(
-                f"rank {rank} of world size {world_size}", hint="Give both, with 0 <= rank < world_size, or neither."
+                f"rank={rank} and world_size={world_size} do not fit together",
+                hint="Give both, with 0 <= rank < world_size, or neither.",
             )
         if given is not None:
             self._check_shares(slots_of(self._most_samples, self._batch[1]), given[1])
@@ -250,13 +253,13 @@ class ElasticBatchSampler:
         return self.saved_at(self.cursor).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which any rank of any world size may have saved.
+        """Continue from the position in `state`, which any rank of a run with any world size may have saved.
 
-        A batch size or weights that were changed during the run stay changed, unless the script now passes arguments
-        that differ from the saved run's arguments.
+        If the saved run has changed its batch size or weights, the changed values apply, unless the script now passes
+        other arguments than in the saved run.
 
         Raises:
-            JobFailedError: the state belongs to other samples or another order, or is damaged.
+            JobFailedError: `state` belongs to other samples or to another order of samples, or is damaged.
         """
         saved = read_state(state)
         saved.check_same(self.saved_at(self.cursor))
@@ -271,7 +274,7 @@ class ElasticBatchSampler:
         self.version += 1
 
     def saved_at(self, cursor: Cursor) -> Saved:
-        """Return the state to save if the next step is the one at `cursor`."""
+        """Return the state to save when the step at `cursor` is the next step."""
         return Saved(
             order=name_of(self._order),
             seed=self.seed,
@@ -313,7 +316,7 @@ class ElasticBatchSampler:
 
     def _check_length(self) -> None:
         if self.length is not None and not 0 < self.length <= MOST:
-            raise JobFailedError(f"source: {self.length} samples", hint="A source needs 1 to 2**62 samples.")
+            raise JobFailedError(f"the source has {self.length} samples", hint="A source needs 1 to 2**62 samples.")
         if self.length is None and self._order is not None:
             raise JobFailedError(
                 f"shuffle: a Stream has its own order, not {name_of(self._order)}", hint="Give shuffle=False."
@@ -335,14 +338,14 @@ class ElasticBatchSampler:
 
     @property
     def _most_samples(self) -> int:
-        """Number of samples in the largest step. The largest step is smaller than a batch if an epoch is."""
+        """Number of samples in the largest step: a global batch, or a whole epoch if an epoch has fewer samples."""
         return self.step_size if self.length is None or self.endless else min(self.step_size, self.length)
 
     def _check_shares(self, slots: int, world_size: int, full: bool = True) -> None:
         """Check that `slots` micro-batches can be divided among the ranks. `full`: whether the step has the largest
         size.
 
-        A rank that never gets a slot would search for its next micro-batch without end."""
+        Without this check, a rank that never gets a slot would search for its next micro-batch without end."""
         if self.uneven == "ragged" and full and slots < world_size:
             raise JobFailedError(
                 f"{slots} micro-batches for {world_size} ranks: some ranks would never get one",
@@ -350,7 +353,7 @@ class ElasticBatchSampler:
             )
         if self.uneven == "error" and slots % world_size:
             raise JobFailedError(
-                f"{slots} micro-batches do not divide among {world_size} ranks",
+                f"{slots} micro-batches cannot be divided evenly among {world_size} ranks",
                 hint='Choose other batch sizes (`hp-ext scales` lists them), drop_last=True, or uneven="ghost".',
             )
 
@@ -358,7 +361,7 @@ class ElasticBatchSampler:
 class MicroBatches(Iterator[list[int]]):
     """One pass over the rest of an epoch, for torch's DataLoader.
 
-    `state_dict`, for StatefulDataLoader, is the position after the batches that were returned."""
+    `state_dict`, for StatefulDataLoader, returns the position after the batches that were returned so far."""
 
     def __init__(self, sampler: ElasticBatchSampler) -> None:
         self._sampler = sampler
@@ -385,7 +388,7 @@ class MicroBatches(Iterator[list[int]]):
                 self._move()
         slot = self._slots.popleft()
         if not self._slots:
-            self._move()  # advance before returning the last batch, because StatefulDataLoader counts returned batches
+            self._move()  # before returning, because StatefulDataLoader's state must include the returned batch
         return slot.ids
 
     def _move(self) -> None:

@@ -1,4 +1,4 @@
-"""The saved state of a sampler: a few numbers, which are validated when the state is loaded."""
+"""The saved state of a sampler: a few numbers, which are checked when the state is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The fields of a sampler's saved state, including those that must match when the state is loaded."""
+    """The fields of a sampler's saved state. Some fields must match the sampler that loads the state."""
 
     order: str
     seed: int
@@ -24,11 +24,12 @@ class Saved:
     asked_batch: tuple[int, int]
     """Global batch size and micro-batch size that the script passed as arguments."""
     batch: tuple[int, int]
-    """Global batch size and micro-batch size in use, which the script may have changed during the run."""
+    """Global batch size and micro-batch size when the state was saved. The script may change these sizes during the
+    run."""
     asked_weights: tuple[float, ...] | None
     segment: Segment | None
     length: int | None
-    """Number of samples in an epoch. Not saved, because the fingerprint contains it."""
+    """Number of samples in an epoch. The length is not saved, because the fingerprint contains the length."""
 
     def to_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {
@@ -51,8 +52,8 @@ class Saved:
         return state
 
     def check_same(self, here: Saved) -> None:
-        """Raise JobFailedError unless this saved state has the same samples and order as `here`, the sampler's own
-        state."""
+        """Raise JobFailedError unless this saved state has the same samples, in the same order, as the present state
+        `here`."""
         if self.fingerprint != here.fingerprint:
             raise JobFailedError(
                 f"the samples are not those of the saved run: fingerprint {here.fingerprint}, saved "
@@ -79,10 +80,10 @@ class Saved:
 
 
 def read_state(state: Any) -> Saved:
-    """Parse a saved state, and do all checks that do not need a sampler.
+    """Parse a saved state, and check it as far as possible without the sampler that loads it.
 
     Raises:
-        JobFailedError: the state is not the state of a sampler, or was saved in another format version.
+        JobFailedError: `state` is not the state of a sampler, or has another format version.
     """
     if not isinstance(state, dict) or "v" not in state:
         raise damaged("it is not the state of an elastic sampler")

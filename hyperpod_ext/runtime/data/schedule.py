@@ -17,17 +17,18 @@ def learning_rate(
     final: float = 0.0,
     shape: Literal["cosine", "linear", "constant"] = "cosine",
 ) -> float:
-    """Return the learning rate of a step, counted from 1 to `total_steps`.
+    """Return the learning rate of step `step`. Steps are counted from 1 to `total_steps`.
 
-    The rate rises to `peak` in `warmup_steps` equal parts, then falls to `final` at the last step. Later steps stay at
-    `final`. With shape "constant", the rate stays at `peak` after the warm-up.
+    The learning rate rises to `peak` in `warmup_steps` equal parts, then falls to `final` at step `total_steps`. Later
+    steps stay at `final`. With shape "constant", the learning rate stays at `peak` after the warm-up.
 
     Raises:
         JobFailedError: the step is invalid, or there are more warm-up steps than steps.
     """
     if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
         raise JobFailedError(
-            f"learning_rate: step {step} of {total_steps}, {warmup_steps} of them warm-up, shape {shape!r}",
+            f"learning_rate: one of these is not valid: step {step} of {total_steps}, {warmup_steps} of them warm-up, "
+            f"shape {shape!r}",
             hint='step is from 1, warmup_steps at most total_steps, shape "cosine", "linear" or "constant".',
         )
     if step <= warmup_steps:

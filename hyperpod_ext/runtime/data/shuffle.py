@@ -1,4 +1,5 @@
-"""The order of one source's samples in one epoch. Any part of the order can be computed from seed, source and epoch."""
+"""The order of one source's samples in one epoch. Any part of a sample order can be computed from seed, source and
+epoch."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from hyperpod_ext.runtime.data.permutation import EXACT_UP_TO, Permutation, Plac
 
 @dataclass(frozen=True, slots=True)
 class BlockShuffle:
-    """Shuffles blocks, then samples within windows of consecutive blocks, so that samples read together are close on
-    disk."""
+    """Shuffles whole blocks of samples, then the samples within windows of consecutive blocks. Samples that are read
+    one after the other are close to each other on disk."""
 
     block: int = 4096
-    """Number of samples that stay together. A block should be about as large as one read from storage."""
+    """Number of consecutive samples that form a block. A block should be about as large as one read from storage."""
     window: int = 16
-    """Number of blocks whose samples are shuffled together. `block * window` is at most 65536."""
+    """Number of blocks whose samples are shuffled together. `block * window` must be at most 65536."""
 
     def __post_init__(self) -> None:
         if self.block < 1 or self.window < 1 or self.block * self.window > EXACT_UP_TO:
             raise JobFailedError(
-                f"shuffle: blocks of {self.block} in windows of {self.window}",
+                f"BlockShuffle(block={self.block}, window={self.window}) is out of range",
                 hint=f"block and window are at least 1, their product is at most {EXACT_UP_TO}.",
             )
 
@@ -34,7 +35,7 @@ ShuffleOrder = BlockShuffle | Literal["global"] | None
 
 
 def order_of(shuffle: Shuffle) -> ShuffleOrder:
-    """Return the order for a `shuffle` argument.
+    """Return the order of samples that a `shuffle` argument selects.
 
     Raises:
         JobFailedError: the value is invalid.
@@ -49,14 +50,15 @@ def order_of(shuffle: Shuffle) -> ShuffleOrder:
 
 
 def name_of(order: ShuffleOrder) -> str:
-    """Return the name by which the saved state identifies the order."""
+    """Return the name of a sample order in saved states."""
     if order is None:
         return "1/sequential"
     return f"1/block/{order.block}/{order.window}" if isinstance(order, BlockShuffle) else "1/global"
 
 
 def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Places:
-    """Return the sample numbers at these places in range(n), in the order that `key` selects."""
+    """Return the sample numbers at the given positions (`places`) of the shuffled range(n). `key` selects the
+    permutation."""
     if order is None:
         return places
     if order == "global":
@@ -65,7 +67,7 @@ def ids_at(places: Places, n: int, order: ShuffleOrder, *key: int | str) -> Plac
 
 
 def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Shuffle the places within each window of consecutive places."""
+    """Shuffle the positions within each window of consecutive positions."""
     size = order.block * order.window
     windows = places // size
     moved = np.empty_like(places)
@@ -77,7 +79,8 @@ def _in_windows(places: Places, n: int, order: BlockShuffle, key: tuple[int | st
 
 
 def _in_blocks(places: Places, n: int, order: BlockShuffle, key: tuple[int | str, ...]) -> Places:
-    """Return the sample numbers at these places, after whole blocks were shuffled. The last block may be short."""
+    """Return the sample numbers at the given positions, after whole blocks were shuffled. The last block may be
+    short."""
     blocks = -(-n // order.block)
     short = n - (blocks - 1) * order.block
     permutation = Permutation(blocks, key_of("blocks", *key))

@@ -1,4 +1,4 @@
-"""Sources of samples: objects with `__len__` and `__getitem__`, shards that are loaded as a whole, or streams."""
+"""Sources of samples: objects with `__len__` and `__getitem__`, shards (files) that are loaded whole, or streams."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hyperpod_ext.errors import JobFailedError
 
 
 class Shards:
-    """Shards that `read(shard)` loads as a whole. The `keep` most recent shards stay in memory. For
-    `shuffle="block"`."""
+    """A dataset of shards (files), each of which `read(shard)` loads as a whole. The `keep` most recently used shards
+    stay in memory. Use shards with `shuffle="block"`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Stream:
     """Samples that can only be read in order. `open(start)` yields the samples from number `start` on.
 
     Every rank reads the whole stream and keeps only its own part, so the stream must be the same on all ranks. The
-    length of the stream may be unknown. When the stream ends, the next epoch begins with `open(0)`.
+    stream's length need not be known. When the stream ends, the next epoch begins with `open(0)`.
     """
 
     def __init__(self, open: Callable[[int], Iterator[Any]], *, fingerprint: str) -> None:
@@ -95,7 +95,7 @@ def length_of(source: Any) -> int | None:
             "for a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
         )
     try:
-        # the len() of a MosaicML StreamingDataset counts only one rank's share
+        # len() of a MosaicML StreamingDataset is only one rank's share
         length = source.num_samples if hasattr(source, "shards") and hasattr(source, "num_samples") else len(source)
     except (TypeError, NotImplementedError) as error:
         raise JobFailedError(
@@ -106,9 +106,9 @@ def length_of(source: Any) -> int | None:
 
 
 def fingerprint_of(source: Any) -> str:
-    """Return the fingerprint of a source: its attribute `fingerprint`, or a Hugging Face dataset's, or else its type.
+    """Return the fingerprint of a source: a hash of its attribute `fingerprint` or `_fingerprint`, or else of its type.
 
-    The length is always part of the fingerprint.
+    The source's length is always part of the fingerprint.
     """
     own = getattr(source, "fingerprint", None) or getattr(source, "_fingerprint", None)
     kind = type(source)

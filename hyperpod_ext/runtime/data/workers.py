@@ -1,4 +1,4 @@
-"""Reads step plans in this thread, in other threads or in other processes, and yields the results in order."""
+"""Reads planned steps' micro-batches in this thread, other threads or other processes. Yields results in order."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ Read = tuple[StepPlan, list[Fetched]]
 
 
 def in_this_thread(fetch: Fetch, plans: Iterator[StepPlan]) -> Generator[Read]:
-    """Read each step when the caller asks for it, in the calling thread."""
+    """Read each step only when the caller requests it, in the calling thread."""
     for plan in plans:
         yield plan, fetch.aside(_tasks(plan))
 
 
 def in_threads(fetch: Fetch, plans: Iterator[StepPlan], workers: int, prefetch: int) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead. Random generators are not seeded, because threads share one generator
-    state."""
+    """Read up to `prefetch` steps ahead in threads. Does not seed random generators, which threads share."""
     pool = ThreadPoolExecutor(workers, thread_name_prefix="hpx-data")
     ahead: deque[tuple[StepPlan, list[Future[Fetched]]]] = deque()
     try:
@@ -51,12 +50,12 @@ def in_processes(
     start_method: str | None,
     init: Callable[[int], object] | None = None,
 ) -> Generator[Read]:
-    """Read up to `prefetch` steps ahead in processes of torch's DataLoader. `init`: called in each process with its
-    worker number.
+    """Read up to `prefetch` steps ahead in worker processes of torch's DataLoader. `init`: called in each worker
+    process with its number.
 
     Raises:
-        RuntimeError: a worker was killed. The job then repeats the step, as after any other fault.
-        JobFailedError: a worker ended without being killed.
+        RuntimeError: a worker process was killed. The job repeats the step, as after any other fault.
+        JobFailedError: a worker process ended without being killed.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -80,8 +79,8 @@ def in_processes(
         prefetch_factor=each,
         collate_fn=_as_it_is,  # type: ignore[arg-type]  # receives one task's result, without a batch_size
         multiprocessing_context=start_method,
-        # without this argument, the iterator would draw a seed from torch's global generator; dropout would then draw
-        # other numbers in the first step after a restart
+        # without this generator, the iterator would draw a seed from torch's global generator, and dropout in the first
+        # step after a restart would differ
         generator=torch.Generator(),
         worker_init_fn=functools.partial(_begin, os.getpid() if _forks(start_method) else None, init),
     )
@@ -108,16 +107,17 @@ def in_processes(
 
 
 def _forks(start_method: str | None) -> bool:
-    """Return whether worker processes are forked from the main thread, so that they can die with it."""
+    """Return whether worker processes are forked from the main thread, so that they can end together with the
+    parent."""
     method = start_method or multiprocessing.get_start_method()
     return method == "fork" and threading.current_thread() is threading.main_thread()
 
 
 def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker: int) -> None:
-    """Start a worker process that dies together with its parent.
+    """Make this worker process die together with its parent, and call `init`.
 
-    torch's workers check their parent only every five seconds, and keep the parent's sockets open until then. Without
-    `die_with_parent`, other ranks would wait for the dead parent until then.
+    torch's worker processes check only every five seconds whether their parent is dead, and keep the parent's sockets
+    open until then. Without `die_with_parent`, other ranks would wait for the dead rank for up to five seconds.
     """
     if parent_pid is not None:
         die_with_parent(parent_pid)
@@ -126,7 +126,7 @@ def _begin(parent_pid: int | None, init: Callable[[int], object] | None, worker:
 
 
 class _Seeded:
-    """A `Fetch` in the form of a dataset whose indices are tasks."""
+    """Wraps a `Fetch` as a dataset whose indices are tasks."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch

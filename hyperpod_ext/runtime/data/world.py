@@ -1,4 +1,4 @@
-"""The present rank and world size of this process, and the part of a step that is made while ranks are missing."""
+"""The present rank and world size of this process, and the share of a step to make while ranks are missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _full_size: int | None = None
 
 
 def share_of(ranks: int | None) -> None:
-    """Make later steps smaller, by the ratio of the present world size to `ranks`. With None, steps have their full
-    size again."""
+    """Make later steps smaller, by the ratio of the present world size to `ranks`. If `ranks` is None, later steps have
+    their full size again."""
     global _full_size
     _full_size = ranks
 
 
 def part_of(slots: int) -> int:
-    """Return how many of a step's `slots` micro-batches to make, at least one."""
+    """Return how many of a step's `slots` micro-batches to make while ranks are missing; at least one."""
     return slots if _full_size is None else max(1, slots * min(world_of_this_process()[1], _full_size) // _full_size)
 
 

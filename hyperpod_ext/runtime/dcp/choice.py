@@ -124,9 +124,9 @@ class Choice:
 
     @cached_property
     def _assigned(self) -> dict[int, list[int]]:
-        """For each current rank, the saved ranks whose snapshots it opens on behalf of all current ranks.
+        """For each current rank, the saving ranks whose snapshots it opens on behalf of all current ranks.
 
-        Each saved rank of the step is assigned to exactly one current rank.
+        Each rank that saved the step is assigned to exactly one current rank.
         """
         assigned: dict[int, list[int]] = {rank: [] for rank in self.decision.sources}
         having: dict[int, list[int]] = {}
@@ -138,8 +138,7 @@ class Choice:
         return assigned
 
     def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Return the saved rank and the item index of a snapshot with this shard, from this rank's own source if
-        possible."""
+        """Return saving rank and item index of a snapshot with this shard, if possible in this rank's own source."""
         holders = self.contents.holders[place]
         own = self.decision.source(self._tiers.rank).rank
         return next((held for held in holders if held[0] == own), holders[0])
@@ -150,7 +149,7 @@ class Choice:
         return self._snapshots[owner]
 
     def _source(self, owner: int) -> Source:
-        """Return the source from which this rank reads the snapshot of saved rank `owner`.
+        """Return the source from which this rank reads the snapshot that rank `owner` saved.
 
         A source of another rank is returned only if this rank's own sources do not have the snapshot.
         """

@@ -28,7 +28,7 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
             if self.world_size > 1:
-                # this group is never destroyed, because gloo may then wait forever for a rank that has already ended
+                # never destroy this group: gloo might wait forever for a rank that has already ended
                 self._group = dist.new_group(backend="gloo")
 
     @property
@@ -70,7 +70,7 @@ class Ranks:
         """Raise an error on all ranks if any rank passes an `error`. Collective.
 
         Raises:
-            HyperpodExtError: the error of the lowest rank that has one.
+            HyperpodExtError: the error of the lowest rank that passed one.
         """
         answers = self.all_gather(what, None if error is None else _described(error))
         for rank, described in enumerate(answers):
@@ -111,5 +111,5 @@ def _padded(data: bytes, size: int) -> torch.Tensor:
 def _read(tensor: torch.Tensor, size: int) -> Any:
     data = bytearray(size)
     if size:
-        torch.frombuffer(data, dtype=torch.uint8).copy_(tensor[:size])  # no `tensor.numpy()`, as numpy may be missing
+        torch.frombuffer(data, dtype=torch.uint8).copy_(tensor[:size])  # numpy may be missing, so no `tensor.numpy()`
     return json.loads(data)

@@ -63,7 +63,7 @@ class MemoryConnection:
         if self.ours:
             self.for_node("memory server", lambda: self._memory.connect(place, self.node))
         self.client = self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
-        if self.ours:  # an agent would have checked the durable tiers already
+        if self.ours:  # an agent would have checked its tiers already
             self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
         """Host and port of each node's memory server, by node; empty if nodes exchange no snapshots."""
@@ -117,7 +117,10 @@ class MemoryConnection:
     def _check_secrets(self) -> None:
         proof = hmac.new(self.secret, b"hyperpod_ext: one secret", hashlib.sha256).hexdigest()
         if len(set(self.ranks.all_gather("proof", proof))) > 1:
-            raise HyperpodExtError(f"the ranks of job {self._job} have different secrets", hint="Give all the same.")
+            raise HyperpodExtError(
+                f"the ranks of job {self._job} have different secrets",
+                hint="Set HPX_SECRET_FILE on each machine to a file with the same bytes.",
+            )
 
     # --- memory servers -------------------------------------------------------------------------
 

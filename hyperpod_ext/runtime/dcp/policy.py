@@ -30,7 +30,7 @@ def policy_of(job: str, given: Policy | None, environ: Mapping[str, str] = os.en
         given: the script's policy; None: the policy of the environment's job config, or else the default policy.
 
     Raises:
-        ConfigError: the policy or the job's name is invalid. The error lists all problems.
+        ConfigError: the policy or the job's name is invalid. The ConfigError lists all problems.
         NotFoundError: the spec file does not exist.
     """
     try:
@@ -55,7 +55,7 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             text = environ.get(ENV_RUNTIME)
             return RuntimeConfig.from_json(text).checkpoint if text else CheckpointPolicy()
         case Mapping():
-            return CheckpointPolicy.model_validate_json(_text(given))  # in JSON, a tuple may be a list
+            return CheckpointPolicy.model_validate_json(_text(given))  # JSON allows lists for tuple fields
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(
             [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]
@@ -75,5 +75,5 @@ def _config_error(model: type[Config], given: object, error: ValidationError) ->
         import_module("hyperpod_ext.config.files.load").load_text(model, _text(given), "Tiers")
     except ConfigError as found:
         return ConfigError([replace(problem, line=None) for problem in found.problems])
-    # `given` itself is valid, so the error is about the job's config in the environment
+    # the script's policy is valid, so the error is in the job's config in the environment
     return ConfigError([Problem(str(each["msg"]), source="Tiers") for each in error.errors()])

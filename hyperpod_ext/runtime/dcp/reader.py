@@ -42,14 +42,14 @@ class TieredStorageReader(StorageReader):
         if checkpoint_id is not None:
             self._step = step_of(checkpoint_id)
 
-    # this method has no **kwargs, because torch calls a method that has them once more, on one rank only
+    # do not add **kwargs: torch would then call this method once more, on one rank only
     def read_metadata(self) -> Metadata:
         """Choose a step, and return the metadata of all ranks' snapshots of that step."""
         self._choice, self._error = None, None
         try:
             self._choice = self._tiers.choose(self._step)
         except HyperpodExtError as error:
-            # `set_up_storage_reader` raises this error; if it were raised here, torch would replace it by its own error
+            # let `set_up_storage_reader` raise the error, because torch would replace an error that is raised here
             self._error = error
             return Metadata({})
         return self._choice.contents.metadata
@@ -112,7 +112,7 @@ def _copy(item: ReadItem, shard: torch.Tensor, planner: LoadPlanner) -> None:
 def _give(item: ReadItem, value: Any, planner: LoadPlanner) -> None:
     """Load a plain value, which was read from verified JSON.
 
-    Planners accept only bytes written by `torch.save`, so write the value with it.
+    The value is converted to bytes by `torch.save`, because planners accept only such bytes.
     """
     stream = io.BytesIO()
     torch.save(value, stream)

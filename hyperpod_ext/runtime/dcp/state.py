@@ -50,7 +50,7 @@ def parts_of(items: Iterable[WriteItem], planner: SavePlanner, paths: Mapping[st
             raise JobFailedError(f"{name} has several shards on one rank, but a snapshot holds one shard of a tensor")
         leaves[path] = leaf
     tree = _nest(leaves)
-    if tree is None:  # this rank has only some elements of a list, which cannot be nested: keep the flat names
+    if tree is None:  # keep flat names: this rank has only some elements of a list
         tree = {".".join(map(str, path)): leaf for path, leaf in leaves.items()}
     return take_apart(tree, Chunk)
 
@@ -72,7 +72,7 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk:
 
 
 def _value(item: WriteItem, planner: SavePlanner) -> Any:
-    # DefaultSavePlanner has the method `lookup_object`; the method `resolve_data` would pickle the value
+    # use `lookup_object`, which DefaultSavePlanner has, because `resolve_data` would pickle the value
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:
         raise JobFailedError(
@@ -109,9 +109,9 @@ class Contents:
 
     metadata: Metadata
     holders: Mapping[ShardKey, Sequence[tuple[int, int]]]
-    """The snapshots that have each shard: rank of the snapshot, and index of the item in it."""
+    """For each shard, the snapshots that have the shard: the snapshot's rank and the index of its item."""
     values: Mapping[int, Mapping[str, Any]]
-    """The values of each saved rank that are no tensors, by name."""
+    """The plain values (all values except tensors) of each saved rank, by name."""
 
     def value(self, name: str, rank: int) -> Any:
         """Return the plain value `name` of `rank`'s snapshot, or else of the lowest rank's snapshot that has it."""

@@ -23,7 +23,9 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     """
     match = _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/"))
     if match is None:
-        raise ConfigError([Problem(f"checkpoint_id {os.fspath(checkpoint_id)!r} names no step", hint="`step_100`")])
+        raise ConfigError(
+            [Problem(f"checkpoint_id {os.fspath(checkpoint_id)!r} contains no step", hint="write `step_100`")]
+        )
     return int(match[1])
 
 
@@ -51,7 +53,8 @@ class Entry:
     base: int
     """Step after which the generation begins. Later steps of older generations are no longer used."""
     drop: int | None
-    """Snapshots of later steps than this are deleted at once; None: none are deleted until the first save is complete.
+    """Snapshots of later steps than this are deleted at once; None: no snapshot is deleted until the first save is
+    complete.
     """
 
 
@@ -66,11 +69,11 @@ class SaveHistory:
     generation: int = 0
     """Generation of the last save; 0: there is no save since the start or the last load."""
     restored: int | None = None
-    """The step that was loaded last; None: none."""
+    """The step that was loaded last; None if no step was loaded."""
     complete: int | None = None
-    """Newest step that all ranks have saved; None: none."""
+    """Newest step that all ranks have saved; None if there is none."""
     torn: bool = False
-    """Whether the last save failed. Some ranks may have its step, which must not count as the newest step."""
+    """Whether the last save failed. Some ranks may have saved its step, which must not count as newest step."""
     saves: int = 0
     """Number of saves in this generation that all ranks have completed."""
 

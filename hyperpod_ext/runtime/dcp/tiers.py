@@ -64,7 +64,7 @@ class Tiers:
         self._restoring: RestoreCoordinator | None = None
         """On rank 0, the object that decides which step and sources all ranks load; None on other ranks."""
         self.local_plan: SavePlan | None = None
-        """This rank's local plan of the last save, before DCP's planner removed state that other ranks also save."""
+        """This rank's local plan of the last save, before DCP's planner removed state that other ranks save, too."""
 
     def _attach(self) -> Checkpointer:
         return Checkpointer(
@@ -103,7 +103,7 @@ class Tiers:
             newest: whether to upload the newest checkpoint, too, even if the policy does not make its upload due.
 
         Raises:
-            HyperpodExtError: a tier has refused a checkpoint. The message has the tier's reason.
+            HyperpodExtError: a tier has refused a checkpoint. The error message contains the tier's reason.
         """
         step = self._history.complete
 
@@ -146,7 +146,7 @@ class Tiers:
             raise JobFailedError(f"the ranks save different steps at the same time: {sorted(steps)}")
         if self._history.needs_new(step):
             self._enter(step)
-        # rank 0's clock decides which tiers are due; every node has the request before any rank completes this step
+        # rank 0's clock decides which tiers are due, so that all nodes copy the same step
         if kinds := answers[0][1]:
             self._timer.name(kinds, now)
             self._node.for_node("schedule copy", lambda: self._schedule(step, kinds))
@@ -162,7 +162,7 @@ class Tiers:
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
-        self._client.forget_slot()  # so that the next save gets a slot in memory that a deleted snapshot has freed
+        self._client.forget_slot()  # so that the next save can use memory of a deleted snapshot
         self._history.enter(generation)
 
     def _tell_generation(self, generation: int) -> None:
@@ -179,7 +179,7 @@ class Tiers:
             )
             self._client.ask(enter)
         else:
-            # again=False, because this run does not save the loaded step again: a running upload of it must continue
+            # again=False: a running upload of the loaded step continues, because this run does not save it again
             self._client.ask(r.Fence(generation=generation, step=entry.drop, run=self._run, again=False))
 
     def copy(self, save: Save, parts: Parts) -> None:
@@ -196,7 +196,8 @@ class Tiers:
             error: this rank's error; None: it has saved its state.
 
         Raises:
-            HyperpodExtError: a rank had an error, which is raised on every rank. The previous checkpoint is unchanged.
+            HyperpodExtError: a rank had an error, which is raised on every rank. The previous checkpoint stays
+                unchanged.
         """
         try:
             self._ranks.vote("saved", error)
@@ -246,8 +247,8 @@ class Tiers:
 
         Args:
             step: the step to load; None: the newest.
-            saves: whether the caller is about to save, so that the script has a state, and the loss of a saved step is
-                no error.
+            saves: whether the caller is about to save; the loss of a saved step is then no error, because the script
+                has its state.
         """
         offers = self._node.for_node("offers", lambda: self._offers(0 if saves else self._history.complete or 0))
         answers = self._ranks.all_gather("held", offers or {})

@@ -23,7 +23,7 @@ class TieredStorageWriter(StorageWriter):
     save, `dcp.save` raises on all ranks, and the previous checkpoint is unchanged.
 
     Each rank saves the whole state in its local plan, including state that other ranks also save, and not only the part
-    that the planner assigns to the rank. This allows each rank to restore from its own node's memory. A durable tier
+    that the planner assigns to the rank. So each rank can restore its state from its own node's memory. A durable tier
     stores equal snapshots of several ranks only once.
 
     Args:
@@ -59,12 +59,12 @@ class TieredStorageWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         save, error = self._save, None
         if save is None:
-            raise JobFailedError("write_data before set_up_storage_writer")
+            raise JobFailedError("write_data was called before set_up_storage_writer")
         self._save = None
         try:
             own = self._tiers.local_plan or plan
             self._tiers.copy(save, parts_of(own.items, planner, own.planner_data or {}))
-        except Exception as problem:  # `end_save` raises this error on all ranks
+        except Exception as problem:  # `end_save` will raise this error on all ranks
             error = problem
         self._tiers.end_save(save, error)
         written: Future[list[WriteResult]] = Future()

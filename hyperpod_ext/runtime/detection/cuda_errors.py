@@ -2,7 +2,8 @@
 
 Pure functions. Sources: the entries of `cudaError_t` in `driver_types.h` whose description says that "the process must
 be terminated and relaunched", and the entries for uncorrectable memory and NVLink errors. The texts are those of
-`cudaGetErrorString`, which torch, NCCL and Triton quote. None of these errors has been provoked on a GPU yet.
+`cudaGetErrorString`, which torch, NCCL and Triton quote. Not yet tested on a GPU: none of the listed errors has been
+provoked.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ CUDA_ERRORS = (
     CudaError(718, "cudaErrorInvalidPc", "invalid program counter"),
     CudaError(719, "cudaErrorLaunchFailure", "unspecified launch failure"),
 )
-"""All errors that make the context unusable. Out of memory is not among them: the context stays usable after it."""
+"""All errors that make the context unusable. Running out of memory is not included, because the context stays usable
+after this error."""
 
 
 def unusable_context(error: BaseException) -> CudaError | None:
@@ -48,7 +50,7 @@ def unusable_context(error: BaseException) -> CudaError | None:
 
 def _of_one(error: BaseException) -> CudaError | None:
     message = str(error)
-    if "cuda" not in message.lower():  # some texts in `CUDA_ERRORS` are ordinary words
+    if "cuda" not in message.lower():  # without `cuda`, a text in `CUDA_ERRORS` may be ordinary words
         return None
     return next((known for known in CUDA_ERRORS if known.text in message), None)
 

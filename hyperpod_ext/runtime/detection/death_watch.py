@@ -1,9 +1,9 @@
 """Detects a worker's death before the kernel has freed the worker's memory.
 
 SIGCHLD and pidfd report a killed process only after the kernel has freed all of its memory, which took 0.1 to 0.4 s per
-GiB on the machines where it was measured. The kernel releases the robust mutexes of the process's threads earlier. So
-each worker's main thread holds a robust mutex in the page that the worker shares with its agent, and the agent waits
-for that mutex.
+GiB on the machines where it was measured. The kernel releases a killed thread's robust mutexes earlier, before it frees
+the memory. So each worker's main thread holds a robust mutex in the page that the worker shares with its agent, and the
+agent waits for that mutex.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 
 _AT = 1024
-"""Offset of the mutex in the page, in bytes. The heartbeat is before the mutex."""
+"""Offset in bytes of the mutex in the page, which begins with the heartbeat."""
 _ATTRIBUTES_BYTES = 64
 _PF_EXITING = 0x4
 _FLAGS, _EXIT_CODE = 6, 49
@@ -25,8 +25,7 @@ _GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/neuron0")
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _held: list[LivenessLock] = []
-"""Locks that threads of this process hold. The locks must stay in memory, because the kernel uses them when threads
-end."""
+"""Locks that threads of this process hold, kept in memory because the kernel reads them when the threads end."""
 
 
 class LivenessLock:
@@ -39,7 +38,7 @@ class LivenessLock:
             page = mmap.mmap(descriptor, mmap.PAGESIZE)
         finally:
             os.close(descriptor)
-        self._place = ctypes.c_char.from_buffer(page, _AT)  # keeps the page mapped
+        self._place = ctypes.c_char.from_buffer(page, _AT)  # this reference keeps the page mapped
         self._mutex = ctypes.c_void_p(ctypes.addressof(self._place))
 
     def prepare(self) -> None:
@@ -56,10 +55,9 @@ class LivenessLock:
         _libc.pthread_mutex_lock(self._mutex)
 
     def wait(self) -> bool:
-        """Block until the mutex is free. Returns whether the mutex's holder has ended. Other Python threads run
-        meanwhile."""
+        """Block until the mutex is free, without the GIL. Returns whether the mutex's holder has ended."""
         result = _libc.pthread_mutex_lock(self._mutex)
-        if result in (0, errno.EOWNERDEAD):  # else the kernel would count the mutex as this thread's
+        if result in (0, errno.EOWNERDEAD):  # unlock, because the kernel counts the mutex as this thread's
             _libc.pthread_mutex_unlock(self._mutex)
         return bool(result == errno.EOWNERDEAD)
 
@@ -68,14 +66,14 @@ def dying_of(pid: int) -> int | None:
     """Return the `waitpid` status that a process will have, if a signal is ending the process and all its threads have
     stopped.
 
-    None if no signal is ending the process, or if that is not known yet. A released mutex is not enough: a thread that
-    ends normally, or a process that executes another program, releases its mutexes, too.
+    Return None if no signal is ending the process, or if this is not known yet. A released mutex is not enough: a
+    thread that ends normally, or a process that executes another program, releases its mutexes, too.
     """
     try:
         if not all(_stat(path)[_FLAGS] & _PF_EXITING for path in Path(f"/proc/{pid}/task").iterdir()):
             return None
         status = _stat(Path(f"/proc/{pid}"))[_EXIT_CODE]
-    except (OSError, IndexError):  # the process or a thread of it has just ended; callers try again
+    except (OSError, IndexError):  # a thread has just ended; callers try again
         return None
     return status if os.WIFSIGNALED(status) else None
 
@@ -87,4 +85,4 @@ def has_gpu() -> bool:
 
 def _stat(process: Path) -> list[int]:
     fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return [0, *map(int, fields[1:])]  # leave out the state, which is a letter; it keeps index 0
+    return [0, *map(int, fields[1:])]  # 0 takes the place of the state, which is a letter

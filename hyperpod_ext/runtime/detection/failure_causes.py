@@ -1,4 +1,4 @@
-"""Describes in one line why a process ended or why an exception was raised. Imports no heavy modules."""
+"""Describes in one line why a process ended or why an exception was raised. This module imports no heavy modules."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Cause:
 
     kind: FaultKind
     meaning: str
-    """What has happened if a fault is of this kind."""
+    """Description of the event that causes a fault of this kind."""
     reported: str
     """Contents of the cause that is reported for a fault of this kind."""
     inject: str = ""
     """Options of `hp-ext chaos` that reliably cause a fault of this kind; empty if there are none."""
     no_progress: bool = False
-    """Whether faults of this kind are hangs. All such kinds count as the same fault, because a hang that repeats may be
-    detected in a different way."""
+    """Whether faults of this kind are hangs. All kinds of hangs count as the same fault, because a hang that repeats
+    may be detected in a different way."""
 
 
 CAUSES = (
@@ -63,7 +63,7 @@ CAUSES = (
     Cause(
         "out-of-memory",
         "memory ran out, of the machine or of a device",
-        "an exception about memory, or SIGKILL while the kernel's count of such kills rose (of cgroup v2 or v1, else "
+        "an exception about memory, or SIGKILL while the kernel's count of these kills rose (of cgroup v2 or v1, else "
         "of the machine)",
         inject="--oom --rank 1",
     ),
@@ -132,7 +132,7 @@ _OUT_OF_MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class ExitCause:
-    """The kind of fault for which a process ended, and its description."""
+    """The kind and the description of the fault that ended a process."""
 
     kind: FaultKind
     cause: str
@@ -141,7 +141,7 @@ class ExitCause:
 
 _LONGEST_LINE = 1_000
 _END_OF_LOG = 64 << 10
-"""Number of bytes to read at the end of a log. If the last line is longer, only its end is read."""
+"""Number of bytes to read at the end of a log, which may be less than the last line."""
 
 
 def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", oom: bool = False) -> ExitCause:
@@ -187,7 +187,7 @@ class OomKills:
 def read_oom_kills(proc: Path, cgroup: Path) -> int:
     """Return the number of kills for lack of memory that this process's memory cgroup (version 2 or 1) has counted.
 
-    If no cgroup counts them, return the number of the whole machine."""
+    If no cgroup counts such kills, return the number for the whole machine."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         place = path.lstrip("/")
@@ -225,7 +225,7 @@ def one_line(error: BaseException) -> str:
 
 
 def shortened(line: str) -> str:
-    """Return a line, shortened to `_LONGEST_LINE` characters and its full length if it is longer."""
+    """Return a line; if it is longer than `_LONGEST_LINE` characters, cut it and add its full length."""
     return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]} ... ({len(line):,} characters)"
 
 
@@ -237,14 +237,13 @@ def last_line(log: Path) -> str:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - _END_OF_LOG))
             lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # the file does not exist, or the disk is broken
+    except OSError:  # the log does not exist, or the disk is broken
         return ""
     return next((shortened(line.strip()) for line in reversed(lines) if line.strip()), "")
 
 
 def place_of(error: BaseException) -> str:
-    """Return a text such as `ValueError at train.py:57`, which stays equal if the error repeats with a different
-    message."""
+    """Return a text such as `ValueError at train.py:57`, equal for all repetitions with other messages."""
     return f"{type(error).__name__} at {_line_of(error)}"
 
 

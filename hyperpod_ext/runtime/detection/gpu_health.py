@@ -72,15 +72,15 @@ def _recovery_action(nvml: Any, handle: Any) -> int | None:
 
 
 def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
-    """Return why a GPU is unhealthy, from its error counters; None if it is healthy. Used for drivers that report no
-    recovery actions.
+    """Return why a GPU is unhealthy, from its error counters; None if it is healthy. This check is for drivers that
+    report no recovery actions.
 
     Any uncorrected error counts, because the counters do not show which errors were contained."""
     try:
         counter = nvml.NVML_VOLATILE_ECC
         errors = nvml.nvmlDeviceGetTotalEccErrors(handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, counter)
     except nvml.NVMLError as error:
-        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:  # a GPU without ECC has no such counter
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:  # a GPU without ECC has no error counter
             return str(error)
         errors = 0
     if errors:
@@ -90,8 +90,7 @@ def _by_counters(nvml: Any, handle: Any, pending: int) -> str | None:
 
 @functools.cache
 def _event_set(nvml: Any) -> Any:
-    """Return an event set that collects Xids (errors of the driver) from now on; None if the driver does not report
-    them."""
+    """Return an event set that collects Xids (errors of the driver) from now on; None if the driver reports none."""
     try:
         events = nvml.nvmlEventSetCreate()
         for index in range(nvml.nvmlDeviceGetCount()):
@@ -109,7 +108,7 @@ def _events(nvml: Any) -> dict[int, list[int]]:
     while events is not None:
         try:
             event = nvml.nvmlEventSetWait_v2(events, 0)
-        except nvml.NVMLError:  # no more events
+        except nvml.NVMLError:  # there are no more events
             break
         found.setdefault(nvml.nvmlDeviceGetIndex(event.device), []).append(int(event.eventData))
     return found
@@ -120,13 +119,14 @@ def _context() -> str | None:
 
     The check opens no CUDA context, because each worker opens its own."""
     # After a process has initialized CUDA, its forked children cannot use a GPU. The agent may run this check, because
-    # it forks no workers: the fork server does, and it is started before the first check. Memory servers use no GPU.
+    # workers are forked not from the agent but from the fork server, which starts before the first check. Memory
+    # servers use no GPU.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None  # only NVML is installed, not the driver
+        return None  # NVML is installed without the driver
     code = driver.cuInit(0)
-    if code in (0, 100):  # the driver has started, or no device is visible
+    if code in (0, 100):  # 0: the driver has started; 100: no GPU is visible
         return None
     name = ctypes.c_char_p()
     driver.cuGetErrorName(code, ctypes.byref(name))

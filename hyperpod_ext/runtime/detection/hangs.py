@@ -1,7 +1,7 @@
 """Finds the hung rank from the heartbeats of all ranks. Pure functions.
 
-In synchronous training, one hung rank makes all other ranks wait in a collective. From outside, all ranks then look the
-same. But the waiting ranks have made more progress than the rank for which they wait.
+In synchronous training, one hung rank makes all other ranks wait in a collective. Seen from outside, a hung rank looks
+like the waiting ranks, but the waiting ranks have made more progress.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _SILENT_S = 2.0
 """Time in seconds without a heartbeat after which a process seems to have no GIL or no processor. A healthy process has
 about four heartbeats per second."""
 _LIVELY = 10.0
-"""Factor by which the limit is longer for a rank that is behind but makes progress: it may evaluate while others
-wait."""
+"""Factor by which the limit is longer for a rank that is behind but makes progress, for example evaluates."""
 
 
 @dataclass(slots=True)
@@ -95,8 +94,7 @@ class Heartbeat:
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """Sort key for progress. A rank that waits in a collective has a larger key than the rank for which it
-        waits."""
+        """Sort key for progress: larger for a rank that waits in a collective than for the rank it waits for."""
         return (self.step, int(self.phase), self.collectives)
 
     @property
@@ -106,7 +104,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A hang: the ranks to kill, and the reason. If `ranks` is empty, all ranks must leave the generation instead."""
+    """A hang: the ranks to kill, and the reason. If `ranks` is empty, no process is killed, but all ranks must leave
+    the generation."""
 
     ranks: tuple[int, ...]
     cause: str
@@ -115,7 +114,7 @@ class Hang:
 
 
 def silent_too_long(heartbeat: Heartbeat, policy: HangPolicy) -> str:
-    """Return why this rank must be killed, whatever the other ranks do; empty if it need not be killed."""
+    """Return why this rank must be killed independently of the other ranks; empty if it need not be killed."""
     if heartbeat.silent_s < policy.heartbeat_s:
         return ""
     what = "stopped by a signal" if heartbeat.stopped else "alive, but runs no Python code"
@@ -129,7 +128,7 @@ def find_hung(heartbeats: Mapping[int, Heartbeat], world_size: int, limit_s: flo
     `heartbeats`: heartbeats of all ranks, read at about the same moment.
     """
     if len(heartbeats) < world_size or len({heartbeat.generation for heartbeat in heartbeats.values()}) != 1:
-        return None  # a rank is missing: its fault is handled elsewhere
+        return None  # a missing rank is a fault that is handled elsewhere
     quiet = {rank: heartbeat for rank, heartbeat in heartbeats.items() if heartbeat.quiet_s >= limit_s / 2}
     if not any(heartbeat.quiet_s >= limit_s for heartbeat in quiet.values()):
         return None

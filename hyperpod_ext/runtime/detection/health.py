@@ -100,7 +100,7 @@ def network(context: HealthContext) -> str | None:
         names = ["lo"]
     candidates = names or [entry.name for entry in sorted(context.net.iterdir()) if entry.name != "lo"]
     states = {name: _state(context.net / name) for name in candidates}
-    if not states or any(state in ("up", "unknown") for state in states.values()):  # loopback's state is `unknown`
+    if not states or any(state in ("up", "unknown") for state in states.values()):  # `unknown` is loopback's state
         return None
     return "no network interface is up: " + ", ".join(f"{name} is {state}" for name, state in states.items())
 
@@ -192,10 +192,10 @@ async def examine(context: HealthContext) -> Health:
 
 
 async def examine_until_fit(context: HealthContext) -> Health:
-    """Run the job's checks. If only free space is lacking, repeat the checks until they pass, at most for `timeout_s`
-    seconds.
+    """Run the job's checks. If only free space is lacking, repeat the checks until they pass, for at most `timeout_s`
+    s.
 
-    Meanwhile the memory of a dead process may be freed, and files may be deleted.
+    While checks are repeated, the memory of a dead process may be freed, and files may be deleted.
 
     Raises:
         JobFailedError: the name of a check is unknown.
@@ -223,9 +223,9 @@ async def _ask(check: HealthCheck, context: HealthContext, limit_s: float) -> st
     def work() -> None:
         try:
             found = check(context)
-        except Exception as error:  # a user's function may raise any error, which then is the result
+        except Exception as error:  # any error of a user's check is the check's result
             found = f"{type(error).__name__}: {error}"
-        with contextlib.suppress(RuntimeError):  # the event loop has ended
+        with contextlib.suppress(RuntimeError):  # the event loop may have ended
             loop.call_soon_threadsafe(set_answer, found)
 
     threading.Thread(target=work, name="hpx-health", daemon=True).start()

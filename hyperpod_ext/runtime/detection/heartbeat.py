@@ -1,7 +1,7 @@
 """A worker's heartbeat: a page of shared memory with the worker's present step and phase.
 
 The worker writes its page at each change of phase, without a system call or a message. The agent can read the page at
-any time, even if the worker is stopped, hung or dead. Imports no heavy modules.
+any time, even if the worker is stopped, hung or dead. This module imports no heavy modules.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from enum import IntEnum
 from pathlib import Path
 
 ENV_HEARTBEAT = "HPX_HEARTBEAT"
-_MARK = struct.Struct("<QQQQd")  # number of changes of phase, generation, step, phase, time
-_BEAT = struct.Struct("<Qd")  # number of collectives, time
-_BEAT_AT = 64  # in another cache line than the phase, because another thread writes it
+_MARK = struct.Struct("<QQQQd")
+"""Number of changes of phase, generation, step, phase, and time of the last change of phase."""
+_BEAT = struct.Struct("<Qd")
+"""Number of collectives, and time at which the process last had the GIL."""
+_BEAT_AT = 64
+"""Offset of `_BEAT` in the page, in another cache line than `_MARK`, because another thread writes it."""
 _ORDERS_AT = 128
-_UNPROTECTED = struct.Struct("<Qd")  # rank + 1, time
+_UNPROTECTED = struct.Struct("<Qd")
+"""Rank + 1 and time of an optimizer step that no checkpoint saves; zeros if there was none."""
 _UNPROTECTED_AT = 192
 _BYTES = mmap.PAGESIZE
 
 
 class Phase(IntEnum):
-    """What a rank is doing, in the order of a step. A rank that waits in a collective has made more progress than
+    """Activities of a rank, in the order of a step. A rank that waits in a collective has made more progress than
     others."""
 
     START = 0
@@ -112,8 +116,7 @@ class HeartbeatPage:
 
     @classmethod
     def of(cls, path: str | None) -> HeartbeatPage:
-        """Open the page that the agent has made for this process. Without a path, make a page that no other process
-        sees."""
+        """Open the page that the agent has made for this process, or without a path, make an unshared page."""
         if path is None:
             return cls(mmap.mmap(-1, _BYTES))
         descriptor = os.open(path, os.O_RDWR)
@@ -150,8 +153,7 @@ class HeartbeatPage:
         return (number - 1, when) if number else None
 
     def order(self) -> None:
-        """Announce to the worker that it has orders to read. The worker reads the orders at its next change of
-        phase."""
+        """Announce to the worker that it has orders to read, which it does at its next change of phase."""
         self._page[_ORDERS_AT] = (self._page[_ORDERS_AT] + 1) % 256
 
     @property

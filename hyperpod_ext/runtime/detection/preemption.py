@@ -27,7 +27,8 @@ _TOKEN_S = 21_600
 _TIMEOUT_S = 2.0
 _LONGEST = 4096
 _PAUSE_S = 60.0
-"""Time in seconds to wait after the metadata could not be read. In a container, the metadata may never be reachable."""
+"""Time in seconds to wait after the metadata could not be read. The wait is long, because in a container the metadata
+may never be reachable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Metadata:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint.rstrip("/")
-        # no proxy, because the endpoint is on this machine
+        # use no proxy, because the metadata endpoint is on this machine
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._token = ""
 
@@ -62,7 +63,7 @@ class Metadata:
         except urllib.error.HTTPError as error:
             if error.code == 404:
                 return None
-            self._token = ""  # the error may mean that the token has expired
+            self._token = ""  # request a new token: the old one may have expired
             raise
 
     def _ask(self, method: str, path: str, headers: dict[str, str]) -> str:
@@ -118,7 +119,7 @@ async def watch(
     file = notices.file
     failures, again_at = 0, 0.0
     while metadata is not None or file is not None:
-        # use a thread, because the disk with the file may hang
+        # look for the file in a thread, because its disk may hang
         there = file is not None and await asyncio.to_thread(os.path.exists, file)
         notice = PreemptionNotice(f"{file} says so") if there else None
         if metadata is not None and notice is None and time.monotonic() >= again_at:
@@ -128,7 +129,7 @@ async def watch(
                 failures = 0
             except OSError as error:
                 failures += 1
-                if failures == 2:  # the first failure may only mean that the token has expired
+                if failures == 2:  # not at the first failure: perhaps only the token has expired
                     unheard(str(error))
                 if failures > 1:
                     again_at = time.monotonic() + _PAUSE_S

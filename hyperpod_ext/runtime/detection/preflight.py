@@ -1,5 +1,4 @@
-"""Checks the requirements of a node before its workers start. Without the checks, a full /dev/shm would cause a SIGBUS
-later."""
+"""Checks the requirements of a node before its workers start. Unchecked, a full /dev/shm would cause a SIGBUS later."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ def check_node(config: RuntimeConfig, script: Path, *, shm: Path = Path("/dev/sh
     """Check all requirements of this node, and raise one error for all that are missing.
 
     Raises:
-        JobFailedError: requirements are missing. The message has a line for each, with what to do.
+        JobFailedError: requirements are missing. The error message has one line for each missing requirement, with what
+            to do.
     """
     lacks = [lack for lack in (_script(script), _shared_memory(config, shm), *_packages(config)) if lack]
     if lacks:
@@ -31,10 +31,10 @@ def check_tiers(config: RuntimeConfig) -> None:
     """Check that checkpoints can be written to the shared tiers: a bucket may be missing or deny access, a disk may be
     full.
 
-    The disks of the job's own nodes are not checked: a job starts even if they fail.
+    The disks of the job's own nodes are not checked, because a job starts even if these disks fail.
 
     Raises:
-        UnreachableError: a tier cannot be written. The message says what to do.
+        UnreachableError: a tier cannot be written. The error message says what to do.
     """
     for tier in config.checkpoint.shared():
         open_tier(tier, config.name, deadline_s=_TIER_S).check()
@@ -64,6 +64,6 @@ def _shared_memory(config: RuntimeConfig, shm: Path) -> str | None:
 
 def _packages(config: RuntimeConfig) -> list[str]:
     needed = {"torch": "pip install torch", "awscrt": "pip install 'hyperpod-ext[runtime]'"}
-    if config.checkpoint.durable() or config.encrypted:  # for MACs of files, and for certificates
+    if config.checkpoint.durable() or config.encrypted:  # cryptography makes MACs and certificates
         needed["cryptography"] = needed["awscrt"]
     return [f"{name} is not installed here: {command}" for name, command in needed.items() if find_spec(name) is None]

@@ -18,8 +18,7 @@ from hyperpod_ext.files import open_private
 from hyperpod_ext.runtime.detection.failure_causes import is_users
 
 DUMP_SIGNAL = signal.SIGRTMIN + 7
-"""Signal that makes a worker write its stacks. The signal is a real-time signal that nothing else uses: Slurm and
-Lightning use SIGUSR1."""
+"""Signal that makes a worker write its stacks: a real-time signal, because Slurm and Lightning use SIGUSR1."""
 _LOOK_S = 0.005
 _QUIET_S = 0.04
 """Time in seconds after which a dump that does not grow counts as complete, even if its process uses a core."""
@@ -30,7 +29,7 @@ _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d+) in ')
 def state_of(pid: int) -> str:
     """Return the kernel's state of a process: R runs, S sleeps, D waits for a device, T is stopped, Z has ended.
 
-    Empty if the process does not exist."""
+    The result is empty if the process does not exist."""
     return _state_in(Path(f"/proc/{pid}/stat"))
 
 
@@ -56,7 +55,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
     _note(log, f"--- stack of every thread of process {pid}, which will be killed because it hangs\n")
     before = _size(log)
     with contextlib.suppress(ProcessLookupError):
-        if stopped:  # on SIGCONT, the main thread then handles DUMP_SIGNAL first
+        if stopped:  # after SIGCONT, the main thread will handle DUMP_SIGNAL
             _libc.tgkill(pid, pid, DUMP_SIGNAL)
             os.kill(pid, signal.SIGCONT)
         else:
@@ -76,7 +75,7 @@ async def dump_stacks(pid: int, log: Path, limit_s: float) -> bool:
 
 
 def _note(log: Path, line: str) -> None:
-    with contextlib.suppress(OSError), open_private(log, "a") as file:  # the kill must not depend on the disk
+    with contextlib.suppress(OSError), open_private(log, "a") as file:  # a broken disk must not prevent the kill
         file.write(line)
 
 
@@ -87,7 +86,7 @@ def line_in_script(log: Path, since: int) -> str:
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(since)
         text = file.read().decode(errors="replace")
-    # the kernel delivers the signal to the main thread, so the main thread is faulthandler's current thread
+    # faulthandler's current thread is the main thread, because the kernel delivers the signal there
     main = text.partition("\nCurrent thread ")[2].partition("\n\n")[0]
     frames = (_FRAME.match(line) for line in main.splitlines())
     own = (frame for frame in frames if frame is not None and is_users(frame["file"]))

@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Remedy(Enum):
-    """What must be done after an Xid."""
+    """Action that is needed after an Xid."""
 
     RESTART_PROCESS = "the process is restarted; the GPU is healthy"
     RESET_GPU = "the GPU must be reset"
@@ -56,7 +56,7 @@ RECOVERY_ACTIONS = {
     3: "traffic between GPUs must end before the driver is asked again",
     4: "the GPU works at reduced capacity and must be reset when its work is done",
 }
-"""Text for each number of `NVML_GPU_RECOVERY_ACTION_*`; empty if no action is needed. From 5 on, the numbers' meanings
+"""Text for each number of `NVML_GPU_RECOVERY_ACTION_*`; empty if no action is needed. The meanings of numbers from 5 on
 differ between versions of NVML."""
 
 _BY_CODE = {xid.code: xid for xid in XIDS}
@@ -65,7 +65,7 @@ _BY_CODE = {xid.code: xid for xid in XIDS}
 def unhealthy_by(action: int | None, xids: Iterable[int]) -> str | None:
     """Return why a GPU should not be used; None if it may be used.
 
-    If the driver reports a recovery action, the Xids are ignored, because the driver knows more.
+    If the driver reports a recovery action, the Xids are ignored, because the driver knows better what to do.
 
     Args:
         action: number of the recovery action; None if this driver does not report one.
@@ -82,7 +82,7 @@ def _by_action(action: int) -> str | None:
 
 def _by_xid(code: int) -> str | None:
     xid = _BY_CODE.get(code)
-    if xid is None:  # the catalog has over a hundred Xids; most of them need a person
+    if xid is None:  # unlisted Xids, over a hundred, mostly need a person
         return f"Xid {code}, which is not known here"
     if xid.remedy is Remedy.RESTART_PROCESS:
         return None

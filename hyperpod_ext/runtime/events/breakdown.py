@@ -23,11 +23,12 @@ _PARTS = 120
 _SHORTEST_S = 0.00005
 """Minimum duration in seconds of a span in a timeline. Times in a timeline have four digits after the point."""
 _POINTS = 400
-"""Maximum number of points that describe one tier over time. Of a longer series, every n-th point is kept."""
+"""Maximum number of points that describe one tier over time. If a tier has more points, every n-th point is kept."""
 
 
 def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the fields listed at the top of this module. Also add `timeline` to each of `recoveries`.
+    """Return the fields listed at the top of this module. The function also adds `timeline` to each entry of
+    `recoveries`.
 
     `recoveries`: entries whose `t` and `seconds` say when the recovery began and how long it took."""
     start, wall = events.start, events.end - events.start
@@ -82,10 +83,10 @@ class OverTime:
 
 
 def _window(found: Sequence[Span], began: float, seconds: float) -> list[list[Any]]:
-    """Return `[phase, start, duration]` of each span in a time window, in seconds from `began`. Merges equal
-    neighbours."""
+    """Return `[phase, start, duration]` of each span in a time window, in seconds from `began`. Adjacent spans of the
+    same phase are merged."""
     pieces: list[list[Any]] = []
-    # find the window by bisection: a month's spans are too many to scan for each recovery
+    # bisect, because a month's spans are too many to scan for each recovery
     first = bisect_right(found, began, key=lambda span: span.ended)
     last = bisect_left(found, began + seconds, key=lambda span: span.began)
     for span in found[first:last]:

@@ -31,7 +31,8 @@ def capacity_of(events: Events) -> dict[str, float]:
     """Return the numbers of `nodes` and `spares` at the job's start, and `missing_node_s`.
 
     `missing_node_s` is the sum, in seconds, of the times during which each lost node was missing. While the job waited
-    for a replacement, all its nodes count as missing. Nodes removed by an order do not count.
+    for a replacement node, all nodes of the job count as missing. Nodes that an order has removed do not count as
+    missing.
     """
     started = events.first(JobStarted)
     nodes, spares = (started.nodes, started.spares) if started is not None else (0, 0)
@@ -61,7 +62,7 @@ def find_resizes(events: Events) -> list[dict[str, Any]]:
 
 
 def unfinished_resize(events: Events) -> RanksReassigned | None:
-    """Return the resize after whose stop no rank has made a step yet; None if there is none."""
+    """Return the resize for which ranks have stopped and not made a step since; None if there is none."""
     last = next((event for event in reversed(events) if isinstance(event, RanksReassigned | Resized)), None)
     return last if isinstance(last, RanksReassigned) else None
 
@@ -127,7 +128,7 @@ def _continued(events: Events, world: Resized, end: int) -> dict[str, Any]:
 def _what_differs(world: Resized, *, ordered: bool) -> str:
     """Return how steps made while ranks were missing differ from the steps of a job without the fault.
 
-    Empty if they do not differ: all ranks share the micro-batches and seed them by step."""
+    Empty if the steps do not differ, because the remaining ranks share all micro-batches, seeded by step."""
     if world.samples == "fewer":
         share = f"{world.world_size} of {world.full_size} ranks' share of the samples"
         return f"each step had {share}, so gradients are means over fewer samples, and weights differ"

@@ -13,8 +13,8 @@ _MIB = 1 << 20
 
 
 def durable_steps(events: Events) -> list[dict[str, Any]]:
-    """Return the newest step in each durable tier, from the nodes' last reports. The step is None if no step has
-    arrived."""
+    """Return the newest step in each durable tier, from the nodes' last reports. The step is None if no step is durable
+    in the tier."""
     steps: dict[str, set[int]] = {}
     for event in events:
         match event:
@@ -23,7 +23,7 @@ def durable_steps(events: Events) -> list[dict[str, Any]]:
             case Uploaded():
                 for tier in event.tiers:
                     _add(steps, tier)
-            case Go():  # the job has gone back: it abandons later steps
+            case Go():  # a restore of this step abandons later steps
                 steps = {tier: {step for step in its if step <= event.step} for tier, its in steps.items()}
     return [{"tier": tier, "newest_step": max(its, default=None)} for tier, its in sorted(steps.items())]
 

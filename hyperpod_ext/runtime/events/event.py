@@ -1,7 +1,7 @@
 """The base class of all events, and the parsing of log lines. `kinds.py` lists the kinds of events.
 
-Writers pass a name and fields, and `decode` refuses undeclared fields. Reading is more lenient: `read` accepts names of
-earlier versions, drops unknown fields, and returns `Other` for an unknown kind.
+Writers pass a name and fields, and `decode` refuses undeclared fields. Reading event lines is more lenient than
+writing: `read` accepts names of earlier versions, drops unknown fields, and returns `Other` for an unknown kind.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from hyperpod_ext.runtime.ipc.declared import Count, Declared, Kinds, Unit
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 VERSION = 3
-"""Version of the event log's format. Increment it when readers of the previous version would misread a log."""
+"""Version of the event log's format, to increment when readers of the previous version would misread a log."""
 NOTE = "not_as_declared"
-"""Field in the line of an event whose fields do not match its declaration. The value is the error message."""
+"""Field in the line of an event whose fields do not match its declaration. The field's value is the error message."""
 
 
 JobTime = Annotated[float, Unit("s")]
@@ -74,7 +74,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Events(list[Event]):
-    """Events in the order of their log. An index by kind is built on first use."""
+    """Events in the order of their log. An index of the events by kind is built on first use."""
 
     @cached_property
     def _by_kind(self) -> dict[type[Event], list[Any]]:
@@ -126,7 +126,7 @@ class EventKinds(Kinds[Event]):
         if kind.fields_were:
             fields = {kind.fields_were.get(field, field): value for field, value in entry.items()}
         try:
-            return declared.read(kind, fields, str(name))  # nearly all lines were written by this version
+            return declared.read(kind, fields, str(name))  # try this version's format first: most lines have it
         except WireError:
             return declared.read(kind, _known(kind, fields), str(name))
 

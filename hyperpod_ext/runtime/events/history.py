@@ -1,5 +1,5 @@
-"""Number of failures and duration of steps in a job, from its event log. The planner computes failure rates from these
-numbers."""
+"""Number of failures and duration of steps in a job, from its event log. The planner computes failure rates from the
+numbers of failures."""
 
 from __future__ import annotations
 

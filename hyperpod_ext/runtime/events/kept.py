@@ -4,8 +4,8 @@ Each node writes its own files, called parts:
 
     NAME-OF-THE-JOB/events/1764038400000-00002-000001.jsonl      start time of the writer, node, number of the part
 
-A part is a log with a first line of its own, which records the clock of its machine. As the newest part grows, the
-writer replaces it. So a reader sees either the old or the new content of the part, never a mixture.
+A part is a log with a first line of its own, which records the clock of its machine. A writer adds lines to its newest
+part by replacing the whole part. So a reader sees either the old or the new content of a part, never a mixture.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, crc_text
 from hyperpod_ext.runtime.storage.object_store import Cancelled, Entry, ObjectStore
 
 EVERY_S = 10.0
-"""Minimum time between two uploads, in seconds. The kinds of events in `AT_ONCE` are uploaded earlier."""
+"""Minimum time between two uploads, in seconds. Events of the kinds in `AT_ONCE` are uploaded earlier."""
 AT_ONCE = frozenset({"fault", "go", "done", "job_ended"})
 _LOOK_S = 0.5
 _READ_BYTES = 4 << 20
@@ -66,7 +66,7 @@ class KeptLog:
         """Write the added lines to the store, by replacing the newest part.
 
         Raises:
-            HyperpodExtError: the store is unreachable or full. The lines stay, and the next call tries again.
+            HyperpodExtError: the store is unreachable or full. The lines are kept for the next `flush`.
         """
         if self._written == len(self._part):
             return
@@ -126,7 +126,7 @@ class LogUpload:
                 return
 
     def _take(self, kept: KeptLog) -> bool:
-        """Read the log's new complete lines into `kept`. Returns whether the log may have more."""
+        """Read the log's new complete lines into `kept`. Returns whether the log may have more new lines."""
         if kept.full or not self._log.exists():
             return False  # if the store is unreachable, unread lines stay in the log
         with self._log.open("rb") as log:
@@ -162,7 +162,7 @@ def read_kept(store: ObjectStore) -> LogRead:
 
 
 class KeptReader:
-    """Reads a running job's new events from the durable tier, call by call."""
+    """Reads a running job's events from the durable tier; each call reads only new events."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -182,7 +182,7 @@ def _parts(store: ObjectStore) -> list[Entry]:
 
 
 def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Iterator[LogRead]:
-    """Yield the events of each part. A part larger than `_LARGEST_PART` is left out; a note says so."""
+    """Yield the events of each part. A part larger than `_LARGEST_PART` is left out, and named in a note."""
 
     def get(entry: Entry) -> bytes | None:
         try:

@@ -74,7 +74,7 @@ class EventLog:
     """Number of events lost since the last successful write, and the reason for the loss."""
 
     _file: io.FileIO | None = None
-    """The open log file; None if it could not be opened yet. Each write tries again to open it."""
+    """The open log file; None if the file could not be opened yet, which each write tries again."""
     _past_bytes = 0
 
     def __init__(self, run_dir: Path, *, fresh: bool) -> None:
@@ -88,7 +88,7 @@ class EventLog:
             self._open()
         except OSError as error:
             if fresh:
-                raise  # the job has not started, and the user can repair the disk
+                raise  # raise, because before the job starts the user can repair the disk
             self._cannot_write(error, 0)
 
     def _open(self) -> io.FileIO:
@@ -120,7 +120,7 @@ class EventLog:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Collect the lines written inside the `with` block, and append these lines at the end of the block or before a
-        read. Do not nest the blocks."""
+        read. Do not nest `together` blocks."""
         self._together = []
         try:
             yield
@@ -140,8 +140,7 @@ class EventLog:
         return _read(self.path, steps=steps).events
 
     def past(self) -> Iterator[Event]:
-        """Yield the events that were written before this log was opened. The first `next` reads the file, in any
-        thread."""
+        """Yield the events from before this log was opened. The first `next` reads the file, in any thread."""
         yield from _read(self.path, nbytes=self._past_bytes).events
 
     def reporter(self, *, state: str, error: Any, world_size: int) -> Callable[[], dict[str, Any]]:
@@ -155,7 +154,7 @@ class EventLog:
                 path, notes = Path(f"/proc/self/fd/{self._file.fileno()}"), [f"{path} was removed while the job ran"]
 
         def make() -> dict[str, Any]:
-            # read the log only when the report is made: a process should not hold a month's events while the job runs
+            # read the log only when the report is made, so that no process holds a month's events while the job runs
             report = report_on(path, state=state, error=error, world_size=world_size, nbytes=nbytes, lost=lost)
             return report | {"warnings": [*notes, *report["warnings"]]}
 
@@ -164,7 +163,7 @@ class EventLog:
     def _keep(self, lines: bytes, count: int = 1) -> None:
         """Write lines. If the disk is full, the events are lost and counted, but no node stops.
 
-        A later line in the log then has the number of lost events."""
+        The next line that can be written has the number of lost events."""
         try:
             if self._lost:
                 self._append(f"{self._lost} events could not be written here: {self._why}\n".encode())
@@ -192,7 +191,7 @@ class EventLog:
 def _append(file: io.FileIO, line: bytes) -> None:
     left = line
     try:
-        while left:  # a single iteration, unless the disk is full
+        while left:  # one iteration, unless the disk is full
             left = left[file.write(left) :]
     except OSError:
         _take_back(file, len(line) - len(left))
@@ -206,7 +205,7 @@ def _take_back(file: io.FileIO, nbytes: int) -> None:
 
 
 def _read(path: Path, *, nbytes: int | None = None, steps: bool = True) -> LogRead:
-    """Return the readable events of a log, or none if its disk is broken. Report a damaged log on stderr."""
+    """Return the readable events of a log, or no events if the disk is broken. Report a damaged log on stderr."""
     try:
         log = read_events(path, nbytes=nbytes, steps=steps)
     except OSError as error:
@@ -260,6 +259,5 @@ def _write_last(file: Path, report: dict[str, Any]) -> None:
 
 
 def report_of(node: int | str) -> str:
-    """Return the file name for the report of a node that had to stop early. Other nodes may have a more complete
-    report."""
+    """Return the file name for the report of a node that had to stop early, perhaps with an incomplete report."""
     return f"report.node{node}.json"

@@ -100,7 +100,7 @@ class FinalSave(ByCoordinator):
 
 
 class Uploading(ByAgent):
-    """A node is still uploading its part of the last step. This event is written every two seconds."""
+    """A node is still uploading its part of the last step. The event is repeated every two seconds."""
 
     event: Literal["uploading"] = "uploading"
     was = ("draining",)

@@ -1,7 +1,7 @@
 """Assigns every second of every rank to exactly one phase: computes gapless spans from the event log. Pure functions.
 
-Each event of a rank ends one span of the rank and begins the next one. So a rank's spans always add up to the job's
-wall time. In a large job, only sampled ranks are counted (`of_training.is_sampled`). The phases:
+Each event of a rank ends one span of the rank and begins the next one, so that a rank's spans always add up to the
+job's wall time. In a large job, only sampled ranks are counted (`of_training.is_sampled`). The phases:
 
 startup           until the first step begins: imports, processes, process groups, model
 data              from the beginning of a step to its first forward pass
@@ -113,7 +113,7 @@ def spans(events: Events) -> dict[int, list[Span]]:
 
 
 def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
-    """Yield each rank with its spans. So the spans of all ranks of a long job are never in memory at once."""
+    """Yield each rank with its spans, so that the spans of all ranks of a long job are never in memory at once."""
     facts = _facts(events)
     concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
     for event in events:
@@ -185,7 +185,7 @@ class SpanBuilder:
                 self._own(event)
 
     def begin_at(self, moment: float) -> None:
-        """Start the rank's spans at `moment`. Earlier time is not counted."""
+        """Start the rank's spans at `moment`. Time before `moment` is not counted."""
         self._at = moment
 
     def take(self) -> list[Span]:
@@ -199,9 +199,10 @@ class SpanBuilder:
 
     def _own(self, event: Event) -> None:
         phase = _ENDS[type(event)]
+        # the time until a new process joins is its preparation
         if isinstance(event, Joined) and not self._joined:
-            phase = "rebuild"  # until it joined, the new process was being prepared
-        # without a fault, the ranks had agreed to stop after this step
+            phase = "rebuild"
+        # an abort without a fault means that ranks agreed to stop after this step
         if isinstance(event, Aborted) and self._training:
             phase = "agree"
         if isinstance(event, WorkerStarted):
@@ -214,8 +215,7 @@ class SpanBuilder:
             self._training = False
 
     def _fault(self, moment: float) -> None:
-        """Divide the time of an aborted step: lost work until the fault was injected, detection of the fault after
-        that."""
+        """Divide the time of an aborted step: lost work until the fault was injected, then detection of the fault."""
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
@@ -240,8 +240,7 @@ class SpanBuilder:
         self._until(made.t, "checkpoint", made.step)
 
     def _until(self, moment: float, phase: SpanPhase, step: int | None = None) -> None:
-        """End the current span at `moment`. Add no span if events are out of order, because of clocks or of late
-        writing."""
+        """End the current span at `moment`. Add no span if events are out of order, by clocks or late writing."""
         if moment <= self._at:
             return
         if phase != "idle" and not self._done and self._at < self._facts.first_step and not self._training:
@@ -268,7 +267,7 @@ class LivePhases:
         self._learn(event, self._facts)
         if isinstance(event, WorkerStarted | Joined) and event.rank not in self._builders and is_sampled(event.rank):
             self._builders[event.rank] = SpanBuilder(event.rank, self._facts)
-            if self._facts.first_step < math.inf:  # before this event, the rank did not exist
+            if self._facts.first_step < math.inf:  # the rank did not exist before this event
                 self._builders[event.rank].begin_at(event.t)
         ended = []
         if isinstance(event, _OfAll):
@@ -288,7 +287,7 @@ class LivePhases:
                 facts.first_step = min(facts.first_step, event.began)
                 making = facts.last_making
                 making[event.step] = max(making.pop(event.step, 0), event.generation)
-                if len(making) > _REMEMBERED_STEPS:  # steps that old are not reported any more
+                if len(making) > _REMEMBERED_STEPS:  # forget older steps, which are no longer reported
                     del making[next(iter(making))]
             case Generation(world_size=int(ranks)):
                 self._builders = {rank: builder for rank, builder in self._builders.items() if rank < ranks}

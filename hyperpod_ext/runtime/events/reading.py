@@ -129,7 +129,7 @@ def _lines(file: IO[bytes], nbytes: int | None, steps: bool) -> Iterator[str]:
 
 
 def read_followed(entry: Mapping[str, Any]) -> Event | None:
-    """Return the event in a log line of a running job; None if it is unreadable. The final report explains such
+    """Return the event in a log line of a running job; None if it is unreadable. The final report explains unreadable
     lines."""
     try:
         return KINDS.read({key: value for key, value in entry.items() if key != "run"})

@@ -1,7 +1,7 @@
 """Makes a job's report from its event log: how the job spent its time, faults, recoveries, warnings. Pure functions.
 
 Goodput is the share of wall time that was spent on steps that count. Wall time is from the start of the agents to the
-end of the job. A step that was interrupted counts only when it is repeated.
+end of the job. For an interrupted step, only its complete repetition counts.
 """
 
 from __future__ import annotations
@@ -195,8 +195,7 @@ def kept_steps(events: Events) -> dict[int, tuple[float, float]]:
 
 
 def committed_step(events: Events, world_size: int) -> int:
-    """Return the newest step that every sampled rank has made or restored in the same generation; 0 if there is
-    none."""
+    """Return the newest step that every sampled rank has made or restored in one generation; 0 if there is none."""
     ranks, sampled = dict[tuple[int, int], set[int]](), count_sampled(world_size)
     for event in events:
         if isinstance(event, Step | Begun) and is_sampled(event.rank):
@@ -207,7 +206,7 @@ def committed_step(events: Events, world_size: int) -> int:
 def account(
     events: Events, intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Return the seconds of wall time by use. The uses add up to `wall`."""
+    """Return the seconds of wall time by use. The seconds of all uses add up to `wall`."""
     if not events:
         return {"startup": 0.0, "steps": 0.0, "recovery": 0.0, "other": 0.0, "wall": 0.0}
     start, end = events.start, events[-1].t
@@ -269,10 +268,10 @@ class _Past:
 def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
     faults, begins = leaving.of(Fault), joining.of(Generation)[0]
     fault, went_on = faults[0], joining.last(Go)
-    # ranks may have refused the step in the event `generation`; the event `go` has the final step
+    # prefer the step in the event `go`, because ranks may have refused the step in the event `generation`
     resumed = begins.step if went_on is None else went_on.step
     if {event.source for event in joining.of(Restored)} <= {"script", "fresh"} and (begun := joining.last(Begun)):
-        resumed = begun.step  # the script has chosen the step, because it loads its own checkpoint
+        resumed = begun.step  # a script that loads its own checkpoint chooses the step
     injected = _injected_at(leaving, {fault.rank for fault in faults}, fault.t)
     phases, seconds = _phases(leaving, joining, fault.t, injected, resumed)
     began = fault.t if injected is None else injected
@@ -295,8 +294,8 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
 
 
 def _injected_at(leaving: Events, failed: set[int], seen: float) -> float | None:
-    """Return when the fault was injected; None if it was not. `failed`: all ranks that failed, not only the first
-    one."""
+    """Return when the fault was injected; None if the fault was not injected. `failed`: all ranks that failed, not only
+    the first one."""
     injected = (event for event in leaving if isinstance(event, Killed | Injected))
     return next((event.t for event in injected if event.rank in failed and event.t <= seen), None)
 

@@ -3,7 +3,7 @@
 The memory server uploads the lines, and then empties the files.
 
 Each process appends to a file of its own, whose name is the process id. Lines of a killed process stay in its file.
-Appending takes microseconds. A writer only waits while the memory server is emptying the same file.
+Appending a line takes microseconds. A writer only waits while the memory server is emptying the same file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SpoolWriter:
     def write(self, line: bytes) -> None:
         """Append a line to this process's file."""
         with self._may_fail(), _locked(file := self._open()):
-            # if the line was written only partly, remove that part, so that the next event starts on a new line
+            # remove a partly written line, so that the next event starts on a new line
             if (written := os.write(file, line)) < len(line):
                 os.ftruncate(file, os.fstat(file).st_size - written)
 
@@ -72,7 +72,7 @@ class _Read:
 
 
 class SpoolReader:
-    """Reads all files in `directory`. Only one process may read a directory."""
+    """Reads the event lines in all files in `directory`. Only one process may read a directory."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

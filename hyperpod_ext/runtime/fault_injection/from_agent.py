@@ -38,7 +38,7 @@ def inject_node_fault(fault: NodeFault, hang_up: Callable[[], None]) -> None:
     """Inject `fault` into this agent's node. `hang_up`: closes the agent's connection to the coordinator."""
     match fault.kind:
         case "sigkill":
-            os.kill(os.getpid(), signal.SIGKILL)  # then the kernel kills the children of the dead agent
+            os.kill(os.getpid(), signal.SIGKILL)  # the kernel then kills the agent's children, too
         case "hang":
             for pid in (*descendants(os.getpid()), os.getpid()):
                 send_signal(pid, signal.SIGSTOP)

@@ -143,8 +143,8 @@ def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ)
     """Return the faults in the spec and in HPX_CHAOS. HPX_CHAOS=off turns all faults off.
 
     Raises:
-        JobFailedError: HPX_CHAOS is invalid. Another reason: machines cost money on this platform, and the spec does
-            not allow faults there (`chaos.on_clusters`).
+        JobFailedError: HPX_CHAOS is invalid, or machines cost money on this platform and the spec does not allow faults
+            there (`chaos.on_clusters`).
     """
     text = environ.get(ENV_CHAOS, "")
     if text.strip() == "off":
@@ -201,7 +201,7 @@ def _hang(how: str) -> None:
 def _run_out_of_memory() -> None:
     """Allocate more memory than this process may have.
 
-    The process's own limit is lowered first, so that no other process is affected."""
+    The memory limit of this process is lowered first, so that no other process is affected."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _OOM_STEP, hard))
@@ -219,7 +219,7 @@ def _shut_connections() -> None:
                 continue
             connection = socket.socket(fileno=os.dup(int(name)))
         except OSError:
-            continue  # the descriptor that `listdir` used is closed already
+            continue  # the descriptor of `listdir` is closed already
         with connection:
             is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
             if is_tcp and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -232,4 +232,4 @@ def _shut_connections() -> None:
 def _flip_a_bit(parameter: torch.Tensor) -> None:
     local = getattr(parameter, "_local_tensor", parameter).detach()
     first = local.view(-1)[:1].view(torch.uint8)
-    first[-2:-1].bitwise_xor_(16)  # a high bit of the mantissa, so that no later rounding hides the change
+    first[-2:-1].bitwise_xor_(16)  # flip a high bit of the mantissa, which no rounding hides

@@ -30,17 +30,18 @@ def read_orders(run_dir: Path) -> dict[str, InjectedFault | NodeFault]:
             if (injected_folder(run_dir) / file.stem).exists():
                 continue
             found[file.stem] = ChaosOrder.model_validate_json(read_regular(file, _LARGEST)).fault
-        except (OSError, ValueError):  # an incomplete file, or a file of another program
+        except (OSError, ValueError):  # skip an incomplete file, or one of another program
             continue
     return found
 
 
 def take(run_dir: Path, name: str) -> bool:
-    """Return whether the caller must inject the fault `name`. True only for the first call in a job."""
+    """Return whether the caller must inject the fault `name`. Returns True only for the first call with this name in a
+    job."""
     folder = injected_folder(run_dir)
     try:
         make_private_folder(folder)
         (folder / name).touch(exist_ok=False)
-    except OSError:  # taken before, or it cannot be marked as taken and would be injected again and again
+    except OSError:  # the order is taken, or cannot be marked as taken, and would be injected repeatedly
         return False
     return True

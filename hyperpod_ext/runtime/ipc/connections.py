@@ -20,8 +20,8 @@ BACKLOG = 4096
 """Maximum number of connections that wait to be accepted. All nodes of a job connect to the coordinator at the same
 time when the job starts or when a new coordinator takes over."""
 _READ_AHEAD = 1 << 16
-"""Number of received bytes that a stream buffers before it stops reading from the socket. The default of asyncio is the
-same."""
+"""Number of received bytes that a stream buffers before it stops reading from the socket. The value is the same as
+asyncio's default."""
 
 
 class BrokenConnectionError(ConnectionError):
@@ -44,7 +44,8 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
     only reads and writes of the socket.
 
     Args:
-        connects: whether the block also connects the socket. If True, ConnectionRefusedError is raised unchanged.
+        connects: whether the block also connects the socket. If `connects` is True, ConnectionRefusedError is raised
+            unchanged.
 
     Raises:
         ConnectionError: the kernel or TLS reported an error of the connection.
@@ -66,7 +67,7 @@ def breaking(*, connects: bool = False) -> Iterator[None]:
 def disconnect(sock: socket.socket) -> None:
     """Shut the socket down, which wakes all threads that wait on it in this process and in the peer."""
     with contextlib.suppress(OSError):
-        # call `shutdown` of the base class: the method of SSLSocket would let other threads continue without TLS
+        # use `shutdown` of the base class, because SSLSocket's would let other threads continue without TLS
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
@@ -78,7 +79,7 @@ class _Protocol(asyncio.StreamReaderProtocol):
 
 
 def _reader() -> asyncio.StreamReader:
-    # look up the class at each call, because the cluster simulation replaces it
+    # look up StreamReader at each call, because the cluster simulation replaces it
     return asyncio.streams.StreamReader(limit=_READ_AHEAD, loop=asyncio.get_running_loop())
 
 

@@ -27,7 +27,7 @@ from hyperpod_ext.runtime.ipc.declared import (
 )
 
 Number = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
-"""Number of a rank, node or step. A negative number means that there is no rank, no node or no step yet."""
+"""Number of a rank, node or step. A negative number means that the rank, node or step does not exist yet."""
 MonotonicTime = Annotated[float, Field(ge=-1e12, le=1e12)]
 """A time on the sender's monotonic clock, in seconds."""
 SaveId = Annotated[str, Field(pattern=r"^g\d{1,18}-s\d{1,18}$", examples=["g1-s3", "g7-s120"])]
@@ -163,8 +163,8 @@ class RestoreDecision(Declared):
     """Maps a rank to its sources. The ranks are the node's own ranks, and ranks on other nodes that receive live state
     from a rank of this node."""
     others: Literal["self", "fresh"] = "self"
-    """Source of every rank that is not in `sources`, which is `self` (the state in the rank's own process) or `fresh`
-    (a start at step 0)."""
+    """Source of every rank that is not in `sources`: `self` (the state in the rank's own process) or `fresh` (a start
+    at step 0)."""
     save_id: str = ""
     """Save id of the state of every rank that is not in `sources`; empty if these ranks start at step 0."""
     stored: Listed[str] = ()

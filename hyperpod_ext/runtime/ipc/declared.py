@@ -61,8 +61,8 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
-"""A duration in seconds, of at most about thirty years. Every function of the operating system accepts such
-durations."""
+"""A duration in seconds, of at most about thirty years. Every function of the operating system accepts durations below
+this limit."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list."""
@@ -73,8 +73,8 @@ ByNumber = dict[Annotated[int, Field(ge=0, lt=1 << 63), Strict(False)], T]
 
 
 def encode(message: Declared) -> Message:
-    """Return the message as a dict that `json.dumps` accepts. Tuples and numeric keys remain, because `json.dumps`
-    converts them to lists and text.
+    """Return the message as a dict that `json.dumps` accepts. Tuples and numeric keys are not converted, because
+    `json.dumps` converts them to lists and text.
 
     The JSON mode of pydantic is not used, because it replaces infinite numbers in fields of type `Any` by null.
     """

@@ -21,8 +21,7 @@ def table(kinds: Kinds[Any], *common: str, answer_of: AnswerOf | None = None) ->
 
     Args:
         common: names of fields that all kinds have, and that the table leaves out.
-        answer_of: function that returns the type of the answer to a kind of request; None if the kinds are not
-            requests.
+        answer_of: function that returns the type of the answer to a kind of request; None for other messages.
     """
     head = ["name", "meaning", "fields", *(["answer"] if answer_of else []), "from", "to"]
     rows = [_row(kind, kinds.key, *common, answer_of=answer_of) for kind in kinds]

@@ -70,7 +70,7 @@ def read_secret(path: Path) -> bytes:
     except OSError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
     mode = stat.S_IMODE(status.st_mode)
-    # in a pod with an fsGroup, mounted files belong to root and are readable by that group, which is allowed here
+    # allow group access in a pod with an fsGroup, where mounted files belong to root and that group
     of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}
     allowed = 0o740 if of_pod else 0o700
     if mode & ~allowed:

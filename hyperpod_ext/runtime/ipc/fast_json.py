@@ -26,7 +26,7 @@ def dump(value: Any) -> bytes:
         if text and text.isascii():
             return text
     except ValueError:
-        # `to_json` refuses unpaired surrogates, with which Python represents undecodable bytes of file names
+        # `to_json` refuses unpaired surrogates, which represent undecodable bytes of file names in Python
         pass
     return _PLAIN(value).encode()
 
@@ -40,5 +40,5 @@ def load(text: str | bytes | bytearray) -> Any:
     try:
         return pydantic_core.from_json(text) if pydantic_core else json.loads(text)
     except ValueError:
-        # the `json` module accepts unpaired surrogates, and has clearer error messages
+        # try the `json` module, which accepts unpaired surrogates, and has clearer error messages
         return json.loads(text)

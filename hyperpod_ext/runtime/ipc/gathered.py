@@ -20,8 +20,7 @@ def node_join(
     pieces: Collection[c.HeldPiece] = (),
     disk: c.DiskState = c.DiskState(),  # noqa: B008  (a frozen instance)
 ) -> c.NodeJoin:
-    """Return one message that contains the `Join` reports of several ranks and the list of snapshots in their node's
-    memory."""
+    """Return one message with the `Join` reports of several ranks and the snapshots in their node's memory."""
     ranks = tuple(sorted(joins))
     return c.NodeJoin(
         generation=generation,
@@ -36,8 +35,7 @@ def node_join(
 
 
 class RankJoin(NamedTuple):
-    """The `Join` report of one rank, extracted from a `NodeJoin` message, without fields that are the same for all
-    ranks."""
+    """The `Join` report of one rank in a `NodeJoin` message, without fields that are the same for all ranks."""
 
     rank: int
     pid: int
@@ -59,8 +57,7 @@ def joins_of(report: c.NodeJoin) -> Iterator[RankJoin]:
 
 
 def held_commits(held: Collection[c.HeldSnapshot]) -> tuple[c.HeldCommit, ...]:
-    """Group snapshots by save (step and generation). If a field has the same value for all ranks of a save, it is
-    stored once."""
+    """Group snapshots by save (step and generation). A field with the same value for all ranks is stored once."""
     together: dict[tuple[Any, ...], list[c.HeldSnapshot]] = {}
     for one in held:
         key = one.step, one.generation, one.save_id, one.world_size, one.sharing, one.replica
@@ -129,8 +126,8 @@ def _once(values: Sequence[T]) -> tuple[T, ...]:
 
 
 def _each(values: Sequence[T], count: int) -> Sequence[T]:
-    """Return one value for each of `count` ranks, and repeat the value if `values` has only one. This is the inverse of
-    `_once`.
+    """Return one value for each of `count` ranks, and repeat the value if `values` has only one. `_each` is the inverse
+    of `_once`.
 
     Raises:
         WireError: the number of values is neither 1 nor `count`.

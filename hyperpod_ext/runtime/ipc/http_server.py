@@ -54,9 +54,9 @@ class HttpServer:
     Args:
         handle: function that returns the response to a request without blocking.
         on_error: function that is called with the text of an internal error.
-        places: maximum number of connections from which no complete request has arrived yet. If there are more, the
-            server closes the oldest of these connections, so that this process does not run out of file descriptors.
-            The number of connections with an unread response is limited in the same way.
+        places: maximum number of connections from which no complete request has arrived yet. If there are more
+            connections, the server closes the oldest, so that this process does not run out of file descriptors. If too
+            many connections have an unread response, the server also closes the oldest of them.
         limit_s: time limit for receiving one request and sending its response, in seconds.
         keeps: whether a connection may stay open for further requests.
     """
@@ -76,7 +76,7 @@ class HttpServer:
         self._listener = Listener(self._serve, on_error)
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to listen on `port`, and return its number. 0 selects a free port.
+        """Start to listen on `port`, and return its number. Port 0 selects a free port.
 
         Raises:
             OSError: another process uses the port.
@@ -116,8 +116,7 @@ class HttpServer:
             await writer.drain()
             if not keeps:
                 writer.close()
-                # wait until the client has read the response, so that the time limit also applies to an unread response
-                # in memory
+                # the time limit also applies until the client has read the response
                 await writer.wait_closed()
         return keeps
 

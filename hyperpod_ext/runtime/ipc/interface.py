@@ -41,11 +41,10 @@ def address_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """Return an IPv6 address of a network interface that is not a link-local address; empty if the interface has no
-    such address."""
+    """Return an IPv6 address of a network interface that is not link-local; empty if there is none."""
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
-    except OSError:  # the kernel has no IPv6
+    except OSError:  # this kernel has no IPv6
         return ""
     found = [words[0] for words in lines if len(words) == 6 and words[5] == interface and words[3] != _OF_THE_LINK]
     return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(found[0])) if found else ""

@@ -24,13 +24,13 @@ class Listener:
         self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def listen_tcp(self, host: str, port: int) -> int:
-        """Start to listen on `port` of `host`, and return its number. 0 selects a free port."""
+        """Start to listen on `port` of `host`, and return its number. Port 0 selects a free port."""
         self._server = await serve_tcp(self._accept, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
     async def listen_unix(self, path: Path) -> None:
-        """Start to listen on a Unix socket that only processes of this user can open. If this listener has another
-        listening socket, it is closed."""
+        """Start to listen on a Unix socket that only processes of this user can open. An earlier listening socket of
+        this listener is closed."""
         if self._server is not None:
             self._server.close()
         self._server = await serve_unix(self._accept, path)

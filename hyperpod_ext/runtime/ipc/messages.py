@@ -35,13 +35,12 @@ class WireError(ConnectionError):
 
 
 class RefusedError(WireError):
-    """The two sides of a connection belong to different jobs or have different TLS settings. A retry would fail in the
-    same way."""
+    """The two sides of a connection belong to different jobs or differ in their TLS settings; a retry would fail."""
 
 
 class TooLongError(JobFailedError):
     """A message is longer than `MAX_FRAME_BYTES`. No part of the message was sent, so the connection can still be used.
-    A retry would fail in the same way."""
+    Sending the message again would fail in the same way."""
 
 
 class BusyError(ConnectionError):
@@ -105,7 +104,7 @@ def frames(received: bytearray, limit: int = MAX_FRAME_BYTES) -> Iterator[Messag
 
 
 def send(sock: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Send one message. `fds`: file descriptors to send with the message, which only a Unix socket can do."""
+    """Send one message. `fds`: file descriptors to send with the message, on a Unix socket only."""
     frame = encode(message)
     with breaking():
         sent = socket.send_fds(sock, [frame], fds) if fds else 0
@@ -113,14 +112,14 @@ def send(sock: socket.socket, message: Message, fds: list[int] | None = None) ->
 
 
 def receive(sock: socket.socket, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Return the next message. None if the peer closed the connection between two frames."""
+    """Return the next message; None if the peer closed the connection between two frames."""
     message, _ = receive_fds(sock, 0, limit)
     return message
 
 
 def receive_fds(sock: socket.socket, max_fds: int, limit: int = MAX_FRAME_BYTES) -> tuple[Message | None, list[int]]:
-    """Return the next message and the file descriptors received with it. The message is None if the peer closed the
-    connection between two frames."""
+    """Return the next message and the file descriptors received with it. The returned message is None if the peer
+    closed the connection between two frames."""
     header, fds = b"", []
     while len(header) < _LENGTH.size:
         with breaking():
@@ -151,7 +150,7 @@ def receive_into(sock: socket.socket, destination: memoryview) -> None:
 
 
 async def read(reader: asyncio.StreamReader, limit: int = MAX_FRAME_BYTES) -> Message | None:
-    """Return the next message of an asyncio stream. None if the peer closed the connection between two frames."""
+    """Return the next message of an asyncio stream; None if the peer closed the connection between two frames."""
     try:
         header = await reader.readexactly(_LENGTH.size)
     except asyncio.IncompleteReadError as error:
@@ -189,7 +188,7 @@ Connected = TypeVar("Connected")
 
 
 def again_while_busy(connect: Callable[[], Connected]) -> Connected:
-    """Return the result of `connect()`. Calls it again, up to `_TRIES` times in total, if it raises BusyError.
+    """Return the result of `connect()`, which is called up to `_TRIES` times while it raises BusyError.
 
     Raises:
         OSError: `connect` has raised another error, or BusyError in the last attempt.
@@ -203,8 +202,7 @@ def again_while_busy(connect: Callable[[], Connected]) -> Connected:
 
 
 HANDSHAKE_S = 10.0
-"""Maximum number of seconds between accepting a connection and receiving the peer's proof that it has the job's
-secret."""
+"""Maximum number of seconds from accepting a connection to the peer's proof that it has the job's secret."""
 REFUSED: Message = {"refused": True}
 """A server's answer to a client that does not have the job's secret. A server with too many unauthenticated connections
 sends no answer and closes the connection."""
@@ -253,7 +251,7 @@ async def accept_peer(
             answer = await read(reader, _HANDSHAKE_BYTES)
     except TimeoutError as error:
         if not encrypted:
-            # the client should retry, because its answer may have arrived while this process was too busy to read it
+            # make the client retry, because this process may have been too busy to read its answer in time
             writer.write(encode({"busy": True}))
         raise WireError(_NOT_SHOWN.format(HANDSHAKE_S)) from error
     try:
@@ -363,7 +361,7 @@ def join_peer_blocking(
 ) -> socket.socket:
     """Run the client's side of the authentication handshake on a blocking socket, with TLS if `encrypted`.
 
-    Returns the socket to use afterwards. If `encrypted`, this is a new TLS socket that replaces `sock`.
+    Returns the socket to use afterwards: `sock`, or a new TLS socket if `encrypted`.
 
     Raises:
         BusyError: the server has closed the connection without an answer, because it is shutting down or has too many
@@ -395,7 +393,7 @@ _HUNG_UP = "the server closed the connection {}: it is shutting down, or has too
 
 class _Handshake:
     """Sends and receives the messages of one authentication handshake on a blocking socket. A single deadline applies
-    to all of these messages together."""
+    to all messages of the handshake together."""
 
     def __init__(self, sock: socket.socket, timeout_s: float) -> None:
         self._sock, self._before = sock, sock.gettimeout()
@@ -425,7 +423,7 @@ class _Handshake:
         return wrapped
 
     def receive(self) -> Message | None:
-        """Return the next message. None if the peer closed the connection between two frames."""
+        """Return the next message; None if the peer closed the connection between two frames."""
         if not (header := self._receive(_LENGTH.size)):
             return None
         length = body_length(header, _HANDSHAKE_BYTES)

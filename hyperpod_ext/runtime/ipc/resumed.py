@@ -1,9 +1,9 @@
 """Keeps the newest sent messages, so that messages that were lost when a connection broke can be sent again over the
 next connection.
 
-Messages are not acknowledged one by one. When the two sides connect again, each side reports how many messages it has
-received, and the other side resends the messages after those. In this way, no message is lost, and no message arrives
-twice.
+The receiver does not acknowledge messages one by one. When the two sides connect again, each side reports how many
+messages it has received, and the other side resends the messages after those. So no message is lost, and no message
+arrives twice.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from hyperpod_ext.runtime.ipc.messages import WireError
 
 _KEPT = 4096
-"""Number of newest messages to keep. Socket buffers hold fewer messages, so every lost message is among the kept
-ones."""
+"""Number of newest messages to keep, more than fit into socket buffers, so that every lost message is kept."""
 
 
 class Sent:

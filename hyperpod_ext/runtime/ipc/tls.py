@@ -1,9 +1,9 @@
 """TLS 1.3 between the processes of a job (`network.tls`).
 
-There is no certificate authority. Each listening process creates its own certificate, whose private key never leaves
-the memory of the process. With and without TLS, the two sides authenticate by proving that they have the job's secret.
-With TLS, each proof also depends on the server's certificate. A man in the middle has another certificate, so the real
-server rejects any proof that a client made for the attacker.
+TLS works without a certificate authority. Each listening process creates its own certificate, whose private key never
+leaves the memory of the process. With and without TLS, the two sides authenticate by proving that they have the job's
+secret. With TLS, each proof also depends on the server's certificate. A man in the middle has another certificate, so
+the real server rejects any proof that a client made for the attacker.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import ssl
 from datetime import UTC, datetime, timedelta
 
 _YEARS = timedelta(days=3650)
-"""A certificate is valid for this time before and after its creation. Clients do not check these dates, because the
-proofs depend on the certificate itself."""
+"""Time before and after its creation for which a certificate is valid. Clients do not check the dates of a
+certificate, because the proofs depend on the certificate itself."""
 
 
 class OwnCertificate:
@@ -44,7 +44,8 @@ class OwnCertificate:
         text += certificate.public_bytes(serialization.Encoding.PEM)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0  # a session ticket would make an idle connection look like a closed one
+        # send no session tickets, because an idle connection with a ticket would look closed
+        self.context.num_tickets = 0
         # write the key to a file in memory, because the ssl module reads keys only from files
         descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)
         try:

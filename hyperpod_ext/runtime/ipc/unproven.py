@@ -15,10 +15,10 @@ Connection = TypeVar("Connection")
 
 
 class Unproven(Generic[Connection]):
-    """The unauthenticated connections of a server. Each connection uses one of a limited number of places. Thread-safe.
+    """The unauthenticated connections of a server. Thread-safe.
 
-    If all places are taken, the oldest connection is closed. A process of the job needs its place for only a few
-    milliseconds, so the oldest connection is most likely from an unknown client.
+    If there are more than `places` connections, the oldest connection is closed. A process of the job authenticates
+    within a few milliseconds, so the oldest connection is most likely from an unknown client.
 
     Args:
         places: maximum number of unauthenticated connections.
@@ -32,7 +32,7 @@ class Unproven(Generic[Connection]):
         self._lock = threading.Lock()
 
     def enter(self, connection: Connection) -> None:
-        """Add a new unauthenticated connection. If all places are in use, close the oldest connection."""
+        """Add a new unauthenticated connection. If there are too many, close the oldest unauthenticated connection."""
         with self._lock:
             self._waiting[connection] = None
             full = len(self._waiting) > self._places
@@ -40,8 +40,7 @@ class Unproven(Generic[Connection]):
             self.hang_up_oldest()
 
     def leave(self, connection: Connection) -> None:
-        """Remove a connection that is now authenticated or closed. Does nothing if the connection was removed
-        before."""
+        """Remove a connection that is now authenticated or closed, unless it was removed before."""
         with self._lock:
             self._waiting.pop(connection, None)
 
@@ -72,8 +71,8 @@ class Unproven(Generic[Connection]):
 
 
 FILES_A_PLACE = 4
-"""Ratio of open files that the process may have to unauthenticated connections. Most of the open files are for
-authenticated connections."""
+"""Ratio of open files that the process may have to unauthenticated connections. Authenticated connections need most of
+the open files."""
 _OPEN_FILES = 65_536
 """Soft limit of open files that is enough for the processes of a job. A higher limit, such as the hard limit of often a
 million, would slow down programs that loop over all possible descriptors."""

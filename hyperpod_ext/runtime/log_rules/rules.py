@@ -25,7 +25,7 @@ _LINE_CHARS = 200
 
 
 class LogRule(BaseModel):
-    """One rule. The aliases are the operator's names for the fields."""
+    """One rule. The field aliases are the names that AWS's operator uses."""
 
     name: str = Field(min_length=1)
     pattern: re.Pattern[str] = Field(alias="logPattern")
@@ -67,7 +67,7 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
     """Parse rules in the form in which the operator sends them.
 
     Raises:
-        ValueError: a rule is invalid. The message has all reasons.
+        ValueError: a rule is invalid. The error message lists all reasons.
     """
     found, wrong = list[LogRule](), list[str]()
     for index, rule in enumerate(rules):
@@ -83,7 +83,7 @@ def read(rules: Iterable[Mapping[str, Any]]) -> list[LogRule]:
 
 @dataclass
 class _Seen:
-    """What is known about one rule: its last match and whether it is broken."""
+    """State of one rule: its last match, and whether the rule is broken."""
 
     rule: LogRule
     since: float
@@ -92,7 +92,7 @@ class _Seen:
     line: str = ""
     """The last line that matched the rule's pattern."""
     slow: int = 0
-    """Number of successive matches whose number was beyond the threshold."""
+    """Number of successive matches in which the matched number was beyond the threshold."""
     fault: bool = False
     over: bool = False
     """Whether the rule does not apply any more, because its stop pattern has matched."""
@@ -116,7 +116,7 @@ class _Seen:
         try:
             is_slow = _COMPARES[rule.compare](float(number or ""), rule.threshold)
         except ValueError:
-            return  # the text is not a number
+            return  # the matched text is not a number
         self.slow = self.slow + 1 if is_slow else 0
 
     def problem(self, now: float) -> str:
@@ -149,7 +149,7 @@ class LogRules:
         return len(self._rules)
 
     def train(self, now: float) -> None:
-        """Report that training begins or continues. Matches in earlier lines do not count as faults any more."""
+        """Report that training begins or continues. From now on, matches in earlier lines do not count as faults."""
         self._trains = True
         for seen in self._rules:
             seen.since, seen.slow, seen.fault = now, 0, False

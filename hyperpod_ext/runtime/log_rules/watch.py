@@ -19,8 +19,8 @@ class LogWatch:
 
     Args:
         log: log of rank 0. The file need not exist yet.
-        broken: called with the name of a broken rule and how it is broken. Called only once until the job continues.
-        is_here: returns whether rank 0 runs on this node. The log is read only if rank 0 does.
+        broken: called with the name of a broken rule and how it is broken, but only once until the job continues.
+        is_here: returns whether rank 0 runs on this node; otherwise the log is not read.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class LogWatch:
         """Update the rules after a message between this agent and the coordinator."""
         match message:
             case c.GoOn():
-                self._read()  # lines before this moment do not count as faults any more
+                self._read()  # read earlier lines first, so that they do not count as faults
                 self._rules.train(time.monotonic())
             case c.AbortGeneration() | c.FinishTraining() | c.Finished(rank=0):
                 self._rules.pause()

@@ -1,1 +1,1 @@
-"""The members of a job and the consequences of each fault, as pure functions of incoming messages."""
+"""Tracks the nodes and ranks of a job, and decides what each fault leads to, as pure functions of incoming messages."""

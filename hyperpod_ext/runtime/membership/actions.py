@@ -1,5 +1,5 @@
-"""Data classes without logic: the faults that are reported to the `Membership` state machine, and the actions that it
-returns."""
+"""The faults that are reported to the `Membership` state machine, and the actions that it returns. Data classes without
+logic."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class JobPhase(Enum):
 
 
 class EscalationLevel(Enum):
-    """What is restarted to recover from a fault."""
+    """The parts of the job that are restarted to recover from a fault."""
 
     IN_PROCESS = "in process"
-    """All processes stay, and call the training function again."""
+    """All processes keep running, and call the training function again."""
     PROCESS = "process"
     """The rank's process is replaced on the same node."""
     NODE = "node"
@@ -32,16 +32,16 @@ class EscalationLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of one rank or of one whole node, after which that rank or node left the current generation."""
+    """A fault of one rank or of one whole node. The rank or node has left the current generation."""
 
     rank: int
-    """The failed rank; if a whole node is lost, the lowest rank of that node."""
+    """The failed rank, or the lowest rank of a lost node."""
     cause: str
     """Human-readable cause in one line, such as `killed by SIGKILL (9)` or `ValueError: ...`."""
     step: int
     """Training step that the rank was computing when it failed."""
     died: bool
-    """Whether the rank needs a new process, because its process has ended or can no longer be used."""
+    """Whether the rank needs a new process, because its process has ended or is unusable."""
     kind: FaultKind
     final: bool = False
     """Whether the job must end because a restart would fail in the same way, for example with a wrong configuration."""
@@ -50,27 +50,26 @@ class Fault:
     node: int = -1
     """Node of the rank."""
     node_lost: bool = False
-    """Whether the node is lost with all its ranks."""
+    """Whether the whole node is lost, with all its ranks."""
     at: float = 0.0
-    """Unix time at which the fault was detected, in seconds. Different coordinators may have set this time, so their
-    clocks must agree roughly."""
+    """Unix time in seconds at which a coordinator detected the fault. The clocks of coordinators must roughly agree."""
     level: EscalationLevel | None = None
-    """Level at which the fault is handled; None before the level is decided."""
+    """Escalation level at which the fault is handled; None before the level is decided."""
     place: str = ""
-    """Location of the fault, such as a line of the script or the phase of a hang. Two faults of the same kind at the
-    same location count as repetitions. If `place` is empty, `cause` is compared instead."""
+    """Location of the fault, such as a line of the script or the phase of a hang. Two faults of one kind count as
+    repetitions if they have the same location, or the same `cause` if `place` is empty."""
     late: bool = False
-    """Whether this fault is only a consequence of an earlier fault, and so is not counted. The earlier fault, which is
-    counted instead, was on the same node or had already ended the generation."""
+    """Whether this fault is only a consequence of an earlier fault, which is counted instead. The earlier fault was on
+    the same node, or had already ended the generation."""
 
     @property
     def follows(self) -> bool:
-        """Whether this fault is a consequence of another fault, so that only the other fault is counted. For example,
-        if the kernel kills eight processes of a node at once, only one fault is counted."""
+        """Whether this fault is a consequence of another fault, so that only the other fault counts. For example, if
+        the kernel kills eight processes of a node at once, one fault counts."""
         return self.late or self.kind == "stuck"
 
     def is_like(self, other: Fault) -> bool:
-        """Return whether `other` repeats this fault, perhaps on another rank or at another step."""
+        """Return whether `other` is a repetition of this fault, perhaps on another rank or at another step."""
         own, others = (self.place or self.cause), (other.place or other.cause)
         return (self.kind, self.died, own) == (other.kind, other.died, others)
 
@@ -85,7 +84,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Order every rank to create the process groups of this generation, and then to restore its state."""
+    """Order every rank to create the process groups of the new generation, and then to restore its state."""
 
     generation: int
     decision: Decision
@@ -93,7 +92,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AskDurable:
-    """List the checkpoints in the durable tiers, and pass the list to `Membership.durable_answered`."""
+    """Request a list of the checkpoints in the durable tiers, and pass the list to `Membership.durable_answered`."""
 
     exclude: tuple[tuple[str, str], ...] = ()
     """URL and save id of each checkpoint to leave out, because ranks could not restore it."""
@@ -101,7 +100,7 @@ class AskDurable:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Order every rank to restore according to this decision, because some rank could not restore the previous
+    """Order every rank to restore according to a new decision, because a rank could not restore the previous
     decision."""
 
     attempt: int
@@ -110,30 +109,30 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Order every rank to start training, because every rank has restored the state of `step`."""
+    """Order every rank to start training. All ranks have restored the state of `step`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Order every rank to leave its process groups, keep its process and its state, and join the given generation."""
+    """Order every rank to leave its process groups, keep its process and state, and join generation `generation`."""
 
     generation: int
     rank: int = -1
-    """Rank whose fault ended the previous generation; -1 if no fault did."""
+    """Rank whose fault ended the previous generation; -1 if no fault ended it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Replace the process of this rank by a new process on the rank's node."""
+    """Replace the process of a rank by a new process on the same node."""
 
     rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """Record in the log that a spare node has taken over the ranks of a lost node."""
+    """Log that a spare node has taken over the ranks of a lost node."""
 
     node: int
     """Number of the spare node that has taken over the ranks."""
@@ -142,15 +141,15 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Decommission:
-    """End the workers of a node whose ranks are now on other nodes. Afterwards, pass the list of snapshots in the
-    node's memory to `Membership.decommissioned`."""
+    """End the workers of a node whose ranks are now on other nodes, then pass the list of snapshots in the node's
+    memory to `Membership.decommissioned`."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitNode:
-    """Wait until another node joins, because no spare is left. If no node joins in time, call
+    """Wait until a node joins to replace a lost node, because no spare is left. If no node joins in time, call
     `Membership.no_node_came`."""
 
     node: int
@@ -181,8 +180,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class WantNodes:
-    """Request nodes from the cluster until the job has `count` nodes. Nodes that are leaving the job are not
-    counted."""
+    """Request nodes from the cluster until the job has `count` nodes, not counting nodes that are leaving the job."""
 
     count: int
 
@@ -198,7 +196,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class EndPrepared:
-    """End all processes on `node` that were started for the next rank assignment, because that assignment was
+    """End all processes on `node` that were started for the next rank assignment, because this assignment was
     cancelled."""
 
     node: int
@@ -206,31 +204,32 @@ class EndPrepared:
 
 @dataclass(frozen=True, slots=True)
 class AskStop:
-    """Send every rank a request to stop after `step`. Each rank answers whether it can stop there."""
+    """Request every rank to stop after `step`. Each rank answers whether it can stop after `step`."""
 
     number: int
     step: int
     later: bool = False
-    """Whether to send the request after a short wait, because some ranks have not begun their loop."""
+    """Whether to wait shortly before the request, because some ranks have not begun their training loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopAt:
-    """Order every rank to stop after the step named in stop request `number`, because every rank has agreed to it."""
+    """Order every rank to stop after the step of stop request `number`, because every rank has agreed to stop request
+    `number`."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class WithdrawStop:
-    """Withdraw stop request `number`. Ranks that have already stopped continue to train."""
+    """Cancel stop request `number`. Ranks that have already stopped continue to train."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release these nodes, and delete the snapshots of earlier rank assignments, because the job needs neither."""
+    """Release nodes, and delete the snapshots of earlier rank assignments, because the job no longer needs them."""
 
     nodes: tuple[int, ...]
 

@@ -7,18 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Set
 
 CANDIDATES = 16
-"""Number of candidates in addition to the coordinator. In a job with fewer agents than this, every agent is a
-candidate."""
+"""Number of candidates in addition to the coordinator. In a job with fewer agents, every agent is a candidate."""
 
 
 def choose_candidates(before: Set[int], there: Mapping[int, str], coordinator: int, most: int = CANDIDATES) -> set[int]:
-    """Choose the nodes whose agents get a copy of the job state. The result includes `coordinator`.
+    """Choose the nodes whose agents get a copy of the job state. Node `coordinator` is always chosen.
 
-    Candidates in `before` that are still connected stay candidates. New candidates are chosen from the failure domains
-    (racks or availability zones) that have the fewest candidates.
+    Nodes in `before` (the earlier candidates) that are still connected stay candidates. New candidates are chosen from
+    the failure domains (racks or availability zones) that have the fewest candidates.
 
     Args:
-        there: maps each node whose agent is connected to its failure domain.
+        there: failure domain of each node whose agent is connected.
     """
     chosen = {node for node in before if node in there and node != coordinator}
     load = Counter(there[node] for node in chosen)

@@ -1,14 +1,14 @@
-"""Lets a job continue to train without lost ranks until replacements are ready (`restart.policy: continue`). Pure
+"""Makes a job continue to train without lost ranks until replacements are ready (`restart.policy: continue`). Pure
 functions.
 
     full ──ranks are lost──▶ short: the remaining ranks are renumbered without gaps ──replacements are ready──▶ full
                                 ▲ │ more are lost
                                 └─┘
 
-In this module, a place is a block of consecutive ranks in the full-size job, together with the node to which that block
+In this module, a place is a block of consecutive ranks in the full-size job, together with the node to which the block
 belongs. While ranks are missing, the processes with the highest rank numbers take the numbers of the missing ranks. A
-new process never gets a rank number that another process on its node has now, so that the node's agent can distinguish
-the two processes.
+new process never gets a rank number that another process on the same node has now, so that the node's agent can
+distinguish these processes.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ class Renumbered:
 
 @dataclass(frozen=True, slots=True)
 class Refill(Renumbered):
-    """A rank assignment that brings back as many missing ranks as there are nodes for."""
+    """A rank assignment in which as many missing ranks return as there are nodes for them."""
 
     joining: Mapping[int, int]
-    """Maps each rank that gets a new process to the node of that process."""
+    """Node of the new process of each rank that gets a new process."""
     places: tuple[int, ...]
-    """Node of each block of ranks in the full-size job. If a block gets no node now, its node here is the node that had
-    the block last."""
+    """Node of each block of ranks in the full-size job; for a block without a node now, the node that had the block
+    last."""
     complete: bool
-    """Whether no rank is missing after this assignment."""
+    """Whether no rank is missing in this assignment."""
 
 
 @dataclass(slots=True)
 class Continuing:
-    """Tracks whether the job may continue without lost ranks, and which node each block of missing ranks belongs to."""
+    """Tracks whether the job may continue without lost ranks, and the node to which each block of missing ranks
+    belongs."""
 
     enabled: bool = False
     places: list[int] = field(default_factory=list)
     """While ranks are missing, the node of each block of ranks in the full-size job; empty if no rank is missing."""
     gave_up: bool = False
-    """Whether replacement processes have repeatedly died before they were ready. While `gave_up` is True, no
-    replacement process is started. The next fault or the next new node sets `gave_up` to False."""
+    """Whether no replacement processes are started, because they have repeatedly died before they were ready. The next
+    fault or the next new node sets `gave_up` to False."""
 
     @property
     def is_short(self) -> bool:
@@ -61,30 +62,30 @@ class Continuing:
         return bool(self.places)
 
     def can_do_without(self, nodes: Mapping[int, int], lost: Collection[int]) -> bool:
-        """Return whether the job may continue without the `lost` ranks. At least one rank must remain. `nodes`: node of
-        each rank."""
+        """Return whether the job may continue without the ranks in `lost`. At least one rank must remain. `nodes`: node
+        of each rank."""
         return self.enabled and bool(nodes.keys() - set(lost))
 
     def lose(self, nodes: Mapping[int, int], lost: Collection[int], each: int) -> Renumbered:
-        """Remove the `lost` ranks, and renumber the remaining ranks. `each`: number of ranks per node in the full-size
-        job."""
+        """Remove the ranks in `lost`, and renumber the remaining ranks. `each`: number of ranks per node in the
+        full-size job."""
         if not self.places:
             self.places = blocks_of(nodes, each)
         self.gave_up = False
         return without(nodes, lost)
 
     def refill(self, nodes: Mapping[int, int], states: NodeStates, each: int) -> Refill | None:
-        """Plan new processes for missing ranks. Returns None if no node has room for a missing rank, or if too many
+        """Plan new processes for missing ranks. Returns None if no node is free for a missing rank, or if too many
         attempts have failed."""
         return None if self.gave_up else refill(nodes, self.places, states, each)
 
     def give(self, lost: int, node: int) -> None:
-        """Swap two nodes in `places`, because `node` takes over the remaining ranks of the lost node `lost`."""
+        """Swap two nodes in `places`, because `node` takes over the remaining ranks of the lost node."""
         swapped = {lost: node, node: lost}
         self.places = [swapped.get(place, place) for place in self.places]
 
     def filled(self, made: Refill) -> None:
-        """Record that the missing ranks of the plan `made` have new processes that train."""
+        """Record that the new processes of the plan `made` have begun to train."""
         self.places = [] if made.complete else list(made.places)
 
     def size(self, nodes: Mapping[int, int], each: int) -> int:
@@ -92,14 +93,15 @@ class Continuing:
         return len(self.places) * each or len(nodes)
 
     def to_json(self, states: NodeStates, nodes: Mapping[int, int]) -> dict[str, Any]:
-        """Return the part of the job state that describes missing ranks. The field `idle` in the result lists the
-        connected nodes whose ranks are all missing."""
+        """Return the part of the job state that describes missing ranks. Field `idle` lists the connected nodes all of
+        whose ranks are missing."""
         idle = {place for place in self.places if states[place] in WITH_RANKS} - set(nodes.values())
         return {"places": list(self.places), "idle": sorted(idle)} if self.places else {}
 
 
 def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
-    """Return the remaining ranks, renumbered without gaps: the highest ranks get the numbers of lost ranks."""
+    """Return an assignment of the remaining ranks, renumbered without gaps: the highest ranks get the numbers of lost
+    ranks."""
     left = sorted(nodes.keys() - set(lost))
     count = len(left)
     gaps = iter(sorted(set(range(count)) - set(left)))
@@ -109,11 +111,11 @@ def without(nodes: Mapping[int, int], lost: Collection[int]) -> Renumbered:
 
 
 def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates, each: int) -> Refill | None:
-    """Plan new processes for the missing ranks, on the node that had them or on a spare. Returns None if no node is
-    free.
+    """Plan new processes for the missing ranks, on the node that had these ranks or on a spare. Returns None if no node
+    is free.
 
     If all missing ranks return, each node has a block of consecutive ranks again. If only some missing ranks return,
-    they get the next free rank numbers.
+    the returning ranks get the next free rank numbers.
     """
     found, complete = _nodes_for(places, states)
     on: dict[int, list[int]] = {}
@@ -144,8 +146,8 @@ def refill(nodes: Mapping[int, int], places: Collection[int], states: NodeStates
 
 
 def _nodes_for(places: Collection[int], states: NodeStates) -> tuple[list[int | None], bool]:
-    """Return the node for each block of ranks (its former node, a spare, or None), and whether every block has a
-    node."""
+    """Return the node for each block of ranks (the block's former node, a spare, or None), and whether every block has
+    a node."""
     there = {place for place in places if states[place] in WITH_RANKS or states[place] is NodeState.SPARE}
     spares = iter(sorted(states.spares - there))
     found = [place if place in there else next(spares, None) for place in places]

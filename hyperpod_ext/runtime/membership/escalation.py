@@ -3,8 +3,8 @@
     in process ──▶ process ──▶ node ──▶ the job ends; a new start restores it from a durable tier
 
 Each level has a budget of faults. When the budget of a level is used up, the next fault is handled at the next level.
-Similar faults count together only if fewer than `calm_steps` training steps are between them. If faults that are far
-apart also counted together, a long job would give up a node for no good reason.
+Similar faults count together only if fewer than `calm_steps` training steps are between them. Without the limit
+`calm_steps`, a long job would give up a node because of a few rare faults.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hyperpod_ext.runtime.detection.failure_causes import NO_PROGRESS
 from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fail, Fault
 
 _SAME_EXCEPTION = 2
-"""If an exception is raised this many times in a row at the same step, the job ends."""
+"""Number of times in a row that an exception must be raised at the same step to end the job."""
 _SAME_DEATH = 3
-"""If a rank's process dies in the same way this many times in a row at the same step, the job ends."""
+"""Number of times in a row that a rank's process must die in the same way at the same step to end the job."""
 _SAME_HANG = 3
-"""If a rank hangs this many times in a row in the same phase, at any steps, the job ends."""
+"""Number of times in a row that a rank must hang in the same phase, at any steps, to end the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Budgets:
 
     @classmethod
     def of(cls, policy: RestartPolicy) -> Budgets:
-        """Return the budgets that the job's restart policy sets."""
+        """Return the budgets of a restart policy."""
         return cls(**{field.name: getattr(policy, field.name) for field in fields(cls)})
 
 
@@ -77,8 +77,8 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
         left = next(
             (f" Rank {other.rank} {other.cause}." for other in reversed(everything) if other.kind == "stuck"), ""
         )
-        # a fault of kind `stalled` names no rank, so the message adds the cause of a `stuck` rank, which names the line
-        # of the script
+        # a fault of kind `stalled` names no rank, so add the cause of a `stuck` rank, which names the line of the
+        # script
         after = left if fault.kind == "stalled" else ""
         return Fail(fault.code, f"{who}; {same} times in a row{'.' if after else ''}{after}", fault.hint or hint)
     losses = sum(other.node_lost for other in earlier) + fault.node_lost
@@ -101,7 +101,7 @@ def give_up(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> Fail | 
 
 
 def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int, int]:
-    """Return how many times in a row this fault has occurred, and the number of occurrences that ends the job."""
+    """Return how many times in a row a fault has occurred, and how many occurrences in a row end the job."""
     if fault.kind in NO_PROGRESS:
         hung = (fault.rank, fault.place)
 
@@ -114,7 +114,7 @@ def _same(fault: Fault, earlier: Sequence[Fault], budgets: Budgets) -> tuple[int
         if other.step != fault.step or not other.is_like(fault):
             break
         if fault.died and other.rank != fault.rank:
-            break  # deaths of different ranks at the same step are not repetitions of one fault
+            break  # deaths of different ranks at one step are not repetitions
         same += 1
     return same, _SAME_DEATH if fault.died else _SAME_EXCEPTION
 
@@ -124,7 +124,7 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
     """Return the `Fail` action for a job that has lost a node and got no replacement node."""
-    # `spares` is greater than 0 also if the only spare used was a lost node that came back
+    # `spares` is greater than 0 even if the only spare was a lost node that returned
     had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,
@@ -134,7 +134,8 @@ def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int
 
 
 def tried(faults: Iterable[Fault]) -> str:
-    """Return one sentence that counts earlier faults by escalation level; empty if there were no faults."""
+    """Return one sentence with the numbers of earlier faults at each escalation level; empty if there were no
+    faults."""
     counts = Counter(fault.level for fault in faults if fault.level is not None)
     words = [f"{counts[level]} x {level.value}" for level in EscalationLevel if counts[level]]
     return f"Tried before: {', '.join(words)}." if words else ""
@@ -147,8 +148,8 @@ def _who(fault: Fault) -> str:
 
 
 def _streak(fault: Fault, earlier: Sequence[Fault], calm_steps: int, is_same: Callable[[Fault], bool]) -> int:
-    """Count the similar faults that end with `fault` and have fewer than `calm_steps` training steps between
-    neighbours."""
+    """Return the length of the series of similar faults that ends with `fault`. Between neighbouring faults of a series
+    are fewer than `calm_steps` training steps."""
     count, step = 1, fault.step
     for other in reversed(earlier):
         if not is_same(other):

@@ -1,9 +1,9 @@
-"""Differences between two versions of the job state. Candidates (agents with a copy of the job state) receive only the
+"""Differences between two versions of the job state. Candidates (agents with a copy of the job state) receive only
 differences. Pure functions.
 
-A job state is a JSON object. A change is a path of keys with the new value, or the path alone if the key was removed.
-The coordinator and each candidate compute a digest over all changes since the full job state was last sent. If a
-candidate's digest differs from the coordinator's, the candidate has missed a change and requests the full job state.
+A job state is a JSON object. A change is a path of keys with the new value, or only the path if the last key of the
+path was removed. The coordinator and each candidate compute a digest of all changes since the full job state was last
+sent. A candidate whose digest differs from the coordinator's has missed a change, and requests the full job state.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 Path = tuple[str, ...]
 StateChange = tuple[Path, Any] | tuple[Path]
-"""Path of keys to a changed value, and the new value; only the path if the key was removed."""
+"""Path of keys to a changed value, and the new value; only the path if the last key was removed."""
 
 GONE = object()
 
 
 def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[StateChange]:
-    """Return the changes from `before` to `after`. JSON objects are compared key by key. Any other value that differs
-    is one change."""
+    """Return the changes from `before` to `after`. JSON objects are compared key by key. Any other differing value is
+    one change."""
     return list(_changes(before, after, ()))
 
 
@@ -40,8 +40,7 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: Path) ->
 
 
 def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, Any]:
-    """Return a copy of `state` to which the changes `made` are applied. `state` and its nested objects are not
-    modified.
+    """Return a copy of `state` with the changes `made` applied. Does not modify `state` and its nested objects.
 
     Raises:
         KeyError: the path of a change contains a key that does not exist in `state`.
@@ -59,7 +58,7 @@ def changed(state: Mapping[str, Any], made: Sequence[StateChange]) -> dict[str, 
 
 
 def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
-    """Return the new state's own copy of the JSON object at `path`, and make the copy if it does not exist yet."""
+    """Return the new state's own copy of the JSON object at `path`. Makes the copy if it does not exist yet."""
     if path not in copied:
         above = _copy_of(copied, path[:-1])
         inner = above[path[-1]]

@@ -1,4 +1,4 @@
-"""The state machine of a job: its ranks, nodes and generation. Pure: its methods take reports as arguments and return
+"""The state machine of a job: its ranks, nodes and generation. Pure: methods take reports as arguments and return
 actions, without I/O.
 
     forming ──all joined──▶ restoring ──all restored──▶ running ──all done──▶ ended
@@ -6,11 +6,11 @@ actions, without I/O.
        └──────── fault: the generation rises, all ranks leave ◀───┘
 
 Every message contains the generation of its sender. Messages from older generations are ignored. The ranks of a lost
-node move to a spare node. If there is no spare, an elastic job continues with fewer nodes, and a job of fixed size
-waits for another node.
+node move to a spare node. Without a spare, an elastic job continues with fewer nodes, and a job of fixed size waits for
+another node.
 
 With `restart.policy: continue` (`continuing.py`), the remaining ranks form the next generation at once. Replacements
-for lost ranks join later, in the same way as new nodes.
+for lost ranks join later, as new nodes do.
 
 The coordinator calls this state machine in `coordinator/reports.py`, and carries out the returned actions in
 `coordinator/actions.py`. The simulator (`runtime/simulator`) also calls this state machine.
@@ -59,9 +59,9 @@ class Membership:
     Args:
         nodes: node of each rank.
         durable: whether the job has durable tiers (places for checkpoints that outlive the job, such as S3).
-        scale: numbers of nodes with which the job may run; None if the job must keep the number of nodes in `nodes`.
-        reserve: number of spare nodes that are kept as spares when an elastic job grows.
-        states: state of each node; None if every node in `nodes` is a member of the job and there is no other node.
+        scale: numbers of nodes with which the job may run; None if the job always needs as many nodes as `nodes` has.
+        reserve: number of spare nodes that an elastic job does not use when it grows.
+        states: state of each node; None if the job has only the nodes in `nodes`, and all of them are members.
         continues: whether the remaining ranks continue to train while lost ranks are replaced.
         script_saves: whether the script saves and loads its own state.
     """
@@ -89,21 +89,21 @@ class Membership:
         self.states = states if states is not None else NodeStates(members=nodes.values())
         self.generation, self.phase = generation, phase
         self.committed = committed
-        """Newest step that any rank has committed. If the job restores an earlier step, this number is set back to that
-        step."""
+        """Newest step that any rank has committed. The number is set back to the restored step if the job restores an
+        earlier step."""
         self.began = dict(began or {})
-        """Maps each generation of this run that trained to the step from which it continued."""
+        """For each generation of this run that has trained, the step from which the generation continued."""
         self.faults, self.spares_used = list(faults), spares_used
         self.broken = 0
-        """Number of the newest generation that a fault has ended; 0 if no generation has ended by a fault."""
+        """Number of the newest generation that was ended by a fault; 0 if no fault has ended a generation."""
         self.done: dict[int, str] = {}
-        """Maps each rank that has finished training to the digest of its final state."""
+        """Digest of the final state of each rank that has finished training."""
         self.has_failed = False
-        """Whether the job ended before all ranks were done. `has_failed` is not part of the job state, because a new
-        coordinator decides again whether the job has failed."""
+        """Whether the job ended before all ranks were done. Not part of the job state, because a new coordinator
+        decides again whether the job has failed."""
         self.sharing = ""
-        """Relation between the states of different ranks (`same`, `alike` or `shard`); empty until a rank has begun its
-        training loop."""
+        """Relation between the states of different ranks (`same`, `alike` or `shard`); empty before a rank has begun
+        its training loop."""
         self.script_saves = script_saves
         self.restoring = self._negotiation()
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))
@@ -112,42 +112,40 @@ class Membership:
         self.renumbering = Renumbering()
         self.retention = Retention()
         self.held: set[int] = set()
-        """Nodes that have put training on hold. The next generation does not begin until all of these nodes have
-        resumed."""
+        """Nodes that have paused training. The next generation does not begin until all nodes in `held` have resumed
+        training."""
         self.held_for_fault: set[int] = set()
-        """Nodes whose last hold on training was because of a fault. A hold because of a fault is cancelled if the job
+        """Nodes whose last pause of training was because of a fault. A pause because of a fault is cancelled if the job
         continues without the missing ranks."""
 
     # --- properties -----------------------------------------------------------------------------
 
     @property
     def size(self) -> int:
-        """Number of nodes with ranks. The result is cached, and computed again only when `nodes` has been replaced by a
-        new rank assignment."""
+        """Number of nodes with ranks. Cached until `nodes` is replaced by a new rank assignment."""
         if self._counted[0] is not self.nodes:
             self._counted = self.nodes, len(set(self.nodes.values()))
         return self._counted[1]
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank holds its own shard of the state."""
+        """Whether each rank has its own shard of the state."""
         return self.sharing == "shard"
 
     @property
     def unassigned(self) -> set[int]:
-        """Ranks that have no node, because their node was lost and no replacement node has joined yet."""
+        """Ranks without a node, because their node was lost and no replacement node has joined yet."""
         gone = {node for node in set(self.nodes.values()) if self.states[node] not in WITH_RANKS}
         return {rank for rank, node in self.nodes.items() if node in gone} if gone else set()
 
     @property
     def full_size(self) -> int:
-        """Number of ranks that the job has when no rank is missing."""
+        """Number of ranks of the job when no rank is missing."""
         return self.continuing.size(self.nodes, self.rescaling.each)
 
     @property
     def decision(self) -> Decision | None:
-        """The decision about which step this generation restores, and from which sources; None before the decision is
-        made."""
+        """Which step this generation restores, and from which sources; None before the decision is made."""
         return self.restoring.decision
 
     @property
@@ -156,7 +154,7 @@ class Membership:
         return self.restoring.attempt
 
     def missing(self) -> list[int]:
-        """Return the ranks that have not joined the forming generation yet, except ranks that have no node."""
+        """Return the ranks that have a node, but have not joined the forming generation yet."""
         forming = self.phase is JobPhase.FORMING
         return sorted(self.nodes.keys() - self.restoring.joined.keys() - self.unassigned) if forming else []
 
@@ -166,12 +164,12 @@ class Membership:
         return sorted(rank for rank, other in self.nodes.items() if other == node) if has_ranks else []
 
     def is_shut_out(self, node: int) -> bool:
-        """Return whether a node has been lost so often that it may not join again."""
+        """Return whether a node was lost so often that it may not join again."""
         return self.states.losses.get(node, 0) >= self.budgets.quarantine_after
 
     def spares_left(self, spares: int) -> bool:
-        """Return whether the job has an unused spare node. `spares`: number of spare nodes in the spec, which may
-        include nodes that have not joined yet."""
+        """Return whether the job has an unused spare node. `spares`: number of spare nodes in the spec, including nodes
+        that have not joined yet."""
         return bool(self.states.those(NodeState.SPARE, NodeState.JOINING)) or spares > self.spares_used
 
     # --- ranks join and restore -----------------------------------------------------------------
@@ -180,8 +178,7 @@ class Membership:
         """Record that `rank` joins the forming generation.
 
         Args:
-            live: description of the complete state in the rank's own process; None if the process has no complete
-                state.
+            live: description of the state in the rank's process; None if the process has no complete state.
             held: descriptions of the snapshots in the memory server of the rank's node.
         """
         if self.phase is not JobPhase.FORMING:
@@ -191,14 +188,14 @@ class Membership:
         return self._begin_if_complete()
 
     def _begin_if_complete(self) -> list[Action]:
-        """Begin the generation if all ranks have joined, no node holds training, and no decommissioned node still has
-        to report its snapshots."""
+        """Begin the generation if all ranks have joined, no node has paused training, and all decommissioned nodes have
+        reported their snapshots."""
         complete = self.phase is JobPhase.FORMING and len(self.restoring.joined) == len(self.nodes)
         return self._decide() if complete and not (self.held or self.states.those(NodeState.DECOMMISSIONED)) else []
 
     def _decide(self) -> list[Action]:
-        """Decide which step to restore. If the durable tiers may have a newer step, request their list of checkpoints
-        first."""
+        """Decide which step to restore. If the durable tiers may have a newer step, first request their list of
+        checkpoints."""
         if self.phase is JobPhase.FORMING:
             self.generation = max(self.generation, self.restoring.newest_generation + 1)
         decided = self.restoring.decide(self.nodes, self.began, self.committed)
@@ -222,12 +219,12 @@ class Membership:
 
         Args:
             stored: checkpoints that were found in the durable tiers.
-            generation: newest generation that has a checkpoint in the durable tiers.
+            generation: newest generation that is recorded in the durable tiers.
             problems: one sentence for each file or tier that could not be read.
             unreachable: one sentence for each tier that could not be listed, and so may hold more checkpoints.
         """
         if not self.began:
-            # the number of the first generation must be higher than all generation numbers of earlier runs
+            # the first generation must have a higher number than all generations of earlier runs
             self.generation = max(self.generation, generation + 1)
         self.restoring.durable_answered(stored, problems, unreachable)
         if self.phase is JobPhase.RESTORING and self.restoring.is_asking:
@@ -235,7 +232,7 @@ class Membership:
         return self._begin_if_complete()
 
     def restore_reported(self, rank: int, generation: int, attempt: int, error: str) -> list[Action]:
-        """Process a rank's report on its restore. `error`: why the restore failed; empty if the rank has restored and
+        """Handle a rank's report on its restore. `error`: why the restore failed; empty if the rank has restored and
         verified its state."""
         if generation != self.generation or attempt != self.attempt or self.phase is not JobPhase.RESTORING:
             return []
@@ -248,7 +245,7 @@ class Membership:
     def _go(self) -> list[Action]:
         assert self.decision is not None
         step, self.phase = self.decision.step, JobPhase.RUNNING
-        # set this only after the restore has succeeded, because a failed restore does not roll back steps
+        # only after a successful restore, because a failed restore does not roll back steps
         self.began[self.generation] = step
         self.committed = step  # later steps of earlier generations are rolled back
         self.retention.went_on(step, self.sharing)
@@ -272,10 +269,10 @@ class Membership:
     # --- faults ---------------------------------------------------------------------------------
 
     def fault(self, fault: Fault, generation: int) -> list[Action]:
-        """Process a fault of a rank in `generation`: the rank's process died, or its training function raised."""
+        """Handle a fault of a rank in `generation`: the rank's process died, or its training function raised."""
         left_already = generation < self.generation
         if self.phase is JobPhase.ENDED or (left_already and not fault.died):
-            return []  # an error that a rank raises while it leaves an older generation is not a new fault
+            return []  # an error while a rank leaves an older generation is not a new fault
         actions, node = self.rescaling.drop(self.states), self.nodes[fault.rank]
         met = self._escalate(replace(fault, node=node, late=fault.late or generation <= self.broken))
         if isinstance(met, Fail):
@@ -285,7 +282,7 @@ class Membership:
             return [*actions, *self._do_without(lost, node if met is EscalationLevel.NODE else None, Why.FAILED)]
         if not left_already and self.phase is not JobPhase.FORMING:
             actions.append(self._leave(fault.rank))
-        # while the next generation is forming, no abort is needed, because no rank trains
+        # no abort is needed while the next generation is forming, because no rank trains
         self.restoring.forget_ranks([fault.rank])
         if met is EscalationLevel.NODE:
             ranks = self.ranks_on(node)
@@ -299,16 +296,16 @@ class Membership:
         ends the job."""
         failure, level = give_up(fault, self.faults, self.budgets), level_of(fault, self.faults, self.budgets)
         if level is EscalationLevel.NODE and not fault.node_lost and not self.states.spares:
-            level = EscalationLevel.PROCESS  # an unreliable node is kept if no spare can replace it
+            level = EscalationLevel.PROCESS  # keep an unreliable node if no spare can replace it
         self.faults.append(replace(fault, level=level))
         return failure or level
 
     def meet_again(self, node: int, generation: int) -> list[Action]:
-        """Process the return of a node that had lost its connection in `generation`.
+        """Handle the return of a node that had lost its connection to the coordinator in `generation`.
 
-        While the node had no connection, messages in both directions may have been lost. Because messages may have been
-        lost, all ranks leave for a new generation, and the preparation of a rank assignment starts again. If the next
-        generation is already forming, no new generation is needed: the node receives the abort now, and its ranks join.
+        Because messages in both directions may have been lost, all ranks leave for a new generation, and the
+        preparation of a rank assignment starts again. If the next generation is already forming, no other generation is
+        needed: the node receives the abort now, and its ranks join.
         """
         if self.phase is JobPhase.ENDED:
             return []
@@ -317,8 +314,8 @@ class Membership:
         return [*dropped, self._leave()] if dropped or (has_ranks and not joins) else []
 
     def _leave(self, rank: int = -1) -> Abort:
-        """End the current generation for all ranks. `rank`: rank whose fault ends the generation; -1 if no fault ends
-        it."""
+        """End the current generation for all ranks. `rank`: rank whose fault ends the generation; -1 if there is no
+        fault."""
         self.broken = self.generation if rank >= 0 else self.broken
         self.generation += 1
         self.phase, self.done, self.restoring = JobPhase.FORMING, {}, self._negotiation()
@@ -339,7 +336,7 @@ class Membership:
             self.states.set_state(node, NodeState.SPARE)
 
     def node_came(self, node: int, at: float = 0.0) -> list[Action]:
-        """Add a node that joins the job without ranks. The node gets the ranks of a lost node, or becomes a spare."""
+        """Add a node that joins the job. The node gets the ranks of a lost node, or becomes a spare."""
         gone = self.states[node] in (NodeState.ABSENT, NodeState.RELEASED)
         lost = [] if gone else self.node_lost(node, "its agent was restarted", at)
         if self.phase is JobPhase.ENDED:
@@ -347,13 +344,13 @@ class Membership:
         waiting = {self.nodes[rank] for rank in self.unassigned}
         self.states.set_state(node, NodeState.SPARE)
         if waiting:
-            # prefer to give a returning node its own former ranks: if it got another lost node's ranks and was lost
-            # again, the ranks of the two lost nodes could not be distinguished
+            # a returning node gets its own former ranks: with another lost node's ranks, a second loss of the node
+            # would mix up the ranks of two lost nodes
             return [*lost, *self._give(node if node in waiting else min(waiting))]
         return [*lost, *self._grow()]
 
     def _grow(self) -> list[Action]:
-        """Use a new spare to add ranks, if a resize order wants more nodes than the job has."""
+        """Use a new spare to add ranks, if more nodes were ordered than the job has."""
         rescaling = self.rescaling
         self.continuing.gave_up = False
         if rescaling.change is not None:
@@ -364,8 +361,8 @@ class Membership:
         return self.reconcile()
 
     def node_lost(self, node: int, cause: str, at: float = 0.0) -> list[Action]:
-        """Process the loss of `node`, whose processes have ended or cannot be reached. `at`: time at which the loss was
-        detected, as Unix time."""
+        """Handle the loss of `node`, whose processes have ended or cannot be reached. `at`: Unix time at which the loss
+        was detected."""
         ranks, others_wait, was_held = self.ranks_on(node), bool(self.unassigned), bool(self.held)
         self.held.discard(node)
         was = self.states.lose(node)
@@ -377,7 +374,7 @@ class Membership:
         if not ranks:
             return self._begin_if_complete() or (self._refill_now() if self.continuing.is_short else [])
         if was_held and not others_wait and (rest := self.rescaling.staying_without(node, self.nodes, self.states)):
-            return self._shrink(rest)  # training is on hold, so losing the node is not a fault
+            return self._shrink(rest)  # training is paused, so losing the node is not a fault
         actions = self.rescaling.drop(self.states)
         met = self._escalate(self._loss(node, ranks[0], cause, at))
         if isinstance(met, Fail):
@@ -402,8 +399,8 @@ class Membership:
         return give_up(self._loss(node, ranks[0], "", at), self.faults, self.budgets) is not None
 
     def decommissioned(self, node: int, held: list[Offer]) -> list[Action]:
-        """Record that a decommissioned node has ended its workers. `held`: descriptions of the snapshots in the node's
-        memory, which other nodes can still read."""
+        """Record that a decommissioned node has ended its workers. `held`: snapshots in the node's memory, which other
+        nodes can still read."""
         if self.states[node] is not NodeState.DECOMMISSIONED:
             return []
         self.states.set_state(node, NodeState.RETAINED)
@@ -411,7 +408,8 @@ class Membership:
         return self._begin_if_complete()
 
     def no_node_came(self, node: int, waited_s: float) -> list[Action]:
-        """End the job if no other node has taken over the ranks of the lost node `node` within `waited_s` seconds."""
+        """End the job, unless another node has taken over the ranks of the lost node `node` within `waited_s`
+        seconds."""
         if self.phase is JobPhase.ENDED or not any(self.nodes[rank] == node for rank in self.unassigned):
             return []
         fault = next(fault for fault in reversed(self.faults) if fault.node_lost and fault.node == node)
@@ -421,17 +419,17 @@ class Membership:
     # --- training without missing ranks -----------------------------------------------------------
 
     def _can_do_without(self, lost: Collection[int]) -> bool:
-        """Return whether the remaining ranks can continue without the `lost` ranks. Continuing is possible only if the
-        job has trained before and every rank holds the full state."""
+        """Return whether the remaining ranks can continue without the ranks in `lost`. A job can continue without ranks
+        only if it has trained before and every rank has the full state."""
         able = self.continuing.can_do_without(self.nodes, lost)
         held = self.held - self.held_for_fault
         return able and bool(self.began) and not (self.sharded or held or self.unassigned - set(lost))
 
     def _do_without(self, lost: Collection[int], node: int | None = None, why: Why | None = None) -> list[Action]:
-        """Continue with the remaining ranks. `node`: node of the lost ranks if it must be decommissioned, otherwise
-        None. `why`: reason for decommissioning `node`."""
+        """Continue without the ranks in `lost`. `node`: node of the lost ranks if the node must be decommissioned,
+        otherwise None. `why`: reason for decommissioning `node`."""
         rank = min(lost)
-        self.held.clear()  # every hold is for this same fault, and arrived before the loss was detected
+        self.held.clear()  # every pause was requested for this fault, before it was detected
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
@@ -443,25 +441,25 @@ class Membership:
         return [*actions, Decommission(node)]
 
     def _refill_now(self) -> list[Action]:
-        """Prepare the return of the missing ranks for which nodes are available."""
+        """Prepare new processes for the missing ranks for which nodes are available."""
         if self.phase is not JobPhase.RUNNING or self.unassigned or self.rescaling.change is not None:
             return []
         refill = self.continuing.refill(self.nodes, self.states, self.rescaling.each)
         return self.rescaling.prepare(refill, self.nodes, self.states, self.committed) if refill is not None else []
 
     def _give_up_refill(self, why: str) -> Log:
-        """Stop starting replacements for missing ranks until the next fault or until a new node joins."""
+        """Start no replacements for missing ranks until the next fault or until a new node joins."""
         self.continuing.gave_up = True
         return Log("rejoin_given_up", {"missing": self.full_size - len(self.nodes), "why": why})
 
     def _move(self, node: int, ranks: Collection[int]) -> list[Action]:
-        """Move all ranks of `node` to a spare node. If there is no spare, wait until another node joins."""
+        """Move `ranks`, all ranks of `node`, to a spare node. If there is no spare, wait until another node joins."""
         self.states.count_loss(node)
         self.restoring.forget_ranks(ranks)
         return self._give(node) if self.states.spares else [AwaitNode(node)]
 
     def _give(self, lost: int) -> list[Action]:
-        """Assign the ranks of the lost node `lost` to the spare with the lowest node number."""
+        """Assign the ranks of lost node `lost` to the spare with the lowest node number."""
         spare = min(self.states.spares)
         ranks = tuple(sorted(rank for rank in self.unassigned if self.nodes[rank] == lost))
         self.states.set_state(spare, NodeState.MEMBER)
@@ -472,7 +470,7 @@ class Membership:
 
     def release_retained(self, step: int, *, late: bool = False) -> list[Action]:
         """Release the nodes and snapshots that the job no longer needs once every rank has committed `step`. `late`:
-        whether to release the nodes in any case, because the time limit for keeping them has passed."""
+        whether the time limit for keeping nodes has passed, so that nodes are released in any case."""
         if self.phase is not JobPhase.RUNNING:
             return []
         unneeded, gone = self.retention.is_unneeded(step), list[int]()
@@ -492,17 +490,16 @@ class Membership:
     # --- training on hold -----------------------------------------------------------------------
 
     def hold(self, node: int, *, for_fault: bool = False) -> list[Action]:
-        """Put training on hold, as `node` has requested. All ranks abort their current step, which does not count as a
-        fault.
+        """Pause training, as `node` has requested. All ranks abort their current step, which does not count as a fault.
 
         Args:
-            for_fault: whether the node requests the hold because of a fault. Such a request is ignored by a job that
-                continues without its missing ranks.
+            for_fault: whether the node requests the pause because of a fault. A job that continues without missing
+                ranks ignores requests because of a fault.
         """
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # the coordinator ignores messages from this node, so the node could never end the hold
+            return []  # the coordinator ignores messages from this node, so it could never end the pause
         self.held.add(node)
         if for_fault:
             self.held_for_fault.add(node)
@@ -512,12 +509,12 @@ class Membership:
         return dropped if self.phase is JobPhase.FORMING else [*dropped, self._leave()]
 
     def resume(self, node: int, nodes: int, gone: Collection[int] = ()) -> list[Action]:
-        """End the hold that `node` has requested. Training continues once every node has ended its hold.
+        """End the pause that `node` has requested. Training continues once no node has paused training.
 
         Args:
             nodes: number of nodes with which an elastic job must run from now on.
-            gone: nodes that will leave the job, and are removed if they still hold training. If `gone` is empty, the
-                nodes with number `nodes` or higher will leave.
+            gone: nodes that will leave the job, and are removed once no other node has paused training. If `gone` is
+                empty, the nodes with number `nodes` or higher will leave.
         """
         if self.phase is JobPhase.ENDED or node not in self.held:
             return []
@@ -539,7 +536,7 @@ class Membership:
         return [*actions, *self._begin_if_complete()]
 
     def _shrink(self, staying: Collection[int]) -> list[Action]:
-        """Continue on the `staying` nodes only. Called only while training is on hold."""
+        """Continue only on the nodes in `staying`. Called only while training is paused."""
         self.rescaling.wanted = len(staying)
         to = Reassignment.of(self.nodes, staying, self.rescaling.each, sharded=self.sharded)
         return self._reassign(to, "order" if self.rescaling.order else "leave")
@@ -547,7 +544,7 @@ class Membership:
     # --- orders to resize and to move -----------------------------------------------------------
 
     def resize(self, nodes: int, order: str) -> list[Action]:
-        """Process a user's order to run the job on `nodes` nodes. `order`: name of the order."""
+        """Handle a user's order to run the job on `nodes` nodes. `order`: name of the order."""
         rescaling = self.rescaling
         why = rescaling.refusal(nodes)
         if not why and self.phase is JobPhase.ENDED:
@@ -560,7 +557,7 @@ class Membership:
         return [*dropped, Log("resize_asked", {"order": order, "nodes": nodes, "of": self.size}), *self.reconcile()]
 
     def move(self, node: int, order: str) -> list[Action]:
-        """Process a user's order to move the ranks of `node` to a spare. `order`: name of the order."""
+        """Handle a user's order to move the ranks of `node` to a spare. `order`: name of the order."""
         over, size = self.phase is JobPhase.ENDED, self.size
         short = "ranks are missing after a fault; order the move again later" if self.continuing.is_short else ""
         if why := "the job is over" if over else short or self.rescaling.why_no_move(node, size, self.states):
@@ -569,8 +566,8 @@ class Membership:
         return [Log("resize_asked", {"order": order, "nodes": size, "of": size, "moving": node}), *self.reconcile()]
 
     def leave(self, node: int) -> list[Action]:
-        """Process the request of `node` to leave the job. The node is released as soon as the job no longer needs
-        it."""
+        """Handle the request of `node` to leave the job. The node is released as soon as the job no longer needs the
+        node."""
         if self.phase is JobPhase.ENDED:
             return []
         if self.states[node] is NodeState.MEMBER or node == self.rescaling.moving:
@@ -578,35 +575,34 @@ class Membership:
         if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
             return []
         if self.states[node] in HAD_RANKS:
-            self.states.ask_to_leave(node)  # the node is released once its snapshots are not needed
+            self.states.ask_to_leave(node)  # released once its snapshots are not needed
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
         following = self._without_departing() or self.reconcile()
-        if node in self.held:  # the node shuts down and will not end its hold
+        if node in self.held:  # the node shuts down and will not end its pause
             self.held.discard(node)
             following = following or self._begin_if_complete()
         return [*dropped, Release((node,)), *following]
 
     def _depart(self, node: int) -> list[Action]:
         """Prepare the departure of a node with ranks. If possible, the job continues with fewer nodes, or a spare takes
-        over the ranks. If the job cannot do without the node and has no spare, the node stays until another node
-        joins."""
+        over the node's ranks. If the job needs the node and has no spare, the node stays until another node joins."""
         if self._can_do_without(ranks := self.ranks_on(node)):
             dropped = self.rescaling.drop(self.states)
             return [*dropped, Log("node_leaves", {"node": node}), *self._do_without(ranks, node, Why.ASKED)]
         if self.states[node] is NodeState.MEMBER:
             self.states.ask_to_leave(node)
         else:
-            self.rescaling.moving = None  # the node's own request to leave replaces the user's order to move its ranks
+            self.rescaling.moving = None  # the node's request to leave replaces the user's order to move its ranks
         if cancelled := self._without_departing():
             return cancelled
         dropped = self.rescaling.drop(self.states)
         return [*dropped, Log("node_leaves", {"node": node}), *self.reconcile()]
 
     def _without_departing(self) -> list[Action]:
-        """Reduce the wanted number of nodes by the nodes that are departing. If too few nodes remain for the job,
-        return `Cancel`."""
+        """Reduce the wanted number of nodes by the number of departing nodes. Returns `Cancel` if too few nodes remain
+        for the job."""
         if not self.states.those(NodeState.DEPARTING) - {self.rescaling.moving}:
             return []
         rest = len(self.states.those(NodeState.MEMBER, NodeState.SPARE, NodeState.JOINING))
@@ -617,7 +613,7 @@ class Membership:
         return []
 
     def gave_up_waiting(self) -> list[Action]:
-        """Continue with the current nodes, because the requested additional nodes did not join in time."""
+        """Continue with the current nodes, because requested additional nodes did not join in time."""
         rescaling, size = self.rescaling, self.size
         if rescaling.change is not None or rescaling.wanted <= size:
             return []
@@ -628,7 +624,7 @@ class Membership:
         return self.reconcile()
 
     def reconcile(self) -> list[Action]:
-        """Return the next actions that bring the job to its wanted number of nodes, or that replace missing ranks."""
+        """Return the next actions to reach the wanted number of nodes, or to replace missing ranks."""
         if self.phase is not JobPhase.RUNNING or self.unassigned:
             return []
         if self.continuing.is_short:
@@ -638,17 +634,18 @@ class Membership:
         return [*called_off, *nearer]
 
     def prepared(self, rank: int) -> list[Action]:
-        """Record that the new process for `rank` of the next rank assignment has finished its imports and waits for the
-        change."""
+        """Record that the new process for `rank` of the next rank assignment has finished its imports, and waits for
+        this assignment."""
         return self.rescaling.prepared(rank, self.committed)
 
     def not_prepared(self, rank: int, cause: str) -> list[Action]:
-        """Process the failure of a process for `rank` of the next rank assignment. The process has died or did not
+        """Handle the failure of the new process for `rank` of the next rank assignment, which has died or did not
         start."""
         return self._joining_lost(f"rank {rank} of the next rank assignment does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the rank assignment in preparation, and prepare it again unless too many attempts have failed."""
+        """Cancel the rank assignment in preparation. Prepares the assignment again, unless too many attempts have
+        failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:
@@ -658,7 +655,7 @@ class Membership:
         return [*dropped, *(self._without_departing() or self.reconcile())]
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> list[Action]:
-        """Process the answer of `rank` to stop request `number`. `StopAgreement.answered` documents the other
+        """Handle the answer of `rank` to stop request `number`. `StopAgreement.answered` documents the other
         arguments."""
         actions = self.rescaling.stop_answered(rank, number, can, making, over, self.committed)
         if actions is not None:
@@ -669,14 +666,14 @@ class Membership:
         return [*dropped, self.rescaling.stay(self.size, why, self.states)]
 
     def stopped(self, rank: int, number: int) -> list[Action]:
-        """Record that `rank` has stopped after the agreed step and saved the state that only this rank holds."""
+        """Record that `rank` has stopped after the agreed step, and has saved the state that only this rank has."""
         change = self.rescaling.stopped(rank, number)
         return self._switch(change) if change is not None else []
 
     # --- a new rank assignment ------------------------------------------------------------------
 
     def _switch(self, change: PlannedRescale) -> list[Action]:
-        """Change to the planned rank assignment, because all ranks have stopped."""
+        """Begin the planned rank assignment, because all ranks have stopped."""
         departs = any(self.states[node] is NodeState.DEPARTING for node in change.to.left_out)
         cause = "leave" if departs else "order" if self.rescaling.order else "nodes"
         if self.rescaling.moving in change.to.left_out:
@@ -690,7 +687,7 @@ class Membership:
         return [*self._reassign(change.to, cause), *late]
 
     def _continue_on(self, staying: Collection[int], node: int) -> list[Action]:
-        """Continue on the `staying` nodes only, after the loss of `node`."""
+        """Continue only on the nodes in `staying`, after the loss of `node`."""
         self.states.count_loss(node)
         refused: list[Action] = []
         if self.rescaling.order and self.rescaling.wanted != len(staying):
@@ -702,8 +699,8 @@ class Membership:
         return [*refused, *self._reassign(to, "lost", self.faults[-1].rank)]
 
     def _reassign(self, to: Reassignment, cause: str, rank: int = -1) -> list[Action]:
-        """Begin a new generation with rank assignment `to`. `rank`: rank whose fault is the reason for the new
-        assignment; -1 if there was no fault."""
+        """Begin a new generation with rank assignment `to`. `rank`: rank whose fault led to the new assignment; -1
+        without a fault."""
         fields = {"order": self.rescaling.order, "nodes": to.size, "of": self.size, "local_share": to.share}
         abort = self._leave(rank)
         self.rescaling.change, self.rescaling.order = None, ""
@@ -764,8 +761,7 @@ class Membership:
 
         Args:
             data: result of `to_json` in the newest copy of the job state.
-            generation, committed: newest generation and newest committed step that any node reported in its vote for
-                the new coordinator.
+            generation, committed: newest generation and newest committed step in the votes for the new coordinator.
         """
         nodes = {int(rank): int(node) for rank, node in data["nodes"].items()}
         members = {node for rank, node in nodes.items() if rank not in data["unassigned"]}
@@ -791,7 +787,7 @@ class Membership:
         membership.continuing.places = [int(node) for node in data.get("places", ())]
         membership.rescaling.learn(data)
         membership.renumbering = Renumbering.from_json(data["moves"])
-        # the snapshots under earlier rank numbers may be released already, but the job state does not record that
+        # snapshots under earlier rank numbers may still exist: the job state does not record whether they were released
         membership.retention.moved = bool(membership.renumbering.moves)
         membership.sharing = str(data["sharing"])
         if data["ended"]:

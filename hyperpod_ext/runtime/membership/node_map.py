@@ -1,4 +1,4 @@
-"""Derives node numbers from what each rank reports, for jobs without agents. Pure functions."""
+"""Derives node numbers from the ranks' reports, for jobs without agents. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The nodes of a job, numbered in the order of their lowest ranks."""
+    """The nodes of a job. Nodes are numbered in the order of their lowest ranks."""
 
     node_of: dict[int, int]
     """Node of each rank."""
@@ -18,8 +18,8 @@ class Nodes:
 
     @classmethod
     def of(cls, ranks: Sequence[Mapping[str, Any]]) -> Nodes:
-        """Number the nodes in the order of their lowest ranks. `ranks`: a mapping for each rank, with its machine
-        (`place`) and its node number in torchrun (`node`)."""
+        """Number the nodes in the order of their lowest ranks. `ranks`: machine (`place`) and torchrun's node number
+        (`node`) of each rank."""
         numbers: dict[tuple[str, str | None], int] = {}
         node_of = {
             rank: numbers.setdefault((str(each["place"]), each["node"]), len(numbers))
@@ -39,10 +39,10 @@ class Nodes:
         return [rank for rank, on in self.node_of.items() if on == node]
 
     def leader(self, node: int) -> int:
-        """Return the rank that sends messages on behalf of `node`: the lowest rank on that node."""
+        """Return the rank that sends messages on behalf of `node`: the lowest rank on the node."""
         return min(self.ranks(node))
 
     def index(self, node: int) -> int:
-        """Return the index of `node` among the nodes on the same machine. The index is 0 unless several nodes run on
-        that machine."""
+        """Return the index of `node` among the nodes on the same machine. The index is 0 unless several nodes share the
+        machine."""
         return self.places[:node].count(self.places[node])

@@ -1,4 +1,4 @@
-"""The states of a node, and the allowed transitions between states. Pure functions.
+"""The states of a node, and the allowed transitions between these states. Pure functions.
 
     absent ──▶ spare ──▶ joining ──▶ member ◀─▶ departing ──▶ decommissioned ──▶ retained ──▶ released
       ▲          │                    ▲ │                         ▲                  │
@@ -20,26 +20,25 @@ class NodeState(Enum):
     ABSENT = "absent"
     """A node that has not joined yet, or is lost."""
     SPARE = "spare"
-    """A healthy node without ranks, ready to take over ranks."""
+    """A healthy node without ranks, which is ready to take over ranks."""
     JOINING = "joining"
-    """A former spare that starts workers for the next rank assignment while the ranks of the current assignment
-    train."""
+    """A former spare that starts workers for the next rank assignment, while the current ranks train."""
     MEMBER = "member"
     """A node with ranks."""
     DEPARTING = "departing"
-    """A node that still has ranks but will lose them, because the node has requested to leave or a user has ordered to
-    move its ranks."""
+    """A node that will lose its ranks, because the node has requested to leave or a user has ordered to move its
+    ranks."""
     DECOMMISSIONED = "decommissioned"
-    """A node whose ranks are now on other nodes, and which is still ending its workers and has not reported the
-    snapshots in its memory."""
+    """A node whose ranks are now on other nodes, but which has not ended its workers or not reported the snapshots in
+    its memory yet."""
     RETAINED = "retained"
-    """A node without ranks that stays in the job because the snapshots in its memory may still be needed."""
+    """A node without ranks that stays in the job, because the snapshots in its memory may still be needed."""
     RELEASED = "released"
     """A node that the job no longer needs."""
 
 
 class Why(Enum):
-    """Reason why a node must give up its ranks."""
+    """Why a node must give up its ranks."""
 
     RESIZED = "resized"
     """The job continues with fewer nodes."""
@@ -60,19 +59,19 @@ TRANSITIONS: Mapping[NodeState, frozenset[NodeState]] = {
     _S.RETAINED: frozenset({_S.RETAINED, _S.SPARE, _S.RELEASED, _S.ABSENT}),
     _S.RELEASED: frozenset({_S.SPARE, _S.ABSENT}),
 }
-"""Maps each state to the states that may follow it. A state that may follow itself is set again when the node requests
-to leave."""
+"""The states that may follow each state. A state that may follow itself is set again when the node requests to
+leave."""
 
 WITH_RANKS = frozenset({_S.MEMBER, _S.DEPARTING})
 HAD_RANKS = frozenset({_S.DECOMMISSIONED, _S.RETAINED})
 
 
 class TransitionError(Exception):
-    """Raised for a change of state that `TRANSITIONS` does not list, which shows a bug in this package."""
+    """Raised for a change of state that `TRANSITIONS` does not list, which is a bug in this package."""
 
 
 class NodeStates:
-    """The state of every node, the reason why a node must leave, and how often each node was lost."""
+    """The state of every node, why nodes must leave, and how often each node was lost."""
 
     def __init__(
         self, members: Iterable[int] = (), spares: Iterable[int] = (), losses: Mapping[int, int] | None = None
@@ -80,7 +79,7 @@ class NodeStates:
         self._states = dict.fromkeys(members, _S.MEMBER) | dict.fromkeys(spares, _S.SPARE)
         self._why: dict[int, Why] = {}
         self.losses = dict(losses or {})
-        """Maps each node to the number of times that it was lost, or was decommissioned because of faults."""
+        """How often each node was lost, or was decommissioned because of faults."""
 
     @classmethod
     def known(
@@ -110,7 +109,7 @@ class NodeStates:
         """Change the state of `node`.
 
         Args:
-            why: reason why the node must give up its ranks; None to keep an earlier reason.
+            why: why the node must give up its ranks; None to keep an earlier reason.
 
         Raises:
             TransitionError: `state` may not follow the node's current state.
@@ -124,17 +123,17 @@ class NodeStates:
             self._why[node] = why
 
     def lose(self, node: int) -> NodeState:
-        """Mark `node` as absent, and return the state that it had before."""
+        """Mark `node` as absent, and return the node's former state."""
         if (before := self[node]) is not _S.ABSENT:
             self.set_state(node, _S.ABSENT)
         return before
 
     def why(self, node: int) -> Why | None:
-        """Return the reason why `node` must give up its ranks; None if it keeps them."""
+        """Return why `node` must give up its ranks; None if the node keeps its ranks."""
         return self._why.get(node)
 
     def ask_to_leave(self, node: int) -> None:
-        """Record that `node` must be released as soon as the job no longer needs it."""
+        """Record that `node` must be released as soon as the job does not need the node any more."""
         self.set_state(node, _S.DEPARTING if self[node] is _S.MEMBER else self[node], Why.ASKED)
 
     def count_loss(self, node: int) -> None:
@@ -150,43 +149,41 @@ class NodeStates:
 
     @property
     def asked(self) -> set[int]:
-        """Nodes that have requested to leave the job, but stay because the job still needs them."""
+        """Nodes that have requested to leave the job, but stay as long as the job needs them."""
         return {node for node, why in self._why.items() if why is Why.ASKED}
 
     @property
     def going(self) -> set[int]:
-        """Nodes without ranks that are released once the job no longer needs their snapshots. Nodes that were
-        decommissioned because of faults are not included, because they are not released and continue to serve
-        snapshots."""
+        """Nodes without ranks that are released once the job no longer needs their snapshots. Does not include nodes
+        that were decommissioned because of faults, which are not released and continue to serve snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 
 @dataclass(slots=True)
 class Retention:
-    """Decides how long old snapshots are kept after a new rank assignment. Old snapshots are on nodes that gave up
-    their ranks, or were saved by ranks that had other numbers."""
+    """Decides how long old snapshots are kept after a new rank assignment. Old snapshots are on nodes that have given
+    up their ranks, or were saved under earlier rank numbers."""
 
     next_due: Callable[[int], int] = lambda step: step
-    """Function that returns the first step, at or after the given step, that is saved to memory."""
+    """Function that returns the first step at or after a given step that is saved to memory."""
     until: int | None = None
-    """Step that every rank must commit before nodes without ranks are released; None until all ranks of the new
+    """Step that every rank must commit before nodes without ranks are released; None before all ranks of the new
     assignment have restored their state."""
     handed_on: bool = True
-    """Whether some ranks moved to new processes, which get their state from the nodes that gave up the ranks; True if
-    this is unknown."""
+    """Whether ranks moved to new processes, which get their state from the nodes that gave up these ranks; True if
+    unknown."""
     moved: bool = False
-    """Whether memory still holds snapshots that ranks saved under earlier numbers."""
+    """Whether snapshots under earlier rank numbers are still in memory."""
     saved_anew: int = 0
-    """Step after which every rank has a snapshot under its current rank number, once every rank has committed that
-    step."""
+    """Step that every rank must commit before every rank has a snapshot under its current rank number."""
 
     def begin(self, *, handed_on: bool = True) -> None:
         """Start to keep old snapshots, because some nodes give up their ranks."""
         self.until, self.handed_on = None, handed_on
 
     def went_on(self, step: int, sharing: str) -> None:
-        """Compute the steps until which old snapshots must be kept. Called when all ranks have restored the state of
-        `step` and continue from there.
+        """Compute until which steps old snapshots must be kept. Called when all ranks have restored the state of
+        `step`.
 
         Args:
             sharing: relation between the states of different ranks (`same`, `alike` or `shard`); empty if no snapshot
@@ -194,15 +191,14 @@ class Retention:
         """
         self.saved_anew = self.next_due(step + 1) + 1
         if self.until is None:
-            # state that only one rank has must be kept until the rank's new node has saved it
+            # keep state that only one rank has until the rank's new node has saved this state
             others_have_it = sharing in ("", "same") or (sharing == "alike" and not self.handed_on)
             self.until = step if others_have_it else self.saved_anew
 
     def is_over(self, step: int) -> bool:
-        """Return whether the nodes without ranks can be released once every rank has committed `step`."""
+        """Return whether nodes without ranks can be released once every rank has committed `step`."""
         return self.until is not None and step >= self.until
 
     def is_unneeded(self, step: int) -> bool:
-        """Return whether the snapshots saved under earlier rank numbers can be released once every rank has committed
-        `step`."""
+        """Return whether snapshots under earlier rank numbers can be released once every rank has committed `step`."""
         return self.moved and step >= self.saved_anew

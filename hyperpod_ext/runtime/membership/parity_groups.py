@@ -1,9 +1,9 @@
 """Divides nodes into parity groups, in which each node stores parity (XOR) of the other nodes' snapshots. Pure
-functions of node numbers, not addresses.
+functions of node numbers.
 
 A parity group can rebuild the snapshots of one lost node, but not of two lost nodes. The nodes of a group are spread
-over as many failure domains (racks or availability zones) as possible. If possible, each group loses at most one node
-when a rack is lost.
+over as many failure domains (racks or availability zones) as possible, so that, if possible, a lost rack costs each
+group at most one node.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Group = tuple[int, ...]
 def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
     """Divide nodes into parity groups of at least `size` nodes. Returns no group if there are fewer than `size` nodes.
 
-    Some groups are larger than `size` if the number of nodes is not a multiple of `size`. The remaining nodes of each
-    group in `before` stay together, and new nodes replace lost nodes.
+    Some groups are larger if the number of nodes is not a multiple of `size`. The remaining nodes of each group in
+    `before` (the earlier groups) stay together, and new nodes replace lost nodes.
 
     Args:
-        nodes: maps each node to its failure domain (a rack or an availability zone).
+        nodes: failure domain (rack or availability zone) of each node.
 
     Raises:
         ValueError: `size` is less than 3, which is too few nodes for parity.
@@ -51,7 +51,7 @@ def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = 
 
 
 def without_agent(policy: CheckpointPolicy) -> Problem | None:
-    """Return the problem of a checkpoint policy with parity in a job without agents; None if the policy has no
+    """Return the problem that a checkpoint policy uses parity in a job without agents; None if the policy uses no
     parity."""
     peer = policy.peer()
     if peer is None or peer.parity is None:
@@ -61,8 +61,7 @@ def without_agent(policy: CheckpointPolicy) -> Problem | None:
 
 
 def _dealt(nodes: Mapping[int, str], count: int) -> tuple[Group, ...]:
-    """Distribute the nodes over `count` groups in turn, one failure domain after another, starting with the largest
-    domain."""
+    """Distribute the nodes over `count` groups in turn, one failure domain after another, starting with the largest."""
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
     return _in_order([by_domain[first::count] for first in range(count)])

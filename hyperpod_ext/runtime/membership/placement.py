@@ -5,8 +5,8 @@ the probability that at least one copy of every snapshot remains is at least
 
     1 - N * C(N - m, k - m) / (m * C(N, k))        m = replicas + 1, m <= k < 2m, m divides N
 
-(GEMINI, SOSP 2023). For example, if two of 16 nodes are lost and the nodes form pairs, the probability is 93.3 %. In
-one ring of all 16 nodes, the probability would be 86.7 %.
+(GEMINI, SOSP 2023). For example, if two of 16 nodes are lost, the probability is 93.3 % if the nodes form pairs, and
+86.7 % in one ring of all 16 nodes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 Placement = dict[int, tuple[int, ...]]
-"""Maps each node to the nodes that hold copies of its snapshots."""
+"""The nodes that hold copies of each node's snapshots."""
 
 
 def place_replicas(
@@ -23,14 +23,14 @@ def place_replicas(
 ) -> Placement:
     """Choose the nodes that hold the copies of each node's snapshots.
 
-    If all nodes that hold a node's copies in `before` remain, they keep these copies, so that as few copies as possible
-    move after a loss. Copies are placed in other failure domains than their owner, if those domains have room. A node
-    holds the copies of at most replicas + 1 other nodes. If there are too few nodes for `replicas` copies, each node
-    gets as many copies as possible.
+    If all nodes that hold a node's copies in `before` remain, they keep these copies, so that few copies move after a
+    loss. Copies are placed in other failure domains than their owner, if other domains have room. A node holds the
+    copies of at most replicas + 1 other nodes. If there are too few nodes for `replicas` copies, each node gets as many
+    copies as possible.
 
     Args:
         nodes: maps each node to its failure domain (a rack or an availability zone).
-        before: the previous placement; None if there is none.
+        before: the previous placement; None if there is no previous placement.
 
     Raises:
         ValueError: `replicas` is less than one.
@@ -56,11 +56,11 @@ def place_replicas(
 
 
 def _rings(nodes: Mapping[int, str], replicas: int, wanted: int) -> Placement:
-    """Place copies within groups of `replicas` + 1 nodes. Some groups are larger if the number of nodes is not a
-    multiple of `replicas` + 1.
+    """Place copies within groups of `replicas` + 1 nodes. Some groups are larger if the nodes cannot be divided
+    equally.
 
-    Each group is a ring, in which the nodes after a node hold that node's copies. Neighbours in a ring are taken from
-    distant positions in the list of nodes sorted by failure domain, so that they are in different domains if possible.
+    Each group is a ring, in which the next nodes after a node hold the node's copies. Neighbours in a ring are far
+    apart in the list of nodes sorted by failure domain, so that they are in different domains if possible.
     """
     sizes = Counter(nodes.values())
     by_domain = sorted(nodes, key=lambda node: (-sizes[nodes[node]], nodes[node], node))
@@ -78,8 +78,8 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
-    """Move copies from nodes with more than `most` copies to nodes with fewer, but only copies whose owner is in
-    `movers`. Without these moves, the node that is placed last might find room for its copy only on itself."""
+    """Move copies from nodes with more than `most` copies to nodes with fewer copies, but only copies whose owner is in
+    `movers`. Without these moves, only the node that is placed last might have room for its own copy."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers
@@ -97,9 +97,9 @@ def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str],
 def _holders(
     node: int, nodes: Mapping[int, str], now: Sequence[int], load: Counter[int], wanted: int, most: int
 ) -> tuple[int, ...]:
-    """Choose the nodes that hold the copies of `node`, and count these copies in `load`. The nodes `now`, which hold
-    the copies already, stay if possible. One of these nodes is replaced only if it shares a failure domain with `node`
-    or another holder, and another domain has room."""
+    """Choose the nodes that hold the copies of `node`, and count these copies in `load`. Nodes in `now`, which hold the
+    copies already, are kept if possible. A node in `now` is replaced only if it shares a failure domain with `node` or
+    another holder, and another domain has room."""
     load.subtract(now)
     holders: list[int] = []
     around = max(nodes) + 1

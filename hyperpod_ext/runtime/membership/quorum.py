@@ -1,7 +1,7 @@
 """Decides which part of a job may continue after a network partition. Pure functions.
 
 An existing coordinator may continue if it reaches at least half of the members. A new coordinator needs the votes of
-more than half of the members. If the network splits a job into two parts, these rules allow at most one part to train.
+more than half of the members, so that at most one part of a split network can train.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Any
 
 
 def may_go_on(members: Set[int], reached: Set[int], coordinator: int) -> bool:
-    """Return whether the existing coordinator on node `coordinator` may continue. `reached`: nodes that the coordinator
-    can reach."""
+    """Return whether the existing coordinator on node `coordinator` may continue. `reached`: nodes that this
+    coordinator can reach."""
     return 2 * len(members & (reached | {coordinator})) >= len(members)
 
 
 def may_take_over(members: Set[int], votes: Set[int]) -> bool:
-    """Return whether the nodes in `votes` are a majority of `members`. Every node in `votes`, which includes the new
-    coordinator's own node, voted for the same node."""
+    """Return whether the nodes in `votes` are a majority of `members`. All nodes in `votes` have voted for one node,
+    which is also in `votes`."""
     return 2 * len(members & votes) > len(members)
 
 
 def candidates(members: Collection[int], lost: int) -> list[int]:
-    """Return the nodes that may replace the coordinator on the lost node `lost`, in the order in which they are
-    contacted."""
+    """Return the nodes that may replace the coordinator on the lost node `lost`, in the order in which agents contact
+    them."""
     return sorted(set(members) - {lost})
 
 

@@ -1,9 +1,9 @@
 """Assigns ranks to nodes when a job continues on a different set of nodes. Pure functions.
 
 Each node has one block of consecutive ranks, one rank per worker process. The workers of a node keep their order, so
-that each worker keeps its device. FSDP stores shards in the order of ranks: with N nodes, block b holds the share from
-b/N to (b+1)/N of each tensor. If the state is sharded, nodes get new blocks that overlap as much as possible with their
-current blocks.
+that each worker keeps its device. FSDP stores shards in the order of ranks: with N nodes, block b has the share from
+b/N to (b+1)/N of each tensor. If the state is sharded, a node's new block overlaps its current block as much as
+possible.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hyperpod_ext.config.resize import allowed_sizes
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The numbers of nodes with which a job may run, smallest first, and the number of ranks per node."""
+    """The numbers of nodes with which a job may run, in ascending order, and the number of ranks per node."""
 
     sizes: tuple[int, ...]
     workers_per_node: int
@@ -30,8 +30,7 @@ class Scale:
         return cls(sizes, workers_per_node)
 
     def most(self, nodes: int) -> int | None:
-        """Return the largest allowed number of nodes that is at most `nodes`; None if every allowed number is
-        larger."""
+        """Return the largest allowed number of nodes up to `nodes`; None if every allowed number is larger."""
         return max((size for size in self.sizes if size <= nodes), default=None)
 
 
@@ -46,8 +45,8 @@ def ranks_of(blocks: Sequence[int], workers_per_node: int) -> dict[int, int]:
 
 
 def overlap(before: int, of_before: int, after: int, of_after: int) -> int:
-    """Return the overlap of block `before`, if the state is divided into `of_before` equal blocks, with block `after`,
-    if the state is divided into `of_after` equal blocks. The unit is 1/(of_before x of_after) of the state."""
+    """Return the overlap of block `before` of `of_before` equal blocks with block `after` of `of_after` equal blocks of
+    the same state. The unit is 1/(of_before x of_after) of the state."""
     low = max(before * of_after, after * of_before)
     high = min((before + 1) * of_after, (after + 1) * of_before)
     return max(0, high - low)
@@ -59,8 +58,8 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
     Args:
         before: node of each block of ranks in the old rank assignment.
         nodes: nodes in the new rank assignment, including joining nodes.
-        sharded: whether each rank holds its own shard of the state. In a sharded job, as much state as possible stays
-            on its node. In any other job, as many nodes as possible keep their ranks.
+        sharded: whether each rank has its own shard of the state. With a sharded state, as much state as possible stays
+            on its node; otherwise, as many nodes as possible keep their ranks.
     """
     staying = [(block, node) for block, node in enumerate(before) if node in nodes]
     count = len(nodes)
@@ -70,9 +69,8 @@ def assign_ranks(before: Sequence[int], nodes: Collection[int], *, sharded: bool
 
 
 def choose_staying(before: Sequence[int], candidates: Collection[int], count: int, *, sharded: bool) -> list[int]:
-    """Choose `count` nodes of `candidates` that stay in the job. If the state is sharded, the nodes whose shards
-    overlap most with the new shards are chosen. If the state is not sharded, the nodes with the lowest ranks are
-    chosen."""
+    """Choose `count` nodes of `candidates` that stay in the job. If the state is sharded, chooses the nodes whose
+    shards overlap most with the new shards. If the state is not sharded, chooses the nodes with the lowest ranks."""
     able = [(block, node) for block, node in enumerate(before) if node in candidates]
     if not sharded or len(able) <= count:
         return [node for _, node in able[:count]]
@@ -85,20 +83,20 @@ def _as_they_were(staying: Sequence[tuple[int, int]], count: int) -> dict[int, i
 
 
 def _fill(blocks: dict[int, int], staying: Sequence[tuple[int, int]], count: int) -> dict[int, int]:
-    """Assign each staying node that has no block yet to a free block, which is its former block if that is free."""
+    """Assign each staying node that has no block yet to a free block: its former block if possible."""
     left = [(block, node) for block, node in staying if node not in blocks.values()]
     for block, node in sorted(left, key=lambda at: at[0] in blocks or at[0] >= count):
         if not (free := [place for place in range(count) if place not in blocks]):
-            break  # all blocks are assigned, so the remaining nodes leave
+            break  # no block is free, so the remaining nodes leave
         blocks[block if block in free else free[0]] = node
     return blocks
 
 
 def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after: int) -> dict[int, int]:
-    """Assign staying nodes to new blocks so that the total overlap with their old blocks is largest. If several
-    assignments have the same overlap, choose the one that leaves the most nodes on their block.
+    """Assign staying nodes to new blocks with the largest total overlap with their old blocks. Of several assignments
+    with the same overlap, choose the assignment that leaves the most nodes on their block.
 
-    Nodes whose old and new blocks overlap keep their order, because swapping two of them never increases the overlap of
+    Nodes whose old and new blocks overlap keep their order, because swapping two nodes never increases the overlap of
     contiguous blocks. Nodes without any overlap get the remaining blocks.
     """
     # best[i][k]: best (overlap, number of unchanged blocks) if the first i nodes use only the first k blocks, where
@@ -123,7 +121,7 @@ def _most_in_common(staying: Sequence[tuple[int, int]], of_before: int, of_after
 
 
 def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per_node: int) -> dict[int, int]:
-    """Return a map from old rank to new rank, for each process that stays."""
+    """Return the new rank of each process that stays, by old rank."""
     old, new = blocks_of(before, workers_per_node), blocks_of(after, workers_per_node)
     return {
         old.index(node) * workers_per_node + local: new.index(node) * workers_per_node + local
@@ -134,7 +132,7 @@ def moved_ranks(before: Mapping[int, int], after: Mapping[int, int], workers_per
 
 
 def local_share(before: Sequence[int], after: Sequence[int]) -> float:
-    """Return which share (0 to 1) of a sharded state is already on the node that needs it in the new rank
+    """Return the share (0 to 1) of a sharded state that is already on the node that needs it in the new rank
     assignment."""
     common = sum(
         overlap(before.index(node), len(before), block, len(after))

@@ -1,4 +1,4 @@
-"""Keeps the history of rank renumberings, for nodes that were disconnected during a renumbering. Pure functions."""
+"""Keeps the history of changes of rank numbers, for nodes that were disconnected during a change. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _REMEMBERED = 16
 
 @dataclass(slots=True)
 class Renumbering:
-    """The new rank numbers of processes that stayed, for the 17 newest generations that began with new rank numbers."""
+    """The new rank numbers of processes that stayed, for the 17 newest generations with new rank numbers."""
 
     moves: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Maps each generation that began with a renumbering to a map from previous to new rank number."""
+    """For each generation that began with new rank numbers, a map from previous to new rank numbers."""
 
     def add(self, generation: int, moved: Mapping[int, int]) -> None:
         self.moves = {**dict(sorted(self.moves.items())[-_REMEMBERED:]), generation: dict(moved)}
@@ -26,12 +26,12 @@ class Renumbering:
 
     @property
     def last(self) -> dict[int, int]:
-        """Map from previous to new rank number, for the generation `newest`."""
+        """Map from previous to new rank numbers in the generation `newest`."""
         return self.moves.get(self.newest, {})
 
     def since(self, generation: int) -> dict[int, int] | None:
-        """Return a map from rank number in `generation` to current rank number, for each process that stayed. Returns
-        None if ranks were not renumbered after `generation`."""
+        """Return a map from rank numbers in `generation` to current rank numbers, for processes that stayed. Returns
+        None if rank numbers have not changed since `generation`."""
         later = [moved for number, moved in sorted(self.moves.items()) if number > generation]
         if not later:
             return None
@@ -41,8 +41,8 @@ class Renumbering:
         return together
 
     def rank_now(self, rank: int, generation: int) -> int | None:
-        """Return the current number of the process that was `rank` in `generation`; None if that process no longer has
-        a rank."""
+        """Return the current rank number of the process that had number `rank` in `generation`; None if the process no
+        longer has a rank."""
         moved = self.since(generation)
         return rank if moved is None else moved.get(rank)
 
@@ -60,5 +60,5 @@ class Renumbering:
 
 
 def numbers_json(moved: Mapping[int, int]) -> dict[str, int]:
-    """Convert a map between numbers to a JSON object, whose keys must be strings."""
+    """Convert a map between rank numbers to a JSON object, whose keys must be strings."""
     return {str(rank): now for rank, now in moved.items()}

@@ -7,8 +7,8 @@ missing ranks. Pure: methods take reports as arguments and return actions, witho
                 continues with the existing nodes, after a timeout
 
 The current rank assignment stays in use until all ranks have stopped. If anything fails before all ranks have stopped,
-the plan is cancelled, ranks that have stopped continue, and the preparation starts again. Once all ranks have stopped,
-`membership.py` changes the assignment.
+the plan is cancelled, stopped ranks continue, and the preparation starts again. Once all ranks have stopped,
+`membership.py` begins the new rank assignment.
 """
 
 from __future__ import annotations
@@ -43,38 +43,38 @@ from hyperpod_ext.runtime.membership.rank_assignment import (
 from hyperpod_ext.runtime.membership.stop_agreement import Answer, StopAgreement
 
 _AHEAD, _FARTHEST = 2, 4096
-"""Number of steps between the newest committed step and the step after which all ranks stop: the first value to try,
-and the largest value."""
+"""First and largest value of the number of steps between the newest committed step and the step after which all ranks
+stop."""
 OPERATOR = "operator"
-"""Name of the resize order that the HyperPod operator gives with its resume command."""
+"""Name of a resize order that came with a resume command of the HyperPod operator."""
 OVERTAKEN = "another order came"
 NO_SPARE = "no spare node can take over the ranks; start the job with more `spares`"
 _TRIES = 3
-"""Number of lost joining workers or nodes after which the new rank assignment is given up."""
+"""Number of losses of joining workers or nodes after which a new rank assignment is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reassignment:
-    """A new rank assignment, and how it differs from the current one."""
+    """A new rank assignment, and its differences from the current assignment."""
 
     after: Mapping[int, int]
     """Node of each rank."""
     moved: Mapping[int, int]
-    """Maps the old rank to the new rank of each process that stays."""
+    """New rank of each process that stays, by old rank."""
     left_out: tuple[int, ...]
     """Nodes that lose all their ranks."""
     share: float
-    """Share (0 to 1) of the state that is already on the node that needs it after the change."""
+    """Share (0 to 1) of the state that is already on the node that needs this state after the change."""
 
     @classmethod
     def of(cls, nodes: Mapping[int, int], staying: Collection[int], each: int, *, sharded: bool) -> Reassignment:
         """Compute the new rank assignment for the nodes in `staying`.
 
         Args:
-            nodes: maps each rank to its current node.
+            nodes: current node of each rank.
             staying: nodes that have ranks after the change, including nodes that join.
             each: ranks per node.
-            sharded: whether each rank holds its own shard of the state.
+            sharded: whether each rank has its own shard of the state.
         """
         before = blocks_of(nodes, each)
         blocks = assign_ranks(before, staying, sharded=sharded)
@@ -85,22 +85,22 @@ class Reassignment:
 
     @property
     def size(self) -> int:
-        """Number of nodes that have ranks."""
+        """Number of nodes that have ranks after the change."""
         return len(set(self.after.values()))
 
 
 @dataclass(slots=True)
 class PlannedRescale:
-    """A new rank assignment that is being prepared, and that takes effect when all ranks have stopped."""
+    """A new rank assignment in preparation, which takes effect when all ranks have stopped."""
 
     to: Reassignment
     joining: dict[int, int]
-    """Maps each rank that gets a new process to the node of that process."""
+    """Node of the new process of each rank that gets a new process."""
     stop: StopAgreement
     ready: set[int] = field(default_factory=set)
-    """Ranks in `joining` whose new processes have started and wait for the change."""
+    """Ranks in `joining` whose new processes are ready, and wait for the new assignment."""
     refill: Refill | None = None
-    """If the change replaces missing ranks, the plan for these replacements; otherwise None."""
+    """The plan for replacing missing ranks; None if the new assignment replaces no missing ranks."""
 
 
 @dataclass(slots=True)
@@ -109,23 +109,22 @@ class Rescaling:
 
     scale: Scale
     reserve: int = 0
-    """Number of spare nodes that are kept as spares when the job grows."""
+    """Number of spare nodes that the job does not use when it grows."""
     wanted: int = 0
-    """Number of nodes with ranks that the job is working towards now."""
+    """Number of nodes with ranks that the job is now trying to reach."""
     desired: int = 0
-    """Number of nodes in the last order. Nodes that join later get ranks until the job has this number of nodes."""
+    """Number of nodes in the last resize order. Nodes that join later get ranks until the job has `desired` nodes."""
     order: str = ""
     """Name of the pending order to resize or to move ranks; empty if no order is pending."""
     moving: int | None = None
-    """Node whose ranks the pending order moves to a spare; None if the order is not a move."""
+    """Node whose ranks the pending order moves to a spare; None if no order to move ranks is pending."""
     called_off: bool = False
-    """Whether the last order reduced the wanted number of nodes. After an order that reduced the wanted number of
-    nodes, spares beyond the reserve are released."""
+    """Whether the last order reduced the wanted number of nodes, so that spares beyond the reserve are released."""
     change: PlannedRescale | None = None
     _questions: int = 0
     """Number of the latest stop request, counted from 1; 0 before the first request."""
     _tries: int = 0
-    """Number of joining workers or nodes that were lost since the last order."""
+    """Number of losses of joining workers or nodes since the last order."""
 
     @property
     def each(self) -> int:
@@ -133,7 +132,7 @@ class Rescaling:
         return self.scale.workers_per_node
 
     def refusal(self, nodes: int) -> str:
-        """Return why the job cannot run on `nodes` nodes; empty if it can."""
+        """Return why the job cannot run on `nodes` nodes; empty if the job can."""
         if nodes in self.scale.sizes:
             return ""
         if len(self.scale.sizes) == 1:
@@ -141,18 +140,17 @@ class Rescaling:
         return f"the job cannot run on {nodes} nodes; it can run on {', '.join(map(str, self.scale.sizes))}"
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
-        """Set the wanted number of nodes. Returns the refusal of an earlier order that is still pending, or an empty
-        list."""
+        """Set the wanted number of nodes. Returns the refusal of an order that is still pending, or an empty list."""
         overtaken: list[Action] = [self.refused(OVERTAKEN)] if self.order else []
         self.keep_moving(states)
-        # an order of the HyperPod operator releases no spares here, because the operator itself removes the pods
+        # no spares are released for an order of the HyperPod operator, because the operator itself removes pods
         self.called_off = order != OPERATOR and nodes < self.wanted
         self.wanted = self.desired = nodes
         self.order, self._tries = order, 0
         return overtaken
 
     def stay(self, nodes: int, why: str, states: NodeStates) -> Log:
-        """Keep the job on its current `nodes` nodes, and refuse the pending order with the reason `why`."""
+        """Keep the job on its present number of nodes, `nodes`, and refuse the pending order with reason `why`."""
         self.keep_moving(states)
         self.wanted = self.desired = nodes
         return self.refused(why)
@@ -160,8 +158,8 @@ class Rescaling:
     # --- moving the ranks of one node to a spare --------------------------------------------------
 
     def why_no_move(self, node: int, nodes: int, states: NodeStates) -> str:
-        """Return why the ranks of `node` cannot move to a spare now; empty if they can. `nodes`: number of nodes with
-        ranks."""
+        """Return why the ranks of `node` cannot move to a spare now; empty if the ranks can move. `nodes`: number of
+        nodes with ranks."""
         if states[node] is NodeState.DEPARTING:
             return f"node {node} is leaving already"
         if states[node] is not NodeState.MEMBER:
@@ -171,12 +169,12 @@ class Rescaling:
         return "" if states.spares else NO_SPARE
 
     def move(self, node: int, order: str, states: NodeStates) -> None:
-        """Make `order` the pending order: to move the ranks of `node` to a spare."""
+        """Accept `order`, to move the ranks of `node` to a spare, as the pending order."""
         self.moving, self.order, self._tries = node, order, 0
         states.ask_to_leave(node)
 
     def keep_moving(self, states: NodeStates) -> None:
-        """Cancel the pending move of ranks, so that the node keeps its ranks."""
+        """Cancel the pending move of a node's ranks, so that the node keeps its ranks."""
         if self.moving is not None and states[self.moving] is NodeState.DEPARTING:
             states.set_state(self.moving, NodeState.MEMBER)
         self.moving = None
@@ -190,7 +188,7 @@ class Rescaling:
         return [self.refused(NO_SPARE if has_ranks else f"a fault has already moved the ranks of node {node}")]
 
     def refused(self, why: str) -> Log:
-        """Clear the pending order, and return the log entry that refuses it with the reason `why`."""
+        """Remove the pending order, and return the log entry with which the order is refused for reason `why`."""
         order, self.order = self.order, ""
         return Log("resize_refused", {"order": order, "nodes": self.wanted, "why": why})
 
@@ -201,8 +199,8 @@ class Rescaling:
     # --- preparing the change -----------------------------------------------------------------------
 
     def reconcile(self, nodes: Mapping[int, int], states: NodeStates, committed: int, *, sharded: bool) -> list[Action]:
-        """Return the next actions to reach the wanted number of nodes. `nodes`: maps each rank to its node. Called only
-        while every rank has a node."""
+        """Return the next actions to reach the wanted number of nodes. `nodes`: node of each rank. Called only while
+        every rank has a node."""
         departing = states.those(NodeState.DEPARTING)
         if self.change is not None:
             return []
@@ -223,7 +221,7 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _answer_order(self, size: int, states: NodeStates) -> list[Action]:
-        """Answer the pending order, because the job has its wanted number of nodes already, and release spares that
+        """Confirm the pending order, because the job already has the wanted number of nodes. Releases spares that
         joined for an earlier, larger order."""
         surplus = tuple(sorted(states.spares)[self.reserve :]) if self.called_off else ()
         for node in surplus:
@@ -238,7 +236,7 @@ class Rescaling:
         return actions
 
     def prepare(self, refill: Refill, nodes: Mapping[int, int], states: NodeStates, committed: int) -> list[Action]:
-        """Start to prepare the rank assignment `refill`, which replaces missing ranks."""
+        """Begin to prepare the rank assignment `refill`, in which missing ranks return."""
         to, stop = Reassignment(refill.after, refill.moved, (), 1.0), StopAgreement(len(nodes), _AHEAD, _FARTHEST)
         self.change = PlannedRescale(to, dict(refill.joining), stop, refill=refill)
         ranks = sorted(refill.joining)
@@ -246,15 +244,15 @@ class Rescaling:
         return [begun, *self._begin(self.change, states, committed)]
 
     def _begin(self, change: PlannedRescale, states: NodeStates, committed: int) -> list[Action]:
-        """Start the new workers of the prepared rank assignment. If the assignment needs no new workers, request the
-        common stop at once."""
+        """Start the new workers of a rank assignment in preparation. If there are no new workers, request the common
+        stop of all ranks at once."""
         for node in states.spares.intersection(change.joining.values()):
             states.set_state(node, NodeState.JOINING)
         preparing = [Prepare(rank, node, len(change.to.after)) for rank, node in change.joining.items()]
         return [*preparing] or self._ask_stop(change, committed)
 
     def is_joining(self, rank: int, node: int) -> bool:
-        """Return whether the worker with number `rank` on `node` was started for the next rank assignment."""
+        """Return whether the worker of `rank` on `node` was started for the next rank assignment."""
         return self.change is not None and self.change.joining.get(rank) == node
 
     def prepares_on(self, node: int) -> bool:
@@ -262,7 +260,8 @@ class Rescaling:
         return self.change is not None and node in self.change.joining.values()
 
     def prepared(self, rank: int, committed: int) -> list[Action]:
-        """Record that the new worker for `rank` is ready. Once all new workers are ready, request the common stop."""
+        """Record that the new worker for `rank` is ready. Once all new workers are ready, requests the common stop of
+        all ranks."""
         assert self.change is not None
         self.change.ready.add(rank)
         if self.change.stop.number or self.change.ready < self.change.joining.keys():
@@ -270,17 +269,18 @@ class Rescaling:
         return [Log("resize_prepared", {"ranks": sorted(self.change.ready)}), *self._ask_stop(self.change, committed)]
 
     def reset_tries(self) -> None:
-        """Set the number of lost joining workers and nodes back to 0."""
+        """Set the number of losses of joining workers and nodes back to 0."""
         self._tries = 0
 
     def gives_up(self) -> bool:
-        """Count the loss of a joining worker or node. Returns whether there were so many losses that the new rank
-        assignment must be given up."""
+        """Count a loss of a joining worker or node. Returns whether the new rank assignment must be given up, because
+        of too many losses."""
         self._tries += 1
         return self._tries >= _TRIES
 
     def drop(self, states: NodeStates) -> list[Action]:
-        """Cancel the rank assignment in preparation. Ranks that have already stopped for this assignment continue."""
+        """Cancel the rank assignment in preparation. Ranks that have already stopped for this assignment continue to
+        train."""
         if self.change is None:
             return []
         change, self.change = self.change, None
@@ -298,7 +298,7 @@ class Rescaling:
     def stop_answered(
         self, rank: int, number: int, can: bool, making: int, over: bool, committed: int
     ) -> list[Action] | None:
-        """Process the answer of `rank` to stop request `number`. Returns None if a rank makes no more steps because the
+        """Handle the answer of `rank` to stop request `number`. Returns None if a rank makes no more steps because the
         job is about to end. `StopAgreement.answered` documents the other arguments."""
         if self.change is None:
             return []
@@ -313,7 +313,7 @@ class Rescaling:
 
     def stopped(self, rank: int, number: int) -> PlannedRescale | None:
         """Record that `rank` has stopped after the agreed step. Returns the prepared rank assignment once all ranks
-        have stopped; None before that."""
+        have stopped, otherwise None."""
         change = self.change
         return change if change is not None and change.stop.stopped(rank, number) else None
 
@@ -326,7 +326,7 @@ class Rescaling:
         if states.spares or size is None:
             return None
         rest = [other for other in blocks_of(nodes, self.each) if other != node]
-        rest.sort(key=lambda other: states[other] is NodeState.DEPARTING)  # departing nodes are left out first
+        rest.sort(key=lambda other: states[other] is NodeState.DEPARTING)  # leave out departing nodes first
         return set(rest[:size])
 
     # --- the job state ----------------------------------------------------------------------------

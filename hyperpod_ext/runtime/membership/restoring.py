@@ -1,9 +1,10 @@
-"""Chooses the step that a generation restores, and chooses again if a rank cannot restore that step. Pure functions.
+"""Chooses the step that a generation restores, and chooses again if a rank cannot restore the chosen step. Pure
+functions.
 
-Every rank that joins a generation reports its offers: the live state in its process, and the snapshots in its node's
-memory. The checkpoints in durable tiers are listed only if steps would be lost without them, or if no rank has an
-offer. A source from which a rank could not restore is not used again. In jobs with agents, `membership.py` uses this
-module. In jobs without agents, rank 0 uses this module in `control_plane/decision.py`.
+Every rank that joins a generation reports offers, from which state can be restored: the live state in the rank's
+process, and the snapshots in its node's memory. The checkpoints in durable tiers are listed only if steps would be lost
+without them, or if no rank has an offer. An offer that a rank could not restore is not used again. In jobs with agents,
+`membership.py` uses this module. In jobs without agents, rank 0 uses this module in `control_plane/decision.py`.
 """
 
 from __future__ import annotations
@@ -31,53 +32,52 @@ from hyperpod_ext.runtime.snapshot.select import (
 
 @dataclass(slots=True)
 class RestoreNegotiation:
-    """Collects the offers of one generation, and chooses the step to restore and the sources to restore it from."""
+    """Collects the offers of one generation, and chooses the step to restore, with sources for each rank."""
 
     durable: bool = False
     """Whether the job has durable tiers. The checkpoints in durable tiers are listed at the first start of a run, and
     whenever the newest committed step is not in memory."""
     outlives_run: bool = False
-    """Whether snapshots in memory are kept after a run has ended, so that they may be the only state of an earlier
-    run."""
+    """Whether snapshots in memory are kept after a run has ended, and may be the only state of an earlier run."""
     script_saves: bool = False
     """Whether the script saves and loads its own state, so that the runtime has no state to restore."""
     starts_over: bool = False
-    """Whether to start at step 0 if only some ranks have state left from an earlier run."""
+    """Whether to start at step 0 if only some ranks have state from an earlier run."""
     step: int | None = None
-    """The step that must be restored; None to restore the newest step."""
+    """The step that the user wants to restore; None to restore the newest step."""
     joined: dict[int, Offer | None] = field(default_factory=dict)
-    """Maps each rank that waits for the generation to begin to the `Offer` that describes the state in the rank's
-    process, or to None if the rank has no complete state."""
+    """For each rank that waits for the begin of the generation, the `Offer` that describes the state in the rank's
+    process; None if the process has no complete state."""
     decision: Decision | None = None
     attempt: int = 0
     """Number of decisions made in this generation so far."""
     newest_generation: int = 0
-    """Newest generation of earlier runs that the nodes found on their disks. The generations of this run must have
-    higher numbers."""
+    """Newest generation of earlier runs on the nodes' disks. The generations of this run must have higher numbers."""
     _disk_problems: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Maps each node to one sentence for each unreadable file on its disks."""
+    """For each node, one sentence for each unreadable file on the node's disks."""
     _restored: set[int] = field(default_factory=set)
     """Ranks that have restored their state according to the current decision."""
     _held: dict[int, Collection[Offer]] = field(default_factory=dict)
-    """Maps each node to the offers of snapshots in its memory."""
+    """For each node, the offers of snapshots in the node's memory."""
     _stored: list[Offer] | None = None
     """Checkpoints in the durable tiers; None until the tiers have been listed."""
     _problems: tuple[str, ...] = ()
     """One sentence for each file in a durable tier that could not be read."""
     _unreachable: tuple[str, ...] = ()
-    """One sentence for each durable tier that could not be listed, and so may hold a newer checkpoint."""
+    """One sentence for each durable tier that could not be listed, and so may have a newer checkpoint."""
     _excluded: frozenset[tuple[str, str]] = frozenset()
-    """URL and save id of each durable checkpoint that a rank could not restore before the tiers were last listed."""
+    """URL and save id of each checkpoint that was left out when the durable tiers were last listed, because a rank
+    could not restore it."""
     _refused: set[OfferKey] = field(default_factory=set)
     """Keys of the offers that a rank could not restore."""
     _last_error: str = ""
-    """Why a rank could not restore the last decision; empty once a new decision exists."""
+    """Why a rank could not restore the last decision; empty once there is a new decision."""
 
     # --- offers ---------------------------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None) -> None:
-        """Record that `rank` waits for the generation to begin. `live`: the `Offer` that describes the state in the
-        rank's process; None if the rank has no complete state."""
+        """Record that `rank` waits for the begin of the generation. `live`: the `Offer` that describes the state in the
+        rank's process; None if the process has no complete state."""
         self.joined[rank] = live
 
     def hold(self, node: int, held: Collection[Offer]) -> None:
@@ -85,12 +85,12 @@ class RestoreNegotiation:
         self._held[node] = held
 
     def look_at_disk(self, node: int, generation: int, problems: tuple[str, ...]) -> None:
-        """Record what `node` found on its disks: the newest generation, and one sentence for each unreadable file."""
+        """Record the newest generation on the disks of `node`, and one sentence for each unreadable file."""
         self.newest_generation = max(self.newest_generation, generation)
         self._disk_problems[node] = problems
 
     def forget_ranks(self, ranks: Collection[int]) -> None:
-        """Remove these ranks from the ranks that have joined, because their processes have ended."""
+        """Remove `ranks` from the ranks that have joined, because their processes have ended."""
         for rank in ranks:
             self.joined.pop(rank, None)
 
@@ -99,8 +99,8 @@ class RestoreNegotiation:
         self._held.pop(node, None)
 
     def awaits(self, excluded: Collection[tuple[str, str]]) -> bool:
-        """Return whether this generation has requested the list of durable checkpoints with exactly the checkpoints
-        `excluded` left out."""
+        """Return whether this generation has requested the list of durable checkpoints that leaves out exactly
+        `excluded`."""
         return self._excluded == frozenset(excluded)
 
     def durable_answered(
@@ -125,11 +125,11 @@ class RestoreNegotiation:
 
         Args:
             nodes: node of each rank.
-            began: maps each generation of this run to the step from which it continued.
+            began: step from which each generation of this run continued.
             committed: newest step that any rank has committed. Steps that were rolled back do not count.
 
         Returns:
-            The decision; `AskDurable` if the durable tiers must be listed first; `Fail` if nothing can be restored.
+            The decision; `AskDurable` if the durable tiers must be listed first; `Fail` if no step can be restored.
         """
         if self._is_unasked and self._stored is None and not began:
             return self._ask()
@@ -146,31 +146,30 @@ class RestoreNegotiation:
         return decided
 
     def short_parity(self, began: Mapping[int, int]) -> tuple[int, tuple[int, ...]] | None:
-        """Return the newest step that cannot be rebuilt from parity because too many nodes of a parity group are lost,
-        and the ranks whose snapshots are missing. Returns None if no step that is newer than the decided step is lost
-        in this way."""
+        """Return the newest step that cannot be rebuilt from parity, because too many nodes of a parity group are lost,
+        and the ranks whose snapshots are missing. Returns None if no step after the decided step is lost for this
+        reason."""
         if not any(map(_has_parity, self._held.values())):
             return None  # without parity, skip the search through all snapshots
         after = self.decision.step if self.decision is not None else -1
         return short_parity([offer for held in self._held.values() for offer in held], began, after)
 
     def all_restored(self, rank: int) -> bool:
-        """Record that `rank` has restored and verified its state. Returns whether every rank has now restored its
-        state."""
+        """Record that `rank` has restored and verified its state. Returns whether every rank has restored its state."""
         assert self.decision is not None
         self._restored.add(rank)
         return len(self._restored) == len(self.decision.sources)
 
     @property
     def is_asking(self) -> bool:
-        """Whether a rank could not restore the decision, and the next decision waits for the list of durable tiers."""
+        """Whether a rank could not restore the decision, and the next decision waits for the list of durable
+        checkpoints."""
         return bool(self._last_error)
 
     def refuse(self, errors: Mapping[int, str], nodes: Mapping[int, int]) -> None:
-        """Exclude from the next decision the sources from which ranks could not restore. `errors`: maps each rank that
-        failed to its error."""
+        """Exclude the sources of failed restores from later decisions. `errors`: error of each rank that failed."""
         assert self.decision is not None
-        # a rank that loaded state from elsewhere in this attempt has overwritten its live state
+        # a rank that has loaded state from elsewhere in this attempt no longer has its live state
         for rank, sources in self.decision.sources.items():
             if sources[0].kind != "self":
                 self.joined[rank] = None
@@ -179,16 +178,16 @@ class RestoreNegotiation:
         self.refuse_offers(refused, f"rank {rank}: {error}")
 
     def refuse_offers(self, refused: Collection[OfferKey], error: str) -> None:
-        """Exclude from the next decision the offers that ranks could not restore. `error`: the lowest failed rank and
-        its error."""
+        """Exclude refused offers, which ranks could not restore, from later decisions. `error`: the lowest failed rank
+        and its error."""
         self._refused |= set(refused)
         self._last_error = error
 
     @property
     def _is_unasked(self) -> bool:
-        """Whether the durable tiers must be listed before the next decision. The tiers must be listed if there is no
-        list yet, or if a listed checkpoint could not be restored. A list contains only the newest checkpoints, so a new
-        list without the refused checkpoints may show older checkpoints."""
+        """Whether the durable tiers must be listed before the next decision, because there is no list yet, or because a
+        listed checkpoint could not be restored. A list contains only the newest checkpoints, so a new list without the
+        refused checkpoints may contain older checkpoints."""
         return self.durable and (self._stored is None or bool(self._refused_durable() - self._excluded))
 
     def _refused_durable(self) -> frozenset[tuple[str, str]]:
@@ -215,13 +214,13 @@ class RestoreNegotiation:
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
-        """Make the decision from a few offers, to save time. Returns None unless all ranks have the same state and at
-        least one rank has this state in its process.
+        """Decide from a few offers only, to save time. Returns None unless all ranks have the same state and at least
+        one rank has this state in its process.
 
         The decision is the same as a decision from all offers. A snapshot in memory is a better source than another
-        rank's live state only for ranks on the same node. For this reason, the snapshots are searched only on nodes
-        that have a rank without live state. On other nodes, the summary of each commit (`HeldCommit`) shows whether a
-        snapshot is newer and whether the states of ranks differ.
+        rank's live state only for ranks on the same node, so snapshots are searched only on nodes with a rank without
+        live state. On other nodes, the summary of each commit (`HeldCommit`) shows whether a snapshot is newer, and
+        whether the states of ranks differ.
         """
         live = [offer for offer in self.joined.values() if offer is not None]
         held = list(self._held.values())
@@ -261,7 +260,7 @@ class RestoreNegotiation:
 
     def _blind(self, decided: Decision | Fail) -> Fail:
         """Return the `Fail` action for a job that must not continue from `decided`, because a tier that could not be
-        listed may have a newer step."""
+        listed may have a newer step than `decided`."""
         instead = "nothing" if isinstance(decided, Fail) or decided.step == 0 else f"step {decided.step}"
         return Fail(
             "UnreachableError",
@@ -277,8 +276,7 @@ def _has_parity(held: Collection[Offer]) -> bool:
 
 
 def _differ(live: Collection[Offer], commits: Collection[HeldCommit], began: Mapping[int, int]) -> bool:
-    """Return whether two ranks have different states of the same save, although all ranks should have the same
-    state."""
+    """Return whether two ranks have different states in the same save, although all ranks should have equal states."""
     digests: dict[str, set[str]] = {}
     contents: dict[str, set[str]] = {}
     for offer in live:

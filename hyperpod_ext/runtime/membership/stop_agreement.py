@@ -14,42 +14,42 @@ from enum import Enum
 
 
 class Answer(Enum):
-    """State of the agreement on a common stop, after the answer of one rank."""
+    """State of the agreement on a common stop, after an answer of one rank."""
 
     WAIT = "wait"
     """Some ranks have not answered yet, so the coordinator waits."""
     AGREED = "agreed"
     """All ranks can stop after the requested step."""
     ASK_AGAIN = "ask again"
-    """Some rank is past the requested step, so a later step must be requested."""
+    """A rank is past the requested step, so a later step must be requested."""
     ASK_LATER = "ask later"
-    """Some rank has not begun its loop, so the request must be repeated after a short wait."""
+    """A rank has not begun its training loop, so the request must be repeated after a short wait."""
     ENDING = "ending"
-    """Some rank makes no more steps, because the job is about to end."""
+    """A rank makes no more steps, because the job is about to end."""
 
 
 @dataclass(slots=True)
 class StopAgreement:
-    """Agreement of all ranks on one step after which they stop."""
+    """Agreement of all ranks on one step after which all of them stop."""
 
     ranks: int
     """Number of ranks that must agree."""
     ahead: int
-    """Number of steps from the newest step to the requested step. This number is doubled each time that a rank was
-    already past the requested step."""
+    """Number of steps from the newest committed step to the requested step. Doubled each time that a rank was already
+    past the requested step."""
     farthest: int
     """Largest value of `ahead`."""
     number: int = 0
-    """Number of the latest request; 0 before the first request."""
+    """Number of the latest stop request; 0 before the first request."""
     agreed: bool = False
     _answers: dict[int, tuple[bool, int]] = field(default_factory=dict)
-    """Maps each rank that has answered to two values: whether it can stop after the requested step, and the step that
-    it is computing."""
+    """Answer of each rank: whether the rank can stop after the requested step, and the step that the rank is
+    computing."""
     _stopped: set[int] = field(default_factory=set)
 
     def ask(self, number: int, newest: int) -> int:
-        """Begin stop request `number` to all ranks. Returns the step after which the ranks should stop. `newest`:
-        newest step that any rank has committed."""
+        """Begin stop request `number`. Returns the step after which all ranks should stop. `newest`: newest step that
+        any rank has committed."""
         step = max([newest, *(making for _, making in self._answers.values())]) + self.ahead
         self.number, self.agreed, self._answers, self._stopped = number, False, {}, set()
         return step

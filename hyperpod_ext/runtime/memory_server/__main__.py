@@ -1,15 +1,15 @@
-"""Run one node's memory server, for workers on a Unix socket or for scripts written for AWS's client over HTTP.
+"""Run one node's memory server, which serves workers on a Unix socket, or scripts written for AWS's client over HTTP.
 
 python -m hyperpod_ext.runtime.memory_server --socket PATH --parent PID
 python -m hyperpod_ext.runtime.memory_server --socket PATH --lock PATH --idle-exit-s SECONDS
 python -m hyperpod_ext.runtime.memory_server --listen HOST:PORT --managed-tier-api
 python -m hyperpod_ext.runtime.memory_server --orders DESCRIPTOR --parent PID
 
-The first form serves the workers of an agent, and ends when the agent ends. The second form (`--idle-exit-s`) is
-started by a training script that has no agent, and serves successive runs of the job, with any world size. A server of
-the second form ends once no process has been connected to it for SECONDS. The third form (`--managed-tier-api`) serves
-scripts that use AWS's client. The fourth form (`--orders`) imports modules, and then waits until the agent sends the
-arguments of the first form.
+The first form (`--socket` with `--parent`) serves the workers of an agent, and ends when the agent ends. The second
+form (`--idle-exit-s`) is started by a training script that has no agent, and serves successive runs of the job, with
+any world size. With `--idle-exit-s`, the server ends once no process has been connected to it for SECONDS. The third
+form (`--managed-tier-api`) serves scripts that use AWS's client. The fourth form (`--orders`) imports modules, and then
+waits until the agent sends the arguments of the first form through the pipe DESCRIPTOR.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from hyperpod_ext.standard_streams import lose_unwritable_output
 _PROG = "python -m hyperpod_ext.runtime.memory_server"
 _API, _ORDERS = "--managed-tier-api", "--orders"
 _LATER = ("awscrt.checksums", "cryptography.hazmat.primitives.ciphers")
-"""Modules that a waiting server imports in advance, because they are otherwise imported only at their first use."""
+"""Modules that a server started with `--orders` imports in advance, because they are otherwise imported only at their
+first use."""
 
 
 def main() -> None:
@@ -55,9 +56,9 @@ def main() -> None:
 
 
 def _wait_for_orders() -> None:
-    """Import the modules that a memory server needs. Then read the server's arguments and environment, which the parent
-    writes as JSON to a pipe. If the parent closes the pipe without writing, no server is needed, and the process
-    ends."""
+    """Import the modules that a memory server needs, then read the server's arguments and environment, which the agent
+    (the parent process) writes as JSON to a pipe. If the agent closes the pipe without writing, no server is needed,
+    and this process ends."""
     parser = argparse.ArgumentParser(prog=_PROG)
     parser.add_argument(_ORDERS, type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
@@ -65,7 +66,7 @@ def _wait_for_orders() -> None:
     die_with_parent(arguments.parent)
     _ignore_signals(argparse.Namespace(parent=arguments.parent, idle_exit_s=None))
     waits = not wait_readable(arguments.orders, 0)
-    # if the arguments have already arrived, importing these modules would only delay the server's start
+    # if the arguments have already arrived, importing modules in advance would only delay the server's start
     for module in _LATER if waits else ():
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
@@ -138,10 +139,10 @@ def _serve_workers() -> None:
 def _ignore_signals(arguments: argparse.Namespace) -> None:
     """Ignore signals that a terminal or a scheduler sends to every process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C and stops this process
-    # Slurm signals every process of a step, but snapshots in this process must still be uploaded
+    # ignore the SIGTERM that Slurm sends to all processes of a job step: snapshots must still be uploaded
     if arguments.parent is not None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # this process must keep running when the terminal in which training was started is closed
+    # keep running when the terminal in which training was started is closed
     if arguments.idle_exit_s is not None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -1,8 +1,7 @@
-"""Uploads a node's events from its memory server, for jobs without our agent.
+"""Uploads the events of a node's processes, for jobs without our agent. Runs in the node's memory server.
 
-The events of the node's processes are uploaded next to the checkpoints, to the first durable tier that is not on the
-node's own disk. If a process dies without writing an event about it, the memory server writes a `fault` event for the
-process.
+The events are uploaded next to the checkpoints, to the first durable tier that is not on the node's own disk. If a
+process dies without logging a last event, the memory server writes a `fault` event for the process.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _EXIT_CODE = 49
 
 @dataclass(slots=True)
 class _Process:
-    """A rank's process, and its state according to the events that it wrote."""
+    """A rank's process, with its state according to the events that the process wrote."""
 
     handle: int
     """pidfd of the process; -1 after the process has ended."""
@@ -51,7 +50,7 @@ class NodeEventLog:
 
     Args:
         directory: folder to which the node's processes write events.
-        store: the job's folder in a durable tier, or None to upload no events, because the job has no such tier.
+        store: the job's folder in a durable tier; None if the job has no durable tier, so that no events are uploaded.
         node: returns this node's current number.
         numbers: computes metrics from the events, or None if metrics are not configured.
     """
@@ -63,10 +62,10 @@ class NodeEventLog:
         self._kept = KeptLog(store, node()) if store is not None else None
         self._processes: dict[int, _Process] = {}
         self._ends = select.epoll()
-        """pidfds of all processes. epoll returns processes in the order in which they ended, so it returns a failed
-        process before the processes that the launcher kills because of the failure."""
+        """The pidfds of all processes. A poll returns processes in the order in which they ended: a failed process
+        before the processes that the launcher then kills."""
         self._faulty = False
-        """Whether a fault was logged after the ranks of this node last joined the job."""
+        """Whether a fault was logged since the ranks of this node last joined the job."""
         self._urgent, self._next = False, 0.0
         self._wanted, self._done = 0, 0
         self._changed = threading.Condition()
@@ -76,7 +75,7 @@ class NodeEventLog:
         threading.Thread(target=self._work, name="event log", daemon=True).start()
 
     def enter(self, first: tuple[str, int] | None) -> None:
-        """Begin a generation. `first` is the address of the memory server on node 0."""
+        """Begin a new generation of the job. `first` is the address of the memory server on node 0."""
         if self._numbers is not None:
             self._numbers.enter(self._node(), first, self._own)
 
@@ -95,7 +94,7 @@ class NodeEventLog:
         """Wait until all events that were written before this call are uploaded, or an upload has failed. Returns False
         after `timeout_s`.
 
-        With `timeout_s` 0, does not wait, and returns whether no event is left to upload or the last upload failed.
+        If `timeout_s` is 0, returns at once whether all events are uploaded or the last upload has failed.
         """
         if not timeout_s:
             return bool(self._failed) or not self._spool.left
@@ -127,7 +126,7 @@ class NodeEventLog:
     def _read_spool(self) -> None:
         """Read the events that processes have written since the last call."""
         if self._kept is not None and self._kept.full:
-            return  # too many events wait for the upload, so new events stay in the processes' files
+            return  # too many events wait to be uploaded, so leave new events in the processes' files
         for pid, lines in self._spool.read().items():
             process = self.watch(pid)
             for line in lines:
@@ -145,8 +144,8 @@ class NodeEventLog:
             self._numbers.add(lines)
 
     def watch(self, pid: int) -> _Process:
-        """Watch a rank's process, to report its end. If the process ended before this call, its exit status is
-        unknown."""
+        """Watch a rank's process, to log a fault when the process ends. If the process ended before this call, its exit
+        status is unknown."""
         with self._changed:
             if (known := self._processes.get(pid)) is not None:
                 return known
@@ -173,8 +172,8 @@ class NodeEventLog:
         self._urgent |= name in AT_ONCE
 
     def _ended(self, handle: int) -> None:
-        """Log the end of a process as a fault, unless the process had finished normally or another process on this node
-        had already logged a fault."""
+        """Log the end of a process as a fault. Logs nothing if the process finished normally, or if a fault was already
+        logged on this node."""
         with self._changed:
             pid, process = next(one for one in self._processes.items() if one[1].handle == handle)
         os.close(handle)
@@ -208,8 +207,8 @@ class NodeEventLog:
 
 
 def _exit_of(pid: int) -> tuple[str, str]:
-    """Return the kind and cause of a process's end, which can be read only until the process's parent has waited for
-    it."""
+    """Return the kind and cause of a process's end, which are unknown once the process's parent has waited for the
+    process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

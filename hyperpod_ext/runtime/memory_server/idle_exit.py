@@ -1,4 +1,4 @@
-"""Ends a memory server without a parent process once it has no connections and no running copies."""
+"""Ends a memory server that no agent started, once the server has no connections and no running copies."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _TICK_S = 1.0
 
 
 class IdleExit:
-    """Counts the server's open connections, and ends the server when it is idle. Each connection is counted inside a
-    `with` statement on this object. Thread-safe.
+    """Counts the server's open connections, and ends the server when it is idle. A connection is counted while its
+    thread is inside a `with` statement on this object. Thread-safe.
 
     Args:
         socket: the server's socket, which is removed when the server ends.
@@ -30,12 +30,13 @@ class IdleExit:
         self._copied: Callable[[], bool] = lambda: True
 
     def start(self, copied: Callable[[], bool]) -> None:
-        """From now on, end this process once it is idle. `copied` returns whether all due copies are done."""
+        """Start to watch the server, and end this process once the server is idle. `copied` returns whether all due
+        copies are done."""
         self._copied = copied
         threading.Thread(target=self._end_when_idle, name="end when idle", daemon=True).start()
 
     def hasten(self) -> None:
-        """End the process as soon as there is no connection."""
+        """End the memory server as soon as it has no connection."""
         self._after_s = 0.0
 
     def __enter__(self) -> None:
@@ -58,7 +59,7 @@ class IdleExit:
                     if self._idle():
                         self._socket.unlink(missing_ok=True)
                         os._exit(0)
-            except FileNotFoundError:  # the socket's folder was deleted, so no process can connect any more
+            except FileNotFoundError:  # the socket's folder was deleted: no process can connect to this server
                 os._exit(0)
 
     def _idle(self) -> bool:

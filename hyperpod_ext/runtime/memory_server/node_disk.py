@@ -1,7 +1,7 @@
-"""Finds the snapshots of this node's ranks on the node's own disks, and reads them for restores on this node and on
-other nodes.
+"""Finds the snapshots of this node's ranks on the node's own disks, and reads them for a restore on this or another
+node.
 
-Every joining rank requests the list of the snapshots on these disks. The list of snapshots comes from an index in
+Every joining rank requests the list of the snapshots on the node's disks. The list of snapshots comes from an index in
 memory, so that a hung disk does not block a joining rank.
 """
 
@@ -22,14 +22,14 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, without_run
 
 _FIRST_LOOK_S = 10.0
-"""Time limit, in seconds, for the first read of a disk. A disk whose first read takes longer than this counts as
-unreadable until the read ends."""
+"""Time limit, in seconds, for the first read of a disk. A disk whose first read exceeds this limit counts as unreadable
+until the read ends."""
 _MOST_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The snapshots that were found on one disk, and the problems of the disk."""
+    """Result of one scan of a disk: the snapshots on the disk, and the problems of the disk."""
 
     snapshots: tuple[dict[str, Any], ...] = ()
     generation: int = 0
@@ -65,7 +65,7 @@ class NodeDisk:
         """Return the snapshots, newest generation and problems of all disks, in the form of `DiskState`."""
         with self._looked:
             self._looked.wait_for(lambda: len(self._looks) == len(self._uploaders), self._first_look_s)
-            # wait for a slow disk only in the first call; once the disk is read, its contents replace this problem
+            # a slow disk is reported as a problem until it is read, so that only the first call waits for it
             looks = [self._looks.setdefault(each.url, self._silent(each)) for each in self._uploaders]
         return {
             "snapshots": [one for look in looks for one in look.snapshots],
@@ -80,7 +80,7 @@ class NodeDisk:
 
     def may_have(self, uploader: Uploader, step: int) -> bool:
         """Return whether the uploader's tier may contain this node's snapshots of `step`. A tier on this node's own
-        disk does not contain `step` if the job restored `step` from another node's disk."""
+        disk lacks `step` if the job restored `step` from another node's disk."""
         there = (one["step"] for one in self._looks.get(uploader.url, _Look()).snapshots)
         return not uploader.tier.on_node or step in there
 
@@ -96,7 +96,7 @@ class NodeDisk:
 
     @contextmanager
     def pin(self, owner: int, save_id: str, who: str, *, restoring: bool = False) -> Iterator[OpenSnapshot]:
-        """Read a snapshot for another node. This method has the parameters of `Regions.pin`."""
+        """Read a snapshot for another node. The parameters are the same as those of `Regions.pin`."""
         manifest, plan, data = self._cache.image(*self.place(owner, save_id))
         self._plans.add(plan.to_json(), plan.digest)
         with data:
@@ -113,10 +113,9 @@ class NodeDisk:
 
     def _look_at(self, uploader: Uploader, check: bool = False) -> None:
         """Read all manifests on a disk, and update the index. A checkpoint with an invalid manifest is reported as a
-        problem, and is not offered for a restore.
+        problem, and cannot be restored.
 
-        `check`: whether to check also that the disk is writable. Checkpoints on a read-only disk are still offered for
-        a restore.
+        `check`: whether to check also that the disk is writable. Checkpoints on a read-only disk can still be restored.
         """
         generation, snapshots, problems = 0, list[dict[str, Any]](), list[str]()
         try:
@@ -138,7 +137,7 @@ class NodeDisk:
                 snapshots += [{**summary_of(one), **known} for one in manifest["ranks"].values()]
         except HyperpodExtError as error:
             problems.append(in_line(error))
-        # `state` waits for a result of each disk, so an unexpected error must also end in a result
+        # an unexpected error must also lead to a result for the disk, because `state` waits for this result
         except Exception as error:
             problems.append(f"{uploader.url}: {error!r}")
         with self._looked:

@@ -1,5 +1,5 @@
-"""Metrics of jobs without our agent. Each memory server sends its node's events to node 0, which exports the
-metrics."""
+"""Metrics of jobs without our agent. Each memory server sends its node's events to node 0's memory server, which
+exports the metrics."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from hyperpod_ext.runtime.storage.object_store import ObjectStore
 
 _TIMEOUT_S = 5.0
 _AGAIN_S = 30.0
-"""Seconds until events are sent again after node 0 did not answer. The metrics lack events that node 0 never
-receives."""
+"""Seconds until events are sent again after node 0 did not answer."""
 _AT_ONCE = 20_000
-"""Maximum number of event lines that wait to be sent to node 0. If there are more lines, the oldest are dropped."""
+"""Maximum number of event lines that wait to be sent to node 0. If more lines wait, the oldest lines are dropped."""
 
 
 class NodeNumbers:
-    """Collects one node's events for the job's metrics. On node 0, this class also computes the metrics from the events
-    of all nodes."""
+    """Collects one node's events for the job's metrics. On node 0, also computes the metrics from all nodes' events."""
 
     def __init__(self, config: RuntimeConfig, store: ObjectStore | None, secret: bytes) -> None:
         self._config, self._store, self._secret = config, store, secret
@@ -37,7 +35,7 @@ class NodeNumbers:
         self._not_before = 0.0
 
     def enter(self, node: int, first: tuple[str, int] | None, event: Callable[..., None]) -> None:
-        """Begin a generation in which this node has number `node`.
+        """Begin a new generation of the job, in which this node has number `node`.
 
         Args:
             first: address of node 0's memory server.
@@ -54,8 +52,8 @@ class NodeNumbers:
         return PeerClient(*first, self._secret, _TIMEOUT_S, encrypted=self._config.encrypted)
 
     def _past(self) -> list[Event]:
-        """Return the events that earlier runs have uploaded, with times converted to this machine's clock, so that
-        counters continue from earlier values."""
+        """Return the events that earlier runs have uploaded, so that counters continue from earlier values. Times are
+        converted to this machine's monotonic clock."""
         if self._store is None:
             return []
         try:
@@ -69,7 +67,7 @@ class NodeNumbers:
             self._waiting += [line.decode(errors="replace") for line in lines]
 
     def forward(self) -> None:
-        """Send the queued events to node 0, or count them if this node is node 0."""
+        """Send the queued events to node 0. On node 0, count the queued events in the metrics."""
         if self._waiting and self._numbers is not None:
             self.receive(self._epoch, self._waiting)
             self._waiting = []
@@ -82,7 +80,7 @@ class NodeNumbers:
         self._waiting = self._waiting[-_AT_ONCE:]
 
     def receive(self, epoch: float, lines: Sequence[str]) -> None:
-        """Count the events of a node. `epoch` is the Unix time at which that node's monotonic clock was 0."""
+        """Count a node's events in the metrics. `epoch` is the Unix time at which the node's monotonic clock was 0."""
         if self._numbers is not None:
             self._numbers.take(self._read(epoch - self._epoch, lines))
 

@@ -10,13 +10,13 @@ from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 
 _NEWEST = 64
-"""Number of plans without a snapshot to keep. A new plan has no snapshot yet, because a rank adds its plan before its
-first save."""
+"""Number of unused plans (plans of no snapshot on this node) to keep. A rank adds its plan before its first save, so a
+new plan is unused at first."""
 
 
 class Plans:
-    """Plans by digest. A tensor that grows causes a new plan at each save, so the least recently used plans without a
-    snapshot are dropped.
+    """Plans (snapshot layouts) by digest. A tensor that grows causes a new plan at each save, so the least recently
+    used plans that belong to no snapshot are dropped.
 
     Args:
         in_use: returns the digests of the plans that snapshots on this node use.

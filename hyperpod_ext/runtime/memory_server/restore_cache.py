@@ -1,4 +1,4 @@
-"""Reads checkpoints from the durable tiers for a restore, and caches the ranks' snapshots in this node's memory."""
+"""Reads snapshots from the durable tiers for a restore, and caches them in this node's memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class RestoreCache:
         self._fetched: dict[tuple[str, str, str], Region] = {}
         self._fetching = threading.Lock()
         self._read: tuple[tuple[str, str], Manifest] | None = None
-        """The checkpoint whose manifest was read last: its URL and folder, and its manifest. The manifest is kept
-        because the ranks of this node request several snapshots from one checkpoint."""
+        """URL and folder, and manifest, of the checkpoint whose manifest was read last. The manifest is kept because
+        the ranks of this node request several snapshots from one checkpoint."""
         self._plan_of: dict[str, Plan] = {}
         """Layouts of the snapshots in the checkpoint of `_read`, by digest."""
 
@@ -66,7 +66,7 @@ class RestoreCache:
                         break
                     continue
                 if is_of_node(manifest):
-                    continue  # somebody copied this checkpoint from a node's disk; it has the ranks of one node only
+                    continue  # a checkpoint that was copied from a node's disk by hand has the ranks of one node only
                 keys = ("step", "generation", "save_id", "world_size")
                 summary = {key: manifest[key] for key in keys}
                 offers.append({**summary, "tier": uploader.tier.kind, "url": uploader.url, "folder": one.folder})
@@ -84,8 +84,8 @@ class RestoreCache:
         snapshot, it is read only once.
 
         Returns the manifest, the layout, the offset of the snapshot's bytes, a read-only file descriptor of the memory,
-        and whether a MAC proves that the job wrote the bytes. A checkpoint that an earlier version of this package
-        wrote may have no MACs. This method does not verify the snapshot's CRC.
+        and whether a MAC proves that the job wrote the bytes. Checkpoints of earlier versions of this package may have
+        no MACs. The snapshot's CRC is not verified.
 
         Raises:
             NotFoundError, UnreachableError: the snapshot cannot be read.
@@ -95,7 +95,7 @@ class RestoreCache:
         return manifest, plan, 0, os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC), bound
 
     def image(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, memoryview]:
-        """Return a snapshot's manifest, layout and bytes, to send them to another node. The returned view stays valid
+        """Return a snapshot's manifest, layout and bytes, to send them to another node. The memoryview stays valid
         after `forget`."""
         manifest, plan, _, region = self._region(url, folder, rank)
         return manifest, plan, region.view(0, int(manifest["nbytes"]))
@@ -105,7 +105,7 @@ class RestoreCache:
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
         name = checkpoint["files"][str(rank)]
-        self.forget(but=(url, folder))  # ranks have refused the checkpoints that were fetched before
+        self.forget(but=(url, folder))  # checkpoints that were fetched before have been refused by ranks
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:
@@ -122,8 +122,8 @@ class RestoreCache:
         return manifest, plan, bound, region
 
     def head(self, url: str, folder: str, rank: int) -> tuple[Manifest, Plan, bool]:
-        """Return the manifest and layout of a rank's durable snapshot, and whether its bytes have a MAC. Does not read
-        the snapshot's bytes.
+        """Return the manifest and layout of a rank's snapshot in a durable tier, and whether its bytes have a MAC. Does
+        not read the snapshot's bytes.
 
         Raises: the same errors as `fetch`.
         """
@@ -142,7 +142,7 @@ class RestoreCache:
         return uploader
 
     def _checkpoint(self, uploader: Uploader, folder: str) -> Manifest:
-        """Return the verified manifest of a checkpoint."""
+        """Return the verified manifest of a checkpoint in a durable tier."""
         known = self._read
         if known is not None and known[0] == (uploader.url, folder):
             return known[1]
@@ -155,7 +155,7 @@ class RestoreCache:
         """Free all fetched snapshots except those of the checkpoint `but` (URL, folder). Returns whether a snapshot was
         freed.
 
-        A process that is reading a freed snapshot has its own mapping of the memory, which stays valid.
+        Processes that are reading a freed snapshot have their own mapping of the memory, which stays valid.
         """
         with self._fetching:
             gone = [key for key in self._fetched if key[:2] != but]
@@ -169,7 +169,7 @@ class RestoreCache:
 
 
 def _some(problems: Sequence[str]) -> tuple[str, ...]:
-    """Return the first 20 problems, and one entry with the number of further problems, because a damaged tier may cause
+    """Return the first 20 problems, and one entry with the number of further problems. A damaged tier may cause
     thousands of problems."""
     left = len(problems) - _MOST_PROBLEMS
     return (*problems[:_MOST_PROBLEMS], *([f"{left} more"] if left > 0 else []))

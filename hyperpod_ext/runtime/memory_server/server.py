@@ -1,4 +1,4 @@
-"""Serves this node's requests (`protocol/requests.py`) on a Unix socket, with one thread per connection."""
+"""Serves requests of this node's processes (`protocol/requests.py`) on a Unix socket, in one thread per connection."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _BREATH_S = 0.05
 _LOOK_S = 1.0
-"""Seconds between two checks that the socket file still exists, while no process connects."""
+"""Seconds between two checks that the socket file still exists."""
 
 Answer = tuple[Declared, int | None]
-"""An answer, and the file descriptor to send with the answer or None. The server closes its copy of the descriptor
-after sending."""
+"""An answer, and the file descriptor that is sent with the answer, or None. After sending the answer, the server closes
+its copy of that file descriptor."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,9 +57,9 @@ class Server:
 
     Args:
         config: the configuration with which this process was started.
-        idle_exit: ends this process when it is idle; None if this process must not end by itself.
+        idle_exit: ends this process when the server is idle; None if this process must not end by itself.
         later: second path, to which another process may rename the socket. If neither path exists any more, the server
-            creates its socket again at `later`.
+            creates a new socket at `later`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Server:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            # ignore a time limit and a lack of file descriptors, because this process must not end: it has snapshots
+            # ignore timeouts and a lack of file descriptors: this process has snapshots, and must not end
             except OSError as error:
                 if not isinstance(error, TimeoutError):
                     time.sleep(_BREATH_S)
@@ -93,7 +93,7 @@ class Server:
                 continue
             try:
                 threading.Thread(target=self._converse, args=(connection,), daemon=True).start()
-            except RuntimeError:  # the system allows no further thread
+            except RuntimeError:  # the system allows no further thread for the connection
                 connection.close()
                 time.sleep(_BREATH_S)
 
@@ -122,7 +122,7 @@ class Server:
                 while (message := wire.receive(sock)) is not None:
                     self._take(connection, message)
             except ConnectionError:
-                pass  # the worker died or broke the protocol; a snapshot without a seal request stays unsealed
+                pass  # the worker died or broke the protocol; a snapshot that it has not asked to seal stays unsealed
             finally:
                 self._connections.discard(connection)
                 self._change_writers(set(), connection.writers)
@@ -139,8 +139,7 @@ class Server:
                 self._memory.stepped(request.owner)
                 return
             if isinstance(request, r.Map):
-                # a process that has a new rank no longer saves as its former rank, which may now belong to another
-                # process
+                # a process with a new rank no longer saves as its former rank, which may belong to another process now
                 before, connection.writers = connection.writers, {(request.owner, connection.pid)}
                 self._change_writers(connection.writers, before - connection.writers)
                 if self._memory.event_log is not None:
@@ -149,7 +148,7 @@ class Server:
             answer = encode(answered)
         except (HyperpodExtError, wire.WireError) as error:
             answer = refusal(error)
-        # the client gets the error, and the server continues
+        # send the error to the client, and continue to serve
         except (LookupError, OSError, TypeError, ValueError) as error:
             answer = refusal(ValueError(f"the memory server of this node could not handle `{message['op']}`: {error}"))
         _reply(connection.socket, answer, descriptor)
@@ -157,8 +156,8 @@ class Server:
     # --- saving processes -----------------------------------------------------------------------
 
     def _hang_up(self, pid: int) -> None:
-        """Stop receiving requests from a dying process whose connection the kernel has not closed yet. Requests that
-        the process sent before are still handled."""
+        """Receive no more requests from a dying process whose connection the kernel has not closed yet. Requests that
+        the process has already sent are still handled."""
         for connection in list(self._connections):
             if connection.pid == pid:
                 with contextlib.suppress(OSError):  # the connection is closed already
@@ -171,14 +170,14 @@ class Server:
             self._writers_changed.notify_all()
 
     def _wait_earlier(self, owner: int, pid: int) -> None:
-        """Wait until all requests from earlier processes of rank `owner` are handled, because the last snapshot that a
-        dead process sealed is valid."""
+        """Wait until all requests from earlier processes of rank `owner` are handled, because a dead process's last
+        `Seal` request may complete a snapshot."""
         with self._writers_changed:
             self._writers_changed.wait_for(lambda: all(o != owner or p == pid for o, p in self._writers))
 
     def _wait_others(self, pids: Collection[int], timeout_s: float) -> tuple[int, ...]:
-        """Wait until no process except `pids` may still be saving. Returns the processes that may still be saving after
-        `timeout_s`.
+        """Wait until no process except `pids` may still be saving. Returns the ids of processes that may still be
+        saving after `timeout_s`.
 
         A dead process counts as saving until its last `Seal` request is handled.
         """
@@ -294,7 +293,7 @@ class Server:
             self._memory.check_tiers()
         except HyperpodExtError:
             if self._idle_exit is not None and not self._memory.held():
-                self._idle_exit.hasten()  # end soon, so that the next run starts a new server in a new environment
+                self._idle_exit.hasten()  # end soon, so that the next run starts a new server with a new environment
             raise
 
 
@@ -311,7 +310,7 @@ def _reply(connection: socket.socket, answer: wire.Message, descriptor: int | No
     try:
         wire.send(connection, answer, [descriptor] if descriptor is not None else None)
     except ConnectionError:
-        # the process is dead or has a new connection; requests that this connection has received are still handled
+        # the process is dead or has a new connection; requests that the server has received are still handled
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
     finally:

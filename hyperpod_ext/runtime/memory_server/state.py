@@ -1,4 +1,4 @@
-"""The state of one memory server: own snapshots, replicas, layouts, and copies to other tiers."""
+"""The state of one memory server: snapshots of its node's ranks, replicas, layouts, and copies to other tiers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class NodeMemory:
-    """One node's snapshots in memory, and the copies of its snapshots to all other tiers.
+    """One node's snapshots in memory, and the copies of these snapshots to all other tiers.
 
     Args:
         policy: checkpoint policy, which defines the tiers and their intervals.
@@ -96,8 +96,7 @@ class NodeMemory:
         by_nixl = peer is not None and peer.transport == "nixl" and not self._alone and not encrypted
         self._nixl = NixlTransfer(self._cpu_priority) if by_nixl else None
         self.parts: IncomingParts | None = None
-        """Parity pieces (each the XOR of parts of other nodes' snapshots) on this node; None if the peer tier does not
-        use parity."""
+        """Parity pieces (XOR of parts of other nodes' snapshots) on this node; None if the peer tier uses no parity."""
         if peer is not None and peer.parity is not None and not self._alone:
             pieces = Regions(kind="parity", job=job, secret=secret, budget=self._budget, slots=MIN_SLOTS)
             self.parts = IncomingParts(pieces, self._cpu_priority)
@@ -118,8 +117,7 @@ class NodeMemory:
         self._servers_lost = 0
         self._provisional: dict[int, Manifest] = {}
         self._departed: set[int] = set()
-        """Ranks that moved to other nodes in a resize, and whose memory on this node is freed once no copy reads it any
-        more."""
+        """Ranks that moved to other nodes in a resize, and whose memory on this node is freed once no copy reads it."""
         self._restore_cache = RestoreCache(self.uploaders, self._budget, self.plans)
         self.disk = NodeDisk(self.uploaders, self._restore_cache, self.plans)
 
@@ -131,13 +129,13 @@ class NodeMemory:
         return {str(manifest["plan"]) for manifest in held}
 
     def map(self, owner: int, slot_bytes: int) -> tuple[Region, int]:
-        """Return a rank's region of shared memory, and a file descriptor of the region. If memory is short, snapshots
-        that were fetched for a restore are freed first.
+        """Return a rank's region of shared memory, and a file descriptor of the region. If memory is short, frees
+        snapshots that were fetched for a restore.
 
         Raises:
             MemoryTierFullError: the node has not enough memory; existing snapshots are kept.
         """
-        self._departed = self._departed - {owner}  # the rank is on this node again
+        self._departed = self._departed - {owner}  # the rank has moved back to this node
         try:
             return self.own.map(owner, slot_bytes)
         except MemoryTierFullError:
@@ -146,8 +144,8 @@ class NodeMemory:
             return self.own.map(owner, slot_bytes)
 
     def seal(self, owner: int, slot: int, record: SaveRecord) -> Manifest:
-        """Seal a snapshot (compute and sign its checksum), and copy it to the tiers that are due. A provisional
-        snapshot is copied only after `resolve` has confirmed it."""
+        """Seal a snapshot (compute its checksum and sign it), and copy it to the tiers for which its step is due. A
+        provisional snapshot is copied only after `resolve` has confirmed it."""
         self.plans[record.plan]
         with self._cpu_priority.urgent():
             fields = record.model_dump(exclude={"provisional"})
@@ -161,8 +159,8 @@ class NodeMemory:
         return manifest
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """If `keep`, confirm a provisional snapshot and copy it to the tiers that are due; otherwise drop the
-        snapshot."""
+        """If `keep`, confirm a provisional snapshot and copy it to the tiers for which its step is due; otherwise drop
+        it."""
         manifest = self._provisional.pop(owner, None)
         if manifest is None or manifest["save_id"] != save_id:
             return
@@ -175,22 +173,22 @@ class NodeMemory:
                 self.replicator.left_out(owner)
 
     def _send_on(self, owner: int, manifest: Manifest) -> None:
-        """Copy a snapshot to the slower tiers that are due."""
+        """Copy a snapshot to the slower tiers for which the snapshot's step is due."""
         for uploader in self.uploaders:
             uploader.sealed(owner, manifest)
-        # state that is equal on all data-parallel ranks needs no replicas, because every node has a snapshot of it
+        # state that is equal on all data-parallel ranks needs no replicas, because every node has the same state
         if self.replicator is not None and manifest["extras"].get("sharing") != "same":
             self.replicator.sealed(owner, manifest)
         elif self.replicator is not None:
             self.replicator.left_out(owner)
 
     def stepped(self, owner: int) -> None:
-        """Record that a rank has made a step."""
+        """Record that a rank has made a step, to measure how much copies slow down training."""
         if self.replicator is not None:
             self.replicator.stepped(owner)
 
     def begin(self, owner: int, slot: int, step: int, save_id: str, generation: int) -> None:
-        """Let a rank write to a slot; see `Regions.begin`."""
+        """Allow a rank to write to a slot; see `Regions.begin`."""
         self.stepped(owner)
         self.own.begin(owner, slot, step, save_id, generation)
         if self.replicator is not None:
@@ -199,14 +197,14 @@ class NodeMemory:
     def fence(
         self, generation: int, step: int | None, run: str, stored: Collection[str] = (), *, again: bool = True
     ) -> None:
-        """Begin a generation: refuse writers of earlier generations, and drop snapshots after `step`.
+        """Begin a new generation: refuse writes from earlier generations, and drop their snapshots after `step`.
 
         Args:
-            step: step after which the generation begins, or None if the step is not decided yet, so that no snapshot is
+            step: step after which the generation begins; None if the step is not decided yet, so that no snapshot is
                 dropped.
             run: name of this run of the job; empty to leave the name unchanged.
             stored: the durable tiers that already have `step`, by URL.
-            again: whether the generation saves `step` once more.
+            again: whether the new generation saves `step` once more.
         """
         self.disk.run = run or self.disk.run
         self.own.fence(generation, step)
@@ -219,35 +217,35 @@ class NodeMemory:
                 uploader.enter(generation, step, run, there, again=again)
 
     def enter(self, order: Enter) -> None:
-        """Begin a generation on a node without our agent."""
+        """Begin a new generation on a node without our agent."""
         self.number, self.disk.run = order.node, order.run
         if self.event_log is not None:
             self.event_log.enter(order.first)
         for uploader in self.uploaders:
             # rank and node numbers may have changed between two runs
             uploader.resize(order.node, order.nodes, order.owners)
-            # a `fence` request follows if `base` is saved again
+            # `again` is false here, because a `Fence` request follows if `base` is saved again
             uploader.enter(order.generation, order.base, order.run, stored=(), again=False)
         for regions in (self.own, self.replicas):
             regions.fence(order.generation, order.drop)
 
     def keep_only(self, ranks: Collection[int]) -> None:
-        """Free the memory of all ranks except `ranks`, because other ranks belong to earlier runs. Does nothing while
-        copies are running, so the caller must call this again later."""
+        """Free the memory of all ranks except `ranks`, because all other ranks belong to earlier runs. Does nothing
+        while copies are running, so the caller must try again later."""
         left = [owner for owner in self.own.owners() if owner not in ranks]
         if left and self.wait_idle(0):
             for owner in left:
                 self.own.drop(owner)
 
     def rescale(self, nodes: int, owners: int) -> None:
-        """Set the number of nodes and the number of this node's ranks. A running upload still uses the numbers from the
-        time when its checkpoint was saved."""
+        """Set the number of nodes and the number of this node's ranks. Running uploads keep the numbers that were valid
+        when their checkpoint was saved."""
         for uploader in self.uploaders:
             uploader.resize(self._node, nodes, owners)
 
     def release_departed(self, ranks: Collection[int], world_size: int) -> None:
-        """Free the memory of ranks that moved from this node to other nodes in a resize. Slots that are being copied
-        are freed after a later save."""
+        """Free the memory of ranks that moved from this node to other nodes in a resize. Memory that is being copied is
+        freed after a later save."""
         self._departed = set(self.own.owners()) - set(ranks)
         if self.replicator is not None:
             self.replicator.let_go(self._departed)
@@ -276,8 +274,8 @@ class NodeMemory:
         return self.parts.held() if self.parts is not None else []
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, Plan, int, int]:
-        """Return the manifest, plan, offset and a read-only file descriptor of a snapshot of this node's ranks, or of a
-        replica."""
+        """Return a snapshot's manifest and plan, its offset in shared memory, and a read-only file descriptor of this
+        memory. The snapshot belongs to a rank of this node, or is a replica."""
         try:
             manifest, offset, fd = self.own.open(owner, save_id)
         except NotFoundError:
@@ -289,7 +287,7 @@ class NodeMemory:
     # --- other nodes ----------------------------------------------------------------------------
 
     def listen(self, host: str) -> int:
-        """Serve other nodes on a free port of `host`. Returns the port, or 0 in a job with one node."""
+        """Start to serve other nodes on a free port of `host`. Returns the port, or 0 in a job with one node."""
         if self._alone:
             return 0
         if self.peer_server is None:
@@ -318,7 +316,7 @@ class NodeMemory:
         servers_lost: int = 0,
         group: dict[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """Set the memory servers of all nodes. A node with a new address has a new memory server.
+        """Set the addresses of all nodes' memory servers. A new address means that the node has a new memory server.
 
         Args:
             peers: address of each node's memory server.
@@ -336,7 +334,7 @@ class NodeMemory:
             self.replicator.set_peers(peers, domains, group)
 
     def replicate_now(self) -> None:
-        """Copy the newest snapshots to other nodes. `wait_idle` waits until the copies are done."""
+        """Begin to copy the newest snapshots to other nodes. `wait_idle` waits until the copies are done."""
         if self.replicator is None:
             return
         for owner in self.own.owners():
@@ -354,12 +352,12 @@ class NodeMemory:
     def check_tiers(self) -> None:
         """Raise HyperpodExtError if a tier is not writable, for example if a bucket is missing or denies access."""
         for uploader in self.uploaders:
-            if not uploader.tier.on_node:  # `NodeDisk.state` has the problems of this node's own disks
+            if not uploader.tier.on_node:  # `NodeDisk.state` reports the problems of this node's own disks
                 uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:
-        """Copy `step` to the tiers of kind `kind` once `step` is saved. If `kind` is None, `step` is copied to every
-        durable tier."""
+        """Copy the snapshots of `step` to the tiers of kind `kind` once the snapshots are saved. If `kind` is None, the
+        snapshots are copied to every durable tier."""
         for uploader in self.uploaders:
             if kind in (None, uploader.tier.kind):
                 uploader.ask(step)
@@ -381,8 +379,8 @@ class NodeMemory:
     # --- the end --------------------------------------------------------------------------------
 
     def upload_now(self, save_id: str, timeout_s: float) -> UploadProgress:
-        """Upload one step to every durable tier, even if it is not due. Returns the progress after at most
-        `timeout_s`."""
+        """Upload the checkpoint `save_id` to every durable tier, even if it is not due. Returns the progress after at
+        most `timeout_s`."""
         manifests = [
             self.own.open_manifest(int(summary["rank"]), save_id)
             for summary in self.own.held()
@@ -395,7 +393,7 @@ class NodeMemory:
         return UploadProgress(idle=idle, tiers=tuple(tiers))
 
     def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until all due copies and events have arrived or failed. Returns False after `timeout_s`."""
+        """Wait until all due copies and all events are uploaded or have failed. Returns False after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         if self.event_log is not None and not self.event_log.wait_kept(timeout_s):
             return False
@@ -417,7 +415,7 @@ def _left(deadline: float) -> float:
 
 
 def slots_of(policy: CheckpointPolicy) -> int:
-    """Return the number of snapshot slots for each rank. Two slots are always needed, for a complete snapshot and for a
-    snapshot that is being written. A durable tier adds a slot for a snapshot that is being uploaded. A peer tier adds a
-    slot for a snapshot that is being copied to peers, and a slot for the newest snapshot that has replicas."""
+    """Return the number of snapshot slots for each rank. Two slots are always needed: for a complete snapshot, and for
+    the snapshot that is being written. A durable tier adds a slot for a snapshot that is being uploaded. A peer tier
+    adds a slot for a snapshot that is being copied to peers, and a slot for the newest snapshot that has replicas."""
     return MIN_SLOTS + 2 * (policy.peer() is not None) + bool(policy.durable())

@@ -1,7 +1,7 @@
-"""Uploads one checkpoint to a durable tier: uploads this node's part, exchanges notes (small files in the tier) with
-other nodes, and commits the checkpoint.
+"""Uploads one checkpoint to a durable tier: uploads the snapshots of this node's ranks (the node's part), exchanges
+notes (small files in the tier) with other nodes, and commits the checkpoint.
 
-All code here runs in the single thread of an `Uploader`. The thread waits for other nodes and for S3, but never for a
+All code here runs in the single thread of an `Uploader`. The thread waits for other nodes and S3, but never for a
 worker.
 """
 
@@ -27,17 +27,16 @@ from hyperpod_ext.runtime.storage.upload_split import ImageFile, frozen_part, pa
 
 _POLL_S = (0.02, 1.0)
 _DEADLINE_S = 600.0
-"""Minimum time limit, in seconds, of the wait for other nodes' parts of a checkpoint."""
+"""Minimum number of seconds to wait for other nodes' parts of a checkpoint."""
 _TURN_S, _LAST_TURN_S = 2.0, 30.0
-"""Seconds before a node commits a checkpoint that no lower-numbered node has committed. `_TURN_S` is multiplied by the
-node's number, and `_LAST_TURN_S` is the maximum of the product. The maximum is far below `_DEADLINE_S`."""
+"""A node waits `_TURN_S` seconds times its node number, at most `_LAST_TURN_S`, before it commits a checkpoint that no
+lower-numbered node has committed. `_LAST_TURN_S` is far below `_DEADLINE_S`."""
 _SLOWEST_BYTES_S = 5e6
-"""Assumed minimum upload rate of another node, in bytes per second, from which the time limit for its part is computed.
-No node waits for a node that is lost or that reports a failure."""
+"""Assumed minimum upload rate of a node, in bytes per second, from which the time to wait for its part is computed."""
 
 
 class _Written(NamedTuple):
-    """A file in the tier with frozen parameters (parameters that training does not change)."""
+    """A file in a tier with frozen parameters (parameters that training does not change)."""
 
     folder: str
     file: str
@@ -51,8 +50,8 @@ class Upload:
     Args:
         regions: this node's own snapshots.
         plan_of: returns a layout by its digest.
-        of_node: whether each node writes a checkpoint of its own, with its own ranks only.
-        on_bytes: called with the number of bytes just sent, or with a negative number if bytes must be sent again.
+        of_node: whether each node writes its own checkpoint, with only its own ranks.
+        on_bytes: called with the number of bytes just sent; a negative number for bytes that must be sent again.
     """
 
     def __init__(
@@ -69,20 +68,21 @@ class Upload:
         self._checkpoints, self._regions, self._plan_of, self._queue = checkpoints, regions, plan_of, queue
         self._on_bytes = on_bytes
         self.entered: dict[int, tuple[int, str]] = {}
-        """For each generation, the step after which it began and the name of its run."""
+        """By generation: the step after which the generation began, and the name of its run."""
         self._fenced: set[int] = set()
         self._frozen: dict[tuple[int, str], _Written] = {}
-        """Files of frozen parameters that this node uploaded for its last checkpoint, by length and CRC64-NVME."""
+        """Files of frozen parameters that this node uploaded for the last checkpoint, by length and CRC64-NVME."""
         self._reported: set[str] = set()
         """Save ids that this node has already reported as failed or cancelled."""
         self.wake = threading.Event()
-        """Set after a change that may end the wait for other nodes."""
+        """Set by other threads after a change that may end the wait for other nodes."""
 
     def bring(self, task: UploadTask) -> bool:
-        """Upload this node's part, and wait for the commit. Returns whether this node committed the checkpoint.
+        """Upload this node's part of a checkpoint, and wait for the commit. Returns whether this node committed the
+        checkpoint.
 
         Raises:
-            Cancelled: a newer snapshot needs the memory, or the wait for other nodes' parts was cancelled.
+            Cancelled: a newer snapshot needs the memory of this one, or the wait for other nodes' parts was cancelled.
             HyperpodExtError: the checkpoint could not be uploaded or committed; earlier checkpoints are unchanged.
         """
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
@@ -101,17 +101,17 @@ class Upload:
         records = self._all_records(task, folder, checkpoints)
         everyone = {int(manifest["rank"]): manifest for each in records.values() for manifest in each}
         of = max((int(manifest["world_size"]) for manifest in everyone.values()), default=0)
-        if len(everyone) < of and not self._of_node:  # some nodes have left since the save
+        if len(everyone) < of and not self._of_node:  # some nodes have left the job since the save
             raise HyperpodExtError(f"only {len(everyone)} of {of} ranks have announced parts of step {task.step}")
         files, uploads = partition_uploads(records)
-        # if snapshots of several ranks are equal, only one node uploads the bytes
+        # if snapshots of several ranks are equal, only one node uploads them
         task.left = {rank: int(task.pins[rank].manifest["nbytes"]) for rank in uploads[task.node]}
         macs: dict[str, Mac] = {}
         for rank in uploads[task.node]:
             macs |= self._upload(task, folder, rank)
             del task.left[rank]
         self._frozen = {part: written for part, written in self._frozen.items() if written.folder == folder}
-        task.stack.close()  # from here on workers may overwrite the slots
+        task.stack.close()  # unpins the snapshots: from here on, workers may overwrite the slots
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
             checkpoints.put_done(folder, task.node, macs)
@@ -125,7 +125,7 @@ class Upload:
         return committed
 
     def _check_own(self, folder: str, everyone: Mapping[int, Manifest], checkpoints: Checkpoints) -> None:
-        """Raise HyperpodExtError if the committed checkpoint belongs to another node."""
+        """Raise HyperpodExtError if the checkpoint that was committed in `folder` belongs to another node."""
         found = parse_folder(folder)
         there = checkpoints.read(found)["ranks"] if found is not None else {}
         if there.keys() != {str(rank) for rank in everyone}:
@@ -138,20 +138,20 @@ class Upload:
     # --- notes to other nodes -------------------------------------------------------------------
 
     def report_failed(self, task: UploadTask) -> None:
-        """Write a note that this node will not upload its part, so that no other node waits for it.
+        """Write a note to the tier that this node will not upload its part, so that no other node waits for the part.
 
-        If the note cannot be written, the other nodes wait until their time limit.
+        If the note cannot be written, other nodes wait for the part until their time limit.
         """
         if task.generation in self.entered and task.generation not in self._fenced:
-            return  # write no note, because the folder may belong to another run
+            return  # the folder may belong to another run
         if task.nodes > 1:
             self._report(task, self._checkpoints.put_failed)
 
     def report_left(self, task: UploadTask) -> None:
-        """Write a note that this node cancelled its upload of the step, because a new save needed the snapshot's slot.
+        """Write a note to the tier that this node cancelled its upload, because a new save needed the snapshot's slot.
 
-        Without the note, a node that still has the step would wait for this node until the next step is due. A step
-        that a new generation drops needs no note, because all nodes drop the step.
+        Without this note, a node that still has its snapshot would wait for this node until the next step is due. No
+        note is needed for a step that a new generation drops, because all nodes drop it.
         """
         if task.nodes > 1 and not task.uploaded and not task.dropped:
             self._report(task, self._checkpoints.put_left, fence=True)
@@ -167,8 +167,8 @@ class Upload:
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
-        """Write the fence file of the task's generation to the tier, once per generation, even if a newer generation of
-        this run has begun."""
+        """Write the fence file of `generation` to the tier, once per generation, even if a newer generation has
+        begun."""
         if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])
             self._fenced.add(generation)
@@ -181,8 +181,7 @@ class Upload:
         found: dict[int, list[Manifest]] = {}
 
         strange: set[int] = set()
-        """Numbers of nodes whose record in the tier was not written by this job. A record with a high node number may
-        still be valid, because spares have high numbers."""
+        """Numbers of nodes whose record in the tier was not written by this job."""
 
         def complete() -> bool:
             progress = self._progress(task, folder, checkpoints)
@@ -204,8 +203,7 @@ class Upload:
         return found
 
     def _upload(self, task: UploadTask, folder: str, rank: int) -> dict[str, Mac]:
-        """Upload one rank's snapshot and return the MACs of its files. The MACs are computed in this thread, because no
-        worker waits for this thread."""
+        """Upload one rank's snapshot and return the MACs of the uploaded files."""
         pin = task.pins[rank]
         macs: dict[str, Mac] = {}
 
@@ -237,10 +235,11 @@ class Upload:
         return mac
 
     def _copy_frozen(self, task: UploadTask, folder: str, file: ImageFile) -> Mac | None:
-        """Let the tier copy a file of frozen parameters that this node has already uploaded. Returns the file's MAC.
+        """Copy, inside the tier, a file of frozen parameters that this node has already uploaded. Returns the file's
+        MAC.
 
-        Returns None if the tier no longer has the file, or if the file was uploaded in an earlier generation, so that
-        the caller must upload the bytes. Uploading the bytes once per generation keeps a file that was damaged in the
+        Returns None if the caller must upload the bytes, because the tier no longer has the file or the file was
+        uploaded in an earlier generation. Uploading the bytes once per generation keeps a file that was damaged in the
         tier from being copied into every later checkpoint.
         """
         known = self._frozen.get((file.nbytes, file.crc64nvme))
@@ -261,14 +260,15 @@ class Upload:
         checkpoints: Checkpoints,
         nbytes: int,
     ) -> bool:
-        """Wait until all parts are uploaded and the checkpoint is committed. Returns whether this node committed the
-        checkpoint.
+        """Wait until all nodes' parts are uploaded and the checkpoint is committed. Returns whether this node committed
+        the checkpoint.
 
-        Node 0 commits at once. Every other node commits after a delay if no lower-numbered node has committed.
+        Node 0 commits as soon as all parts are uploaded. Every other node commits after a delay, if no lower-numbered
+        node has committed the checkpoint.
 
         Args:
-            nodes: numbers of the nodes that have announced their parts with a verified record.
-            nbytes: maximum number of bytes that any node uploads.
+            nodes: numbers of the nodes whose verified records in the tier announce their parts.
+            nbytes: number of bytes of the node that uploads the most.
         """
         timeout_s = time.monotonic() + min(_TURN_S * task.node, _LAST_TURN_S)
         limit_s = max(_DEADLINE_S, nbytes / _SLOWEST_BYTES_S)
@@ -283,7 +283,7 @@ class Upload:
                     return True
                 if not nodes <= progress.done:
                     return False
-                # wait for a lower-numbered node to commit, unless it may already have begun a newer step
+                # let a lower-numbered node commit, unless it may already have begun to upload a newer step
                 if time.monotonic() < timeout_s and not self._queue.is_passed(task, time.monotonic()):
                     return False
                 try:
@@ -296,7 +296,7 @@ class Upload:
             by_us = checkpoints.commit(folder, everyone, files, known, self._plan_of, of_node=self._of_node)
             return True
 
-        # a newer step ends this wait; a save that needs a slot does not, because the slots are already released
+        # a newer step ends this wait; a save that needs a slot does not, because the slots are released already
         self._poll(
             lambda: task.dropped or self._queue.is_passed(task, time.monotonic()),
             committed,
@@ -310,7 +310,7 @@ class Upload:
         if progress.complete:
             return progress
 
-        # a node deletes the notes of an earlier attempt only when it begins its next attempt, so ignore old notes
+        # ignore notes of earlier attempts, which a node deletes only when it begins its next attempt
         def is_of_this(kind: Literal["failed", "left"], node: int) -> bool:
             return checkpoints.attempt_of(folder, kind, node) >= task.attempt
 

@@ -1,7 +1,7 @@
-"""Decides which snapshots of this node are uploaded to a durable tier, in which order, and which are cancelled.
+"""Decides which snapshots of this node are uploaded to a durable tier, in which order, and which uploads are cancelled.
 
-This module starts no threads, and does no input or output. The caller must hold the uploader's lock. Dropping an upload
-task releases the pins that keep its snapshots in memory.
+Nothing here starts a thread, or does input or output. The caller must hold the uploader's lock. Dropping an upload task
+unpins its snapshots, so that saves may overwrite them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""After a new generation has begun, seconds for which uploads of earlier generations still wait for other nodes' parts.
-Uploads of earlier generations wait only this long, because a lost node never uploads its part."""
+"""Seconds after the begin of a generation for which uploads of earlier generations still wait for other nodes' parts.
+The time is short because a lost node never uploads its part."""
 
 
 @dataclass
@@ -37,13 +37,13 @@ class UploadTask:
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     dropped: bool = False
     uploaded: bool = False
-    """Whether this node's part is in the tier, so that other nodes may commit the checkpoint."""
+    """Whether this node has uploaded its part, so that other nodes may commit the checkpoint."""
     left: dict[int, int] = field(default_factory=dict)
     """Bytes that this node must still upload, by rank."""
     error: str = ""
     """Why the upload failed; empty if it has not failed."""
     attempt: int = 0
-    """Number of `UploadNow` requests for this checkpoint; 0 if the checkpoint is due only because of the policy."""
+    """Number of `UploadNow` requests for this checkpoint; 0 if it is uploaded only because the policy makes it due."""
 
     def cancelled(self) -> bool:
         return self.dropped or any(pin.cancelled() for pin in self.pins.values())
@@ -54,15 +54,15 @@ class UploadTask:
 
 
 class UploadQueue:
-    """The checkpoints to upload to one tier: checkpoints that lack snapshots of some ranks, complete checkpoints that
-    wait, and the checkpoint that is being uploaded.
+    """The checkpoints to upload to one tier: checkpoints for which some ranks of this node have no snapshot yet,
+    complete checkpoints that wait, and the checkpoint that is being uploaded.
 
     Args:
-        pin: returns a context manager that keeps the snapshot of a rank and save id in its slot, or raises
-            NotFoundError if the snapshot was overwritten.
+        pin: returns a context manager that keeps a snapshot from being overwritten; the arguments are rank and save id.
+            Raises NotFoundError if the snapshot was overwritten already.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks on this node, all of which must have sealed their snapshots before a checkpoint is
-            queued.
+        owners: number of ranks on this node. A checkpoint is queued once all ranks of the node have sealed their
+            snapshots.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class UploadQueue:
         self.tasks: list[UploadTask] = []
         self.current: UploadTask | None = None
         self.waiting = False
-        """Whether the current upload is only waiting for other nodes' parts."""
+        """Whether this node's part of the current upload is done, and only other nodes' parts are missing."""
         self.uploaded = ""
         """Save id of the last uploaded checkpoint."""
         self.superseded = self.skipped = 0
@@ -97,7 +97,7 @@ class UploadQueue:
     # --- the job --------------------------------------------------------------------------------
 
     def enter(self, generation: int, step: int, stored: bool, now: float, *, again: bool = True) -> None:
-        """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
+        """Begin a new generation after `step`, and drop checkpoints of earlier generations that cannot be completed.
 
         `again` is true if the generation saves `step` itself once more.
         """
@@ -107,29 +107,28 @@ class UploadQueue:
             self._gathering.pop(task.save_id).drop()
 
         def is_given_up(task: UploadTask) -> bool:
-            """Return True if some node may never have sealed its snapshots for this checkpoint, so that the checkpoint
-            must be dropped."""
+            """Return True if the checkpoint must be dropped, because some node may never have sealed its snapshots."""
             return task.generation < generation and (task.step > step or (again and task.step == step))
 
         for task in [task for task in self.tasks if is_given_up(task)]:
             self.tasks.remove(task)
             task.drop()
         if self.current is not None and is_given_up(self.current):
-            self.current.dropped = True  # the uploading thread releases the checkpoint's memory
+            self.current.dropped = True  # the uploading thread unpins the checkpoint's snapshots
 
     def forsake(self) -> None:
-        """Stop waiting for the parts of a node whose memory server was lost.
+        """Stop waiting for checkpoint parts of a node whose memory server was lost.
 
-        Waiting also ends for the step after this node's newest step, because ranks of the lost node may have been one
-        step ahead.
+        The wait also ends for the step after this node's newest step, because the lost node may have been one step
+        ahead.
         """
         self._forsaken = self.newest + 1
 
     def name(self, save_id: str) -> None:
         """Record an `UploadNow` request for a checkpoint.
 
-        An earlier `forsake` call does not apply to the requested checkpoint, because every node has its part of it,
-        even a node that has just left the job.
+        An earlier `forsake` call does not apply to the requested checkpoint, because every node has a part of this
+        checkpoint, even a node that has just left the job.
         """
         if save_id != self._named:
             self._named, self._forsaken, self._attempt = save_id, -1, 0
@@ -142,7 +141,7 @@ class UploadQueue:
         self._node, self._nodes, self._owners = node, nodes, owners
 
     def ask(self, step: int) -> None:
-        """Upload the snapshot of `step` too, even if the policy does not make it due."""
+        """Upload the snapshots of `step`, even if the policy does not make `step` due."""
         self._asked.add(step)
 
     # --- snapshots to upload -----------------------------------------------------------------------
@@ -153,11 +152,12 @@ class UploadQueue:
         if self._stored and step == self._step:
             return False
         if self._tier.every_seconds is not None:
-            return False  # with an interval in seconds, only `ask` makes a step due, on all nodes the same
+            # with an interval in seconds, only `ask` makes a step due, so that all nodes upload the same steps
+            return False
         return step % self._tier.every_steps == 0
 
     def has_arrived(self, step: int, save_id: str) -> bool:
-        """Return True if a checkpoint is in the tier: it was uploaded, or the job has resumed from it."""
+        """Return True if a checkpoint is in the tier: this node uploaded it last, or the job has resumed from it."""
         return save_id == self.uploaded or (self._stored and step == self._step)
 
     def on_its_way(self, save_id: str) -> UploadTask | None:
@@ -165,15 +165,15 @@ class UploadQueue:
         return next((task for task in [*under_way, *self.tasks] if task.save_id == save_id), None)
 
     def take(self, owner: int, manifest: Manifest, wake: Callable[[], None], *, now: bool = False) -> bool:
-        """Add one rank's sealed snapshot to its checkpoint. Returns whether this node's part of the checkpoint is now
-        complete and queued.
+        """Add one rank's sealed snapshot to its checkpoint. Returns True if the snapshot has completed this node's part
+        of the checkpoint, which is now queued.
 
-        `wake` is called when a save needs the snapshot's slot. `now` is true to add the snapshot even if other uploads
-        are running.
+        `wake` is called when a save needs the snapshot's slot. If `now`, the snapshot is added even during other
+        uploads.
         """
         save_id = str(manifest["save_id"])
         if save_id in self._skipped and not now:
-            return False  # another rank's snapshot was skipped, and a checkpoint needs the snapshots of all ranks
+            return False  # the snapshot of another rank was skipped, and a checkpoint needs the snapshots of all ranks
         busy = bool(self.tasks) or (self.current is not None and not self.waiting)
         if not now and self._when_busy == "skip" and busy and save_id not in self._gathering:
             self._skipped = {save_id}
@@ -196,7 +196,7 @@ class UploadQueue:
 
     def _enqueue(self, task: UploadTask) -> None:
         for older in [each for each in self._gathering.values() if each.step < task.step]:
-            self._gathering.pop(older.save_id).drop()  # some rank never sealed its snapshot of this older step
+            self._gathering.pop(older.save_id).drop()  # a rank has sealed no snapshot of this older step
         del self._gathering[task.save_id]
         if self._when_busy == "supersede":
             for waiting in self.tasks:
@@ -208,13 +208,13 @@ class UploadQueue:
     # --- the current upload ------------------------------------------------------------------------
 
     def next(self) -> UploadTask:
-        """Remove the first checkpoint from the queue, make it the current one, and return it."""
+        """Remove the first checkpoint from the queue, make it the current upload, and return it."""
         self.current = self.tasks.pop(0)
         return self.current
 
     def is_passed(self, task: UploadTask, now: float) -> bool:
-        """Return True if a node was lost or may have skipped this checkpoint's step, so that this node must stop
-        waiting for other nodes' parts. A busy node skips a step in favour of a newer one."""
+        """Return True if this node must stop waiting for other nodes' parts of a checkpoint, because a node was lost or
+        may have skipped the checkpoint. A node that is still uploading skips a step if a newer step is due."""
         if task.step <= self._forsaken or (self._when_busy != "wait" and self.tasks):
             return True
         return task.generation < self._generation and now > self._entered_at + _LEFT_BEHIND_S

@@ -1,7 +1,7 @@
 """Uploads snapshots from this node's memory to a durable tier, in one thread per tier and without the workers.
 
-A snapshot that every node has sealed reaches the tier even if the workers or the whole job die. `upload_queue.py`
-decides which snapshots are due and in which order. `upload.py` uploads a single snapshot.
+A checkpoint whose snapshots are sealed on every node reaches the tier even if the workers or the whole job die.
+`upload_queue.py` decides which checkpoints are uploaded, and in which order. `upload.py` uploads a single checkpoint.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from hyperpod_ext.runtime.storage.object_store import Cancelled
 from hyperpod_ext.runtime.storage.open import open_tier
 
 _REMEMBERED = 100
-"""Number of uploaded steps to remember. If a new generation drops the newest of these steps, an older one becomes the
-newest uploaded step."""
+"""Number of uploaded steps to remember, so that an older step is known if a new generation drops the newest steps."""
 
 
 class Uploader:
     """Uploads checkpoints to one durable tier.
 
     Args:
-        tier: location and interval of the tier, and number of checkpoints to keep.
+        tier: location of the tier, interval between checkpoints, and number of checkpoints to keep.
         regions: this node's own snapshots.
         plan_of: returns the layout with a digest, or None if no layout has this digest.
         node, nodes: this node's number, and the number of nodes.
-        owners: number of ranks on this node, all of which must have sealed their snapshots before a checkpoint is
-            queued.
+        owners: number of ranks on this node. A checkpoint is queued once all ranks of the node have sealed their
+            snapshots.
     """
 
     def __init__(
@@ -91,11 +90,11 @@ class Uploader:
     # --- due checkpoints ------------------------------------------------------------------------
 
     def enter(self, generation: int, step: int, run: str, stored: Collection[str], *, again: bool = True) -> None:
-        """Begin a generation at `step`, and drop checkpoints of earlier generations that can no longer be completed.
+        """Begin a new generation after `step`, and drop checkpoints of earlier generations that cannot be completed.
 
         Args:
             run: name of this run, which distinguishes it from other runs of jobs with the same name.
-            stored: the tiers that already have `step`, by URL; `step` is not uploaded to them again.
+            stored: URLs of the tiers that already have `step`, to which `step` is not uploaded again.
             again: see `UploadQueue.enter`.
         """
         with self._changed:
@@ -107,7 +106,7 @@ class Uploader:
             self._upload.wake.set()
 
     def forsake(self) -> None:
-        """Stop waiting for the parts of a memory server that was lost or replaced."""
+        """Stop waiting for checkpoint parts of a node whose memory server was lost or replaced."""
         with self._changed:
             self._queue.forsake()
             self._upload.wake.set()
@@ -118,20 +117,20 @@ class Uploader:
             self._queue.resize(*((0, 1) if self.tier.on_node else (node, nodes)), owners)
 
     def ask(self, step: int) -> None:
-        """Upload the snapshot of `step` too, even if the policy does not make it due."""
+        """Upload the snapshots of `step`, even if the policy does not make `step` due."""
         with self._changed:
             self._queue.ask(step)
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot. If the snapshot's step is due, pin the snapshot at once, so that no save overwrites
-        it."""
+        """Record that a rank's snapshot is sealed. If the snapshot's step is due, pin the snapshot at once, so that no
+        save overwrites it."""
         with self._changed:
             self._queue.newest = max(self._queue.newest, int(manifest["step"]))
             if self._queue.is_due(int(manifest["step"])):
                 self._take(owner, manifest)
 
     def take_now(self, manifests: list[Manifest]) -> None:
-        """Upload these snapshots of one step, one for each rank of this node, even if the step is not due.
+        """Upload the given snapshots of one step, one for each rank of this node, even if the step is not due.
 
         Does nothing for snapshots that are already uploaded or queued.
         """
@@ -144,8 +143,7 @@ class Uploader:
                     self._take(int(manifest["rank"]), manifest, now=True)
 
     def progress_of(self, manifests: list[Manifest]) -> dict[str, Any]:
-        """Return the upload progress for these snapshots of one step, with the ranks and bytes that are not uploaded
-        yet."""
+        """Return the upload progress of the given snapshots of one step, with the ranks and bytes not uploaded yet."""
         with self._changed:
             one = manifests[0]
             step, save_id = int(one["step"]), str(one["save_id"])
@@ -192,7 +190,7 @@ class Uploader:
                 self._lost, task.error = task, "the upload was cancelled, on this node or on another node"
                 task.stack.close()
                 self._upload.report_left(task)
-            # catch any error, because without this thread nothing would be uploaded to the tier any more
+            # catch any error: without this thread, nothing would be uploaded to the tier
             except Exception as error:
                 self._note(task, error)
                 self._upload.report_failed(task)
@@ -203,9 +201,9 @@ class Uploader:
                     self._changed.notify_all()
 
     def _prune(self, task: UploadTask) -> None:
-        """Delete old checkpoints. An error is only recorded, and the next commit tries again to delete old checkpoints.
+        """Delete old checkpoints. An error is only recorded, because each commit tries again to delete old checkpoints.
 
-        If another run has begun, nothing is deleted, because that run may resume from an old checkpoint.
+        Deletes nothing if another run of the job has begun, because the other run may resume from an old checkpoint.
         """
         try:
             if (entered := self._upload.entered.get(task.generation)) is not None:
@@ -236,7 +234,7 @@ class Uploader:
 
     @property
     def _newest(self) -> int | None:
-        """Newest step in the tier, as far as this node knows, that no later generation has dropped."""
+        """Newest step that this node knows to be in the tier, and that no later generation has dropped."""
         return max(self._steps, default=None)
 
     def wait_idle(self, timeout_s: float) -> bool:

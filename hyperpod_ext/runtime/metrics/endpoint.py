@@ -10,7 +10,7 @@ from hyperpod_ext.runtime.metrics.families import CONTENT_TYPE
 
 _LIMIT_S = 5.0
 _PLACES = 1024
-"""Maximum number of connections that wait for an answer: many clients may connect while the process is busy."""
+"""Maximum number of connections that wait for an answer; many clients may connect while this process is busy."""
 
 
 def metrics_server(

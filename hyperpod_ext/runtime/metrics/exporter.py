@@ -1,4 +1,5 @@
-"""Counts the events of a job in this process, and exports the metrics. An error here never makes the job fail."""
+"""Counts the events of a job in this process, and exports the metrics. An error in the metrics never makes the job
+fail."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class MetricsExporter:
         self._past = past
         self._meters: Meters | None = Meters.before_any_copy(self._tiers)
         self._waiting: list[Event] | None = []
-        """Events that arrived while `past` was being counted. None when that count is complete."""
+        """Events that arrived while `past` was being counted; None when `past` is counted."""
         self._server = metrics_server(self.text, self.summary, self._failed)
         self._opening: asyncio.Task[None] | None = None
 
@@ -60,7 +61,7 @@ class MetricsExporter:
         return json.dumps(summary(self._meters)) if self._meters is not None else "{}"
 
     def open(self) -> None:
-        """Start to count past events and to listen. Returns at once."""
+        """Start to count past events and to listen. The method returns at once."""
         self._opening = asyncio.get_running_loop().create_task(self._open())
 
     async def close(self) -> None:
@@ -87,7 +88,7 @@ class MetricsExporter:
         self._event("metrics_shown", host=host, port=port)
 
     def _stop(self, why: str) -> None:
-        """Stop exporting metrics, because they would be wrong. `why`: the reason, for the log."""
+        """Stop exporting metrics, because the metrics would be wrong. `why`: the reason, for the log."""
         self._meters = None
         self._failed(why)
 
@@ -97,7 +98,8 @@ class MetricsExporter:
 
 
 def _counted(tiers: Iterable[str], events: Iterable[Event]) -> tuple[Meters, str]:
-    """Return meters for these events, and the reason if an event cannot be counted; empty if all were counted."""
+    """Return meters for these events, and the reason why an event cannot be counted (empty if all events were
+    counted)."""
     meters = Meters.before_any_copy(tiers)
     for event in events:
         if why := _why_not(event):

@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """Number of observed values by upper bound (bucket). The size is fixed, however long the job runs."""
+    """Number of observed values by upper bound (bucket). Of fixed size, however long the job runs."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -53,8 +53,7 @@ class Histogram:
         self.counts[-1] += 1
 
     def samples(self) -> tuple[Sample, ...]:
-        """Return the histogram's samples. As Prometheus expects, a bucket also counts the values in all lower
-        buckets."""
+        """Return the histogram's samples. A bucket also counts all lower buckets, as Prometheus expects."""
         made, total = [], 0
         for bound, count in zip((*self.bounds, math.inf), self.counts, strict=True):
             total += count
@@ -77,7 +76,7 @@ def counter(name: str, help: str, values: Mapping[Labels, float] | float) -> Fam
 def render(families: Iterable[Family], labels: Labels = ()) -> str:
     """Return the metrics as text, with `labels` added to every sample. Values that are not finite are left out.
 
-    The bound of a histogram's last bucket is +Inf, which is kept."""
+    Only the bound +Inf of a histogram's last bucket is kept."""
     lines = []
     for family in families:
         samples = [sample for sample in family.samples if math.isfinite(sample.value)]

@@ -1,5 +1,4 @@
-"""Computes metrics from a job's events, one event after another. The size of the metrics is bounded, however long the
-job runs."""
+"""Computes metrics, of bounded size even in a long job, from a job's events, one event after another."""
 
 from __future__ import annotations
 
@@ -36,15 +35,15 @@ from hyperpod_ext.runtime.metrics.families import Family, Histogram, Labels, Sam
 _STEP_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _RECOVERY_BOUNDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _FAULTS = [(kind, level) for kind in get_args(FaultKind) for level in (*(its.value for its in EscalationLevel), "")]
-"""Pairs of labels of `hpx_faults_total`. All pairs are exported from the start, because Prometheus' increase() does not
-see the first value of a new series."""
+"""Pairs of labels (kind, escalation level) of the metric `hpx_faults_total`. All pairs are exported from the start,
+because Prometheus' increase() does not see the first value of a new series."""
 _REMEMBERED_STEPS = 4096
-"""Number of steps whose time is remembered. If the job goes back, the time of steps to repeat is subtracted."""
+"""Number of steps whose time is remembered, to subtract the time of steps that the job repeats after a restore."""
 
 
 @dataclass(slots=True)
 class RankNow:
-    """What one rank was last known to do. `t` is a time by the log's clock, in seconds."""
+    """Latest known activity of one rank. `t` is a time by the log's clock, in seconds."""
 
     phase: str = "startup"
     step: int | None = None
@@ -85,8 +84,7 @@ class Meters:
     steps_skipped: int = 0
     nodes_lost: int = 0
     seconds: dict[SpanPhase, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
-    """Time of all ranks together in each phase, in seconds. Time that is later found to be lost still counts as a step
-    here."""
+    """Seconds of all ranks together in each phase. Time that is later found to be lost still counts as a step."""
     tiers: dict[str, int] = field(default_factory=dict)
     """Newest step that each tier has, by tier."""
     tier_failures: Counter[str] = field(default_factory=Counter)
@@ -145,7 +143,7 @@ class Meters:
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
                 if isinstance(event, Begun | Done) and not is_sampled(event.rank):
-                    del self.ranks[event.rank]  # the log has no further events of this rank until the next fault
+                    del self.ranks[event.rank]  # until the next fault, the log has no events of this rank
             case JobEnded():
                 self.state = event.state
         for span in self._phases.add(event):
@@ -155,8 +153,7 @@ class Meters:
 
     @property
     def goodput(self) -> float | None:
-        """Share of all ranks' time that was spent on steps that count, as far as known now; None if no time has
-        passed."""
+        """Share of all ranks' time spent on steps that count, as far as known now; None if no time has passed."""
         total = sum(self.seconds.values())
         if not total:
             return None
@@ -213,9 +210,10 @@ class Meters:
         if made.step == self.step and (loss := made.logged.get("loss")) is not None:
             self.loss = loss
         self.last_step_t = max(self.last_step_t or made.t, made.t)
+        # ignore the step of a rank that was past its last collective when another rank failed
         if made.generation <= self._broken_generation:
-            return  # this rank had passed its last collective when another rank failed, so it completed its step
-        if self.state in ("starting", "recovering"):  # after the job's end, the event of a step may still arrive
+            return
+        if self.state in ("starting", "recovering"):  # not after the end: the event of a step may arrive late
             self.state = "running"
         if self._faulty_since is not None:
             self.recoveries += 1
@@ -239,7 +237,7 @@ class Meters:
             now.phase, now.t = "rebuild", begins.t
 
     def _go_on_from(self, step: int) -> None:
-        """Continue after `step`. Later steps will be repeated, so the time that they took counts as lost."""
+        """Continue after `step`. Steps after `step` will be repeated, so the time that they took counts as lost."""
         again = [made for made in self._recent if made > step]
         sampled = count_sampled(self.world_size or 1)
         everywhere = [made for made in again if self._recent[made].ranks >= sampled]
@@ -250,7 +248,7 @@ class Meters:
         tier = copying.tier
         if copying.newest_step is not None:
             self.tiers[tier] = max(self.tiers.get(tier, 0), copying.newest_step)
-        # each node counts its own failures, and starts at 0 again when its memory server is restarted
+        # each node counts its own failures, from 0 again when its memory server is restarted
         of = tier, copying.node
         before, self._failed_by[of] = self._failed_by.get(of, 0), copying.failed
         self.tier_failures[tier] += max(0, copying.failed - before)
@@ -268,7 +266,7 @@ _NEXT: dict[type[Event], str] = {
     Aborted: "agree",
     Done: "idle",
 }
-"""What a rank does after each kind of event."""
+"""The activity of a rank after each kind of event."""
 
 
 def _labels(**labels: str) -> Labels:

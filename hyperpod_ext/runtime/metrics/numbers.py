@@ -1,7 +1,7 @@
 """Metrics of a job without our agent. The memory server of node 0 computes these metrics from the events of all nodes.
 
-Events of other nodes arrive a moment later, with different delays. So events wait until they are older than the longest
-delay, and are then counted in order of time.
+Events of other nodes arrive with different delays. Therefore events wait until they are older than the longest delay,
+and are then counted in order of time.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The values that `hp-ext top` shows, from a job's meters. Computed where `hp-ext` runs, or in the pod that counts
-events."""
+"""The values that `hp-ext top` shows, from a job's meters. The values are computed where `hp-ext` runs, or in the pod
+that counts events."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def is_asked_for(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 class Recoveries:
-    """Builds a tree of spans for each recovery of a job, from the job's events. Pure, and of bounded size.
+    """Builds a tree of spans for each recovery of a job, from the job's events. This object has no side effects, and a
+    bounded size.
 
     A recovery lasts from the first fault until every rank that continues has made its first step after the fault. The
     spans inside a recovery are the phases of every rank.
@@ -77,7 +78,7 @@ class Recoveries:
                 self._made.setdefault(event.rank, event.t)
                 if len(self._made) >= self._ranks:
                     return self._end(max(self._made.values()))
-            case JobEnded() if self._first is not None:  # the job has ended before it recovered
+            case JobEnded() if self._first is not None:  # the job ended during a recovery
                 return self._end(event.t)
         return None
 
@@ -98,7 +99,7 @@ class TraceSender:
 
     Args:
         run: name of the run. All coordinators of a run add spans to the same trace.
-        past: events that earlier coordinators have logged. Those coordinators have sent the recoveries in them already.
+        past: events that earlier coordinators have logged, and whose recoveries those coordinators have already sent.
     """
 
     def __init__(self, run: str, job: str, past: Iterable[Event] = ()) -> None:
@@ -109,7 +110,7 @@ class TraceSender:
         self._thread.start()
 
     def add(self, event: Event) -> None:
-        """Process the next event of the log. The sender's thread does the work."""
+        """Process the next event of the log, in the sender's thread."""
         self._events.put(event)
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class TraceSender:
                     attributes: dict[str, Value] = {"hpx.job": self._job, "hpx.state": event.state}
                     trace = trace or Trace(self._run, self._epoch)
                     trace.send(Traced(f"job {self._job}", began, event.t, attributes), "", "job")
-            except (ImportError, OSError) as error:  # the job continues without its spans
+            except (ImportError, OSError) as error:  # a job must not fail because its spans cannot be sent
                 hint = "; pip install 'hyperpod-ext[observability]'" if isinstance(error, ImportError) else ""
                 sys.stderr.write(f"spans of the job were not sent: {error}{hint}\n")
         if trace is not None:
@@ -139,11 +140,11 @@ class TraceSender:
 
 
 class Trace:
-    """One trace at a collector. Ids are computed from names, so that several processes can add spans to the same trace.
+    """An OpenTelemetry trace, sent to a collector. Ids are computed from names, so that several processes can add spans
+    to the same trace.
 
     Args:
         epoch: Unix time in seconds when the log's clock was 0.
-        epoch: Unix time at 0 of the log's clock, in seconds.
 
     Raises:
         ImportError: OpenTelemetry is not installed.
@@ -166,7 +167,8 @@ class Trace:
 
         Args:
             parent: key of the span that contains this one; empty if there is none.
-            key: name that identifies the span within the trace. Default: made from the span's name and start time.
+            key: name that identifies the span within the trace. By default, the key is made from the span's name and
+                start time.
 
         Raises:
             ConnectionError: the collector did not accept the spans within OpenTelemetry's time limit.

@@ -50,8 +50,7 @@ def _print_and_serve(arguments: argparse.Namespace, run_dir: Path, private: Path
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(run_dir / "logs", ended))
     become_subreaper()
-    # started now, so that a spare has its imports done when it gets a rank; and before any thread starts, because this
-    # process forks here
+    # import now, so that a spare is ready when it gets a rank; fork before any thread starts
     preload = (config or RuntimeConfig(name="job", nodes=1, workers_per_node=1)).restart.preload
     prepared = Prepared(ForkServer(preload, os.environ), MemoryServer(os.environ))
     agent = AgentHere(arguments, run_dir, private, prepared)

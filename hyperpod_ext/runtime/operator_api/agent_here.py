@@ -1,5 +1,5 @@
-"""This node's agent, in the process that serves the operator. By the operator's orders, the agent runs one `Node` after
-another."""
+"""This node's agent, in the process that serves the operator. The agent runs one `Node` after another, as ordered by
+the operator."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class AgentHere:
         self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
-        """Number of the newest order. A `Node` that belongs to an older order ends."""
+        """Number of the operator's newest order. A `Node` that was started by an older order ends."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
         self._is_held = False
-        """Whether training is held. An agent that starts now must hold, too."""
+        """Whether training is on hold. An agent that starts during a hold must also hold."""
         self._settings_of_job: NodeSettings | None = None
         self._serving_end: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         """Event loop and task that report the end of the job to pods that start late."""
@@ -83,13 +83,12 @@ class AgentHere:
         self._rank = -1
         """Number of this node in the job; -1 before it is known."""
         self._looks_for = ""
-        """What the agent is waiting for before its start, as a phrase; empty if it does not wait."""
+        """Event that the agent waits for before its start, as a phrase; empty if it does not wait."""
         self._name = ""
         self._ranks, self._ranks_now = 0, 0
         """Number of all ranks (0 unless the job continues without lost ranks), and number of ranks that train now."""
         self._has_time = False
-        """Whether the node must finish some work before the pod ends, such as leaving its job or uploading to a durable
-        tier."""
+        """Whether the node must finish work before the pod ends, such as leaving its job or an upload."""
 
     # --- in the thread that serves the operator -----------------------------------------------------
 
@@ -122,7 +121,7 @@ class AgentHere:
         self._to_node(lambda node: node.operator.hold(limit_s))
         if (running := self._running) is not None:
             loop, _, node = running
-            # the node may have ended meanwhile; its event loop then drops this call
+            # suppress errors: if the node has ended meanwhile, its event loop drops this call
             with contextlib.suppress(RuntimeError, asyncio.CancelledError, HyperpodExtError, TimeoutError):
                 async with asyncio.timeout(limit_s + _MARGIN_S):
                     await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(node.operator.held(limit_s), loop))
@@ -146,7 +145,7 @@ class AgentHere:
         for ends in (self._running, self._serving_end):
             if ends is not None:
                 loop, task, *_ = ends
-                with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+                with contextlib.suppress(RuntimeError):  # the event loop may have ended meanwhile
                     loop.call_soon_threadsafe(task.cancel)
 
     def _to_node(self, call: Callable[[Node], None]) -> None:
@@ -176,7 +175,7 @@ class AgentHere:
         self._is_asked_to_end()
 
     def _is_asked_to_end(self) -> None:
-        """Handle SIGTERM: the pod will be deleted. If the pod still has work, do it first.
+        """Handle SIGTERM: the pod will be deleted. If the pod still has work, do the work first.
 
         An elastic job continues without the pod, and snapshots that only this pod's memory holds are uploaded to a
         durable tier, if there is one."""
@@ -195,7 +194,7 @@ class AgentHere:
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             state = "cancelled"
-        except ExcludedError as error:  # the job may continue without this node; a new process may join it again
+        except ExcludedError as error:  # the job may continue without this node, which a new process may rejoin
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
@@ -206,7 +205,7 @@ class AgentHere:
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
-        if self._asked_to_end:  # the pod is being deleted, whether the job has ended or not
+        if self._asked_to_end:  # the pod will be deleted, even if the job goes on
             self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was ordered to end", PROCESS_LEVEL
@@ -226,7 +225,7 @@ class AgentHere:
         election = ElectionListener(settings.secret, _say, encrypted=settings.config.encrypted, succeeded=True)
         self._serving_end = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.Event().wait())
         self._idle.set()
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # another process may use the port by now
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # another process may use the port
             await election.open(*address)
             if number == self._wanted:
                 await self._serving_end[1]
@@ -242,7 +241,7 @@ class AgentHere:
         self._settings_of_job = settings
         make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
-            (self._run_dir / REPORT).unlink(missing_ok=True)  # an earlier run's report
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # the report of an earlier run
         self._rank, self._name = settings.node, settings.config.name
         self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)
@@ -255,7 +254,7 @@ class AgentHere:
         if self._is_held:
             node.operator.hold()
         await asyncio.sleep(0)
-        for signum in (signal.SIGTERM, signal.SIGINT):  # replace the handlers that the node has set
+        for signum in (signal.SIGTERM, signal.SIGINT):  # replace the signal handlers that the `Node` has set
             asyncio.get_running_loop().add_signal_handler(signum, self._is_asked_to_end)
         return await task, *node.why_failed
 
@@ -272,7 +271,7 @@ class AgentHere:
         arguments = parse([*argv, "--keep-events", self._arguments.script, *self._arguments.script_args])
         port = int(self._arguments.rdzv_port)
         own = read_settings(arguments, self._run_dir, self._private)
-        # the operator itself moves pods to other machines, so a node number must not be excluded for its faults
+        # do not exclude node numbers for their faults, because the operator itself moves pods to other machines
         restart = own.config.restart.model_copy(update={"quarantine_after": _NEVER})
         config = own.config.model_copy(update={"restart": restart})
         settings = replace(own, config=config, listen=(at.address, port) if at.address else None)

@@ -30,8 +30,8 @@ async def find_place(
     """Return this node's number in the running job and the coordinator's address; None if no pod is in a running job.
 
     The pods may be about to elect another coordinator, so they are asked repeatedly: for at most `limit_s` seconds, and
-    while `goes_on` returns true. Before the first fault (`faults` is 0), a few of the pods at the addresses `others`
-    suffice. After a fault, many pods may be new, so all of them are asked before None is returned.
+    while `goes_on` returns true. Before the first fault (`faults` is 0), only a few of the pods at the addresses
+    `others` are asked. After a fault, many pods may be new, so all pods are asked before None is returned.
 
     Raises:
         JobSucceededError: a pod has reported that the job has succeeded.
@@ -87,7 +87,7 @@ async def _ask_all(settings: NodeSettings, asked: Collection[Address]) -> dict[A
 
 
 async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
-    """Ask the agent at `place` for this node's number. None if no agent of the job answers there."""
+    """Ask the agent at `place` for this node's number. Returns None if no agent of the job answers at `place`."""
     question = c.AskNumber(wanted=settings.node, listens=settings.listen)
     try:
         async with asyncio.timeout(_DIAL_S):

@@ -42,7 +42,7 @@ class Ranks(BaseModel):
     master_port: Annotated[int, BeforeValidator(_port)]
     log_monitoring_configuration: list[dict[str, Any]] | None = None
     ipVersion: str | None = None  # noqa: N815
-    """Version of the table of addresses, which the pod returns in `/status`."""
+    """Version of the operator's table of addresses. The pod returns this version in `/status`."""
     rankIps: list[RankAddress] | None = None  # noqa: N815
     """Addresses of nodes. The first request has all addresses, later requests only changed ones."""
     worker_data: Any = None

@@ -42,7 +42,7 @@ class Agent(Protocol):
         """Start the agent as soon as an agent that is running has ended."""
 
     def resume(self, nodes: int, gone: Collection[str]) -> None:
-        """Resume training. Pods at the addresses `gone` do not belong to the job any more."""
+        """Resume training, without the pods at the addresses `gone`, which have left the job."""
 
     def pause(self) -> None: ...
 
@@ -66,8 +66,8 @@ class OperatorApi:
         agent: this node's agent.
         nodes: number of the job's nodes.
         sizes: numbers of nodes with which an elastic job may run.
-        allowed: networks and addresses that may send orders. If empty, only the address that sends the first order may
-            send orders.
+        allowed: networks and addresses that may send orders. If `allowed` is empty, only the address that sends the
+            first order may send orders.
     """
 
     def __init__(self, agent: Agent, nodes: int, allowed: Collection[str], sizes: Collection[int] = ()) -> None:
@@ -81,10 +81,10 @@ class OperatorApi:
         """Time, in seconds of the monotonic clock, at which a refusal was last logged, by client and path."""
         self._name = ""
         self._made: dict[int, tuple[int, int]] = {}
-        """Rank and newest step, by local rank. Any thread may write to this dict."""
+        """Rank and newest step of each worker, by local rank. Any thread may write to this dict."""
 
     async def listen(self, host: str, port: int) -> int:
-        """Start to serve requests. The pod is ready from then on. Returns the port.
+        """Start to serve requests. The pod is ready when this method returns. Returns the port.
 
         Raises:
             OSError: the port is used by another process.
@@ -147,7 +147,7 @@ class OperatorApi:
         self.pod = answer.pod
         if answer.status == states.OK and not self._allowed:
             self._operator = states.obeyed(self._operator, request.caller, time.monotonic())
-        # log nothing for other requests, because they only repeat an earlier one
+        # do not log requests that only repeat an earlier one
         if answer.why or answer.orders or answer.pod.rank != before.rank:
             self._note(request, before, answer.status, answer.why)
         for order in answer.orders:
@@ -178,7 +178,7 @@ class OperatorApi:
     def _note(self, request: Request, before: Pod, status: int, why: str) -> None:
         """Log a request and its result: on stderr, and in the job's event log if there is one."""
         if status == states.FORBIDDEN and not self._is_news(request):
-            return  # a client that repeats a refused request must not fill the disk
+            return  # a client that repeats refused requests must not fill the disk
         words = f"{request.path} of {request.caller}: {status}" + (f", {why}" if why else "")
         _say(f"{words}; {before.state.value} -> {self.pod.state.value}, rank {self.pod.rank}")
         state = self.pod.state.value.lower()

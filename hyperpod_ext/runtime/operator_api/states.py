@@ -24,7 +24,7 @@ IN_PROCESS, PROCESS_LEVEL, JOB_LEVEL = "in_process_restart", "process_level_rest
 
 
 class State(StrEnum):
-    """State of the agent in a pod. The names are the operator's."""
+    """State of the agent in a pod, under the name that the operator uses."""
 
     INIT = "INIT"
     READY = "READY"
@@ -36,16 +36,16 @@ class State(StrEnum):
 
 
 class Order(StrEnum):
-    """What the pod must do after a request was accepted."""
+    """The pod's next action after a request was accepted."""
 
     BEGIN = "begin"
     """Start this node's agent as soon as an agent that is running has ended."""
     RESUME = "resume"
     """Let the paused agent continue: it starts its workers."""
     PAUSE = "pause"
-    """Stop training on all ranks until the agent is resumed. Processes and memory stay."""
+    """Stop training on all ranks until the agent is resumed. Processes and memory are kept."""
     REST = "rest"
-    """Pause when ranks have left their step and due uploads are done. The pod is ready only then."""
+    """Pause, and report the pod as ready only when ranks have left their step and due uploads are done."""
     END = "end"
     """End the agent and all its processes."""
     LEAVE = "leave"
@@ -54,10 +54,10 @@ class Order(StrEnum):
 
 @dataclass(frozen=True)
 class NodeStart:
-    """Place of an agent that starts in its job: node numbers and addresses."""
+    """Node numbers and addresses for an agent that starts."""
 
     rank: int
-    """Number of the agent's node. A running job may assign another number."""
+    """Number of the agent's node, which may get another number in a running job."""
     nodes: int
     """Number of the job's nodes."""
     first_node: str
@@ -82,7 +82,7 @@ class Pod:
     """Numbers of nodes with which an elastic job may run; empty if the job is not elastic."""
     state: State = State.INIT
     transitions: Mapping[str, str] = field(default_factory=dict)
-    """Time at which the pod last entered each state, as ISO 8601 in UTC, by state."""
+    """Time (ISO 8601, UTC) at which the pod last entered each state, by state."""
     reason: str = ""
     message: str = ""
     restart_mode: str = IN_PROCESS
@@ -114,7 +114,7 @@ class Pod:
 
     @property
     def node_start(self) -> NodeStart:
-        """Place in the job for an agent that starts now."""
+        """Node numbers and addresses for an agent that starts now."""
         others = tuple(self.addresses[rank] for rank in sorted(self.addresses) if rank != self.rank)
         own, first = self.addresses.get(self.rank, ""), self.addresses.get(0, self.master)
         return NodeStart(self.rank, self.nodes, first, self.log_rules, others, own, self.fault_count)
@@ -146,7 +146,7 @@ def enter(pod: Pod, state: State, now: str, reason: str = "", message: str = "")
 def start(pod: Pod, asked: Start, now: str) -> Answer:
     """Answer `/start`, which orders the pod to train with a certain rank.
 
-    If the agent is paused, it continues, even with another rank, because the nodes of a job keep their numbers."""
+    A paused agent continues, even if the rank has changed, because the nodes of a job keep their numbers."""
     if why := _misfit(pod, asked) or _incomplete(pod, asked):
         return Answer(pod, CONFLICT, why)
     updated = _updated(pod, asked)
@@ -171,7 +171,7 @@ def update(pod: Pod, asked: Ranks) -> Answer:
 
 
 def stop(pod: Pod, asked: Stop, now: str) -> Answer:
-    """Answer `/stop`, which orders the pod to stop training. The pod then becomes ready for `/start`."""
+    """Answer `/stop`, which orders the pod to stop training. A stopped pod becomes ready for `/start`."""
     if pod.state not in (State.RUNNING, State.FAULTED, State.COMPLETED):
         return Answer(pod)
     anew = pod.state is not State.RUNNING or (asked.restart_mode or "").lower() == JOB_LEVEL
@@ -275,7 +275,7 @@ def fault_seen(pod: Pod, cause: str, rank: int = -1) -> Pod:
 
 
 def waiting(pod: Pod, why: str) -> Pod:
-    """Return `pod` for a job that cannot continue without the operator. The operator finds the lost pods itself."""
+    """Return `pod` for a job that cannot continue without the operator. The operator itself finds lost pods."""
     return replace(pod, reason="Waiting", message=why) if why and pod.state is State.RUNNING else pod
 
 
@@ -300,7 +300,7 @@ def fault_mended(pod: Pod, step: int) -> Pod:
 def job_ended(pod: Pod, now: str, *, succeeded: bool, message: str, restart_mode: str) -> Pod:
     """Return `pod` after its agent has ended on its own.
 
-    Even a job that the operator has stopped may end: it may have continued without lost nodes."""
+    Even a job that the operator has stopped may end, because it may have continued without lost nodes."""
     pod = replace(pod, agent_rank=None)
     if pod.state is not State.RUNNING:
         return replace(pod, succeeded=succeeded and pod.state in (State.STOPPING, State.READY))
@@ -327,7 +327,7 @@ def status(pod: Pod, version: str) -> dict[str, Any]:
         "agent_version": version,
         "assigned_rank": str(pod.rank) if pod.rank >= 0 else "",
         "spare": str(pod.spare),
-        # true if the pod's memory still has snapshots of the job
+        # "True" if the pod's memory still has snapshots of the job
         "priority": "True" if pod.state is State.READY and pod.agent_rank is not None else "",
     }
     return {name: value for name, value in fields.items() if value}
@@ -349,16 +349,17 @@ class Caller:
 def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
     """Return why orders from the address `caller` are refused; empty if they are accepted.
 
-    If `allowed` is not empty, only its networks and addresses may send orders. Otherwise any address may, except other
-    pods of the job, and except addresses other than the operator's while the operator still sends requests. So an
-    operator that was restarted at another address is accepted after its former address has been silent for a while.
+    If `allowed` is not empty, only its networks and addresses may send orders. If `allowed` is empty, any address
+    except other pods of the job may send orders, but only the operator's address while the operator still sends
+    requests. An operator that was restarted at another address is thus accepted once its former address has been silent
+    for a while.
     """
     address = _plain(caller)
     if allowed:
         inside = any(address in ipaddress.ip_network(network, strict=False) for network in allowed)
         return "" if inside else f"{caller} is not in the networks of the job's operator"
     if address.is_loopback:
-        return ""  # a process of this pod could end it anyway
+        return ""  # accept loopback: a process of this pod could end the pod anyway
     if str(address) in {str(_plain(member)) for member in members}:
         return f"{caller} is a pod of this job, and not its operator"
     silent_s = now - operator.heard

@@ -1,1 +1,1 @@
-"""For AWS's `hyperpodrun`: ranks are forked from a server process in the pod that has done their imports already."""
+"""For AWS's `hyperpodrun`: ranks are forked from a process in the pod that has already imported their modules."""

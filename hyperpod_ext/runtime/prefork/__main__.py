@@ -1,5 +1,4 @@
-"""The small process of a rank. `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts one such process for
-each rank.
+"""The small process of a rank, which `hyperpodrun -m hyperpod_ext.runtime.prefork train.py ...` starts for each rank.
 
 The small process imports no heavy modules. The small process requests a rank from its launcher's fork server, which the
 first small process starts, and represents the rank to `hyperpodrun`. The small process passes signals on to the rank,
@@ -44,7 +43,7 @@ def _connect() -> socket.socket:
     path = place.socket_of(os.getppid())
     if (server := place.connect(path)) is None:
         with place.locked(path):
-            if (server := place.connect(path)) is None:  # no other process has started it meanwhile
+            if (server := place.connect(path)) is None:  # no other process has started the server
                 _start_server(path)
                 server = place.connect(path)
     if server is None:
@@ -80,7 +79,7 @@ def _ask(server: socket.socket) -> None:
         "umask": _umask(),
         "cpus": sorted(os.sched_getaffinity(0)),
     }
-    body = json.dumps(order).encode()  # json escapes bytes that are not valid text, and the reader restores them
+    body = json.dumps(order).encode()  # json escapes invalid text, and the reader restores it
     socket.send_fds(server, [len(body).to_bytes(4, "big")], [0, 1, 2])
     server.sendall(body)
 
@@ -104,7 +103,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     except OSError:
         from hyperpod_ext.processes import kill_group
 
-        kill_group(pid)  # the kernel has killed the rank with the fork server, but not the rank's children
+        kill_group(pid)  # the kernel killed the rank, but not the rank's children
         sys.exit("the fork server of this pod ended, and the process of this rank with it")
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))
@@ -114,7 +113,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
 def _end_by(signum: int) -> NoReturn:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no second core dump: the rank's process has written one
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has already written the core dump
     if signum not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -1,7 +1,8 @@
-"""The socket and the messages of a launcher's fork server, for both sides. Uses only the standard library.
+"""The socket and the messages between a launcher's fork server and its clients. This module uses only the standard
+library.
 
-The socket is in a directory that other users cannot access. Messages are JSON of a limited size. Both sides check that
-the peer is a process of the same user.
+The socket is in a directory that other users cannot access. Messages are JSON of a limited size. Server and clients
+check that their peer is a process of the same user.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ENV_DIRECTORY = "HPX_SOCKET_DIR"
 ENV_LAUNCHER = "HPX_PREFORK_LAUNCHER"
 """Process id of the launcher, set in forked ranks, because the launcher is not among their ancestors."""
 MOST = 16 << 20
-"""Maximum number of bytes in a message. The environment variables in an order are far fewer."""
+"""Maximum number of bytes in a message, far more than the environment variables in an order need."""
 
 
 def socket_of(launcher: int) -> str:
@@ -62,8 +63,7 @@ def connect(path: str) -> socket.socket | None:
 
 @contextlib.contextmanager
 def locked(path: str) -> Iterator[None]:
-    """Hold the lock that belongs to a socket inside the `with` block. The kernel releases the lock if the process
-    dies."""
+    """Hold a socket's lock inside the `with` block. The kernel releases the lock if the process dies."""
     descriptor = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -32,7 +32,8 @@ from hyperpod_ext.processes import become_subreaper, children, die_with_parent, 
 from hyperpod_ext.runtime.prefork import place
 
 _ORDER_S = 10.0
-"""Time in seconds within which a small process must send its order. Other small processes wait meanwhile."""
+"""Time in seconds within which a small process must send its order. All other small processes wait while the server
+waits for an order."""
 _LOOK_S = 0.5
 """Time in seconds between two checks for small processes that were stopped, because SIGSTOP causes no event."""
 _MODULE = "-m"
@@ -104,12 +105,11 @@ class Server:
         self._events.register(listener, selectors.EVENT_READ, functools.partial(self._accept, listener))
 
     def serve(self) -> Order | None:
-        """Serve until the launcher has ended, and return None. In a forked rank, return the order for that rank
-        instead."""
+        """Serve until the launcher has ended, and return None; in a forked rank, return the order for this rank."""
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if self._ended or self._events.get_map().get(key.fd) is not key:
-                    continue  # an earlier event of this round has closed it
+                    continue  # an earlier event has closed this connection
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
             self._stop_with_fronts()
@@ -118,7 +118,7 @@ class Server:
 
     def _stop_with_fronts(self) -> None:
         for pid, front in self._ranks.items():
-            # check the rank, too: its small process passes SIGCONT on, and may be stopped again before the next check
+            # also check the rank: its small process passes SIGCONT on, and may be stopped again before the check
             if _is_stopped(front) and not _is_stopped(pid):
                 os.kill(pid, signal.SIGSTOP)
 
@@ -177,7 +177,7 @@ class Server:
         return pid
 
     def _rank_ended(self, pid: int, handle: int, line: socket.socket) -> None:
-        kill_group(pid)  # kill the rank's children, too, before `waitpid` makes its process id free
+        kill_group(pid)  # also kill the rank's children, before `waitpid` frees its process id
         _, status = os.waitpid(pid, 0)
         del self._ranks[pid]
         self._events.unregister(handle)
@@ -198,10 +198,10 @@ class Server:
             kill_group(pid)
         for signum in signals:
             if signum in signal.valid_signals():
-                os.kill(pid, signum)  # until `waitpid`, the process exists, at least as a zombie
+                os.kill(pid, signum)  # the process exists until `waitpid`, at least as a zombie
 
     def _forget(self) -> None:
-        """Close the server's file descriptors. Called in a forked rank."""
+        """In a forked rank, close the server's file descriptors."""
         for key in list(self._events.get_map().values()):
             if isinstance(key.fileobj, int):
                 os.close(key.fileobj)
@@ -236,7 +236,7 @@ def import_all() -> None:
     """Import the modules that ranks need, and the modules that the job lists in `restart.preload`.
 
     Raises:
-        SystemExit: a module cannot be imported before forking. The message has the reason.
+        SystemExit: a module cannot be imported before forking. The error message contains the reason.
     """
     from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
     from hyperpod_ext.runtime.agent.fork_server import preload
@@ -260,13 +260,13 @@ def _become(order: Order, launcher: int) -> None:
     os.umask(order.umask)
     os.sched_setaffinity(0, order.cpus)
     os.chdir(order.cwd)
-    tempfile.tempdir = None  # the rank's TMPDIR may be another one
+    tempfile.tempdir = None  # read TMPDIR again, which may differ in the rank
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # as `python -u` does
 
 
 def _run(argv: list[str]) -> None:
-    """Run the script or module as Python would. Anything else is passed to Python itself, which reports the error."""
+    """Run the script or module as Python would. If there is none, run Python itself, which reports the error."""
     sys.excepthook = _say
     if argv[0] == _MODULE and len(argv) > 1:
         sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109

@@ -1,2 +1,1 @@
-"""Opens, aborts and closes process groups of gloo and NCCL, and provides the store through which their ranks
-connect."""
+"""Opens, aborts and closes process groups of gloo and NCCL, and implements their distributed key-value store."""

@@ -1,5 +1,4 @@
-"""Addresses of the ranks' key-value servers. The addresses are kept from generation to generation, and looked up on
-demand."""
+"""Addresses of the ranks' key-value servers, which are kept from generation to generation, and looked up on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ Address = tuple[str, int]
 
 
 class AddressBook:
-    """The addresses of ranks that this process knows. Several threads may use the book at once."""
+    """The addresses of ranks that this process knows. Thread-safe."""
 
     def __init__(self) -> None:
         self.known: dict[int, Address] = {}
@@ -19,11 +18,11 @@ class AddressBook:
         self._changed = threading.Condition()
 
     def begin(self, generation: int, follows: int, addresses: Mapping[int, Address]) -> None:
-        """Begin a generation. `addresses` are added to the addresses of generation `follows`.
+        """Begin a generation. Adds `addresses` to the addresses of generation `follows`.
 
-        If `follows` is 0, all earlier addresses are dropped.
+        If `follows` is 0, drops all earlier addresses.
 
-        A process that has missed generation `follows` also drops its addresses, and looks up the missing ones again.
+        A process that has missed generation `follows` also drops its addresses, and looks up addresses when needed.
         """
         with self._changed:
             if follows == 0 or follows != self.generation:
@@ -33,7 +32,7 @@ class AddressBook:
             self._changed.notify_all()
 
     def add(self, generation: int, addresses: Mapping[int, Address]) -> None:
-        """Add the answer to a look-up. An answer that belongs to another generation is ignored."""
+        """Add the addresses that a look-up has found. Ignores addresses of another generation."""
         with self._changed:
             if generation == self.generation:
                 self.known.update(addresses)
@@ -44,13 +43,13 @@ class AddressBook:
         return sorted(set(ranks) - self.known.keys())
 
     def wake(self) -> None:
-        """Wake the threads in `wait_for`, so that they call `is_over` again."""
+        """Wake the threads that wait in `wait_for`, so that they call `is_over` again."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_for(self, rank: int, generation: int, is_over: Callable[[], bool]) -> Address | None:
-        """Wait for the address of `rank`, and return it. None if `is_over` returns true or another generation has
-        begun."""
+        """Wait until the address of `rank` is known, and return the address. None if `is_over` returns true or another
+        generation has begun."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.known or is_over() or self.generation != generation)
             return None if self.generation != generation else self.known.get(rank)
@@ -61,7 +60,7 @@ class NodeAddressBook(AddressBook):
 
     Args:
         workers_per_node: number of ranks on a node; the ranks of a node are consecutive.
-        ask: requests the addresses of a generation's ranks from the coordinator. The answer is added to the book later.
+        ask: requests addresses of a generation's ranks from the coordinator, which later answers with a call of `add`.
     """
 
     def __init__(self, workers_per_node: int, ask: Callable[[int, tuple[int, ...]], None]) -> None:
@@ -74,10 +73,10 @@ class NodeAddressBook(AddressBook):
         self._asked.clear()
 
     def look_up(self, ranks: Iterable[int]) -> dict[int, Address]:
-        """Return the known addresses of `ranks`. Request each unknown address once, together with those of all ranks on
-        the same node.
+        """Return the known addresses of `ranks`. Requests each unknown address once, together with the addresses of all
+        ranks on the same node.
 
-        The workers of one node mostly need different ranks of the same other node, so one request serves all of them.
+        Workers of one node mostly need addresses of different ranks on the same other node, so one request is enough.
         """
         ranks = set(ranks)
         firsts = {rank - rank % self._workers_per_node for rank in self.missing(ranks)}
@@ -92,7 +91,7 @@ class LookedUp:
     """The addresses of all ranks of one generation, by rank. An unknown address is looked up when it is accessed.
 
     Args:
-        look_up: requests the address of a rank. The answer is added to the address book later.
+        look_up: requests the address of a rank, which is added to the address book later.
         is_over: returns whether the generation is over.
     """
 
@@ -106,7 +105,7 @@ class LookedUp:
         return self._world_size
 
     def __getitem__(self, rank: int) -> Address:
-        """Return the address of the rank's key-value server. If the address is unknown, look it up and wait.
+        """Return the address of the rank's key-value server. Looks up an unknown address, and waits for the answer.
 
         Raises:
             IndexError: the rank does not exist.

@@ -1,8 +1,8 @@
-"""Records errors of collectives, because a training function may catch such an error and continue with partial sums.
+"""Records errors of collectives, because a training function may catch an error and continue with partial sums.
 
 Python code waits for a collective in `Work.wait`, both with and without `async_op=True`. DDP waits in C++: in its
-backward pass, and in its forward pass when it broadcasts buffers or rebuilds its buckets. The other functions in
-`_PLACES` raise the errors of these waits.
+backward pass, and in its forward pass when it broadcasts buffers or rebuilds its buckets. The functions in `_PLACES`
+other than `Work.wait` raise the errors of DDP's waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-_dist: Any = dist  # with type Any, because some private names have no types
+_dist: Any = dist  # Any, because some private names have no types
 _PLACES: tuple[tuple[Any, str], ...] = (
     (dist.Work, "wait"),
     (torch.autograd, "backward"),
@@ -29,7 +29,7 @@ _raised: list[str] = []
 
 
 def watch(is_broken: Callable[[BaseException], bool]) -> None:
-    """Start to record connection errors that the functions in `_PLACES` raise in the main thread. Call this once."""
+    """Start to record connection errors that the functions in `_PLACES` raise in the main thread. Call only once."""
     for holder, name in _PLACES:
         original = getattr(holder, name)
         if not hasattr(original, "__wrapped__"):
@@ -56,5 +56,5 @@ def first() -> str:
 
 
 def forget() -> None:
-    """Drop the recorded error when its generation has ended."""
+    """Drop the recorded error, because its generation has ended."""
     _raised.clear()

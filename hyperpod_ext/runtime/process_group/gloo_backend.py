@@ -1,25 +1,31 @@
 """Aborts gloo's collectives after a fault, and helps to close gloo's groups.
 
-torch cannot abort a running gloo operation: a survivor that is not connected to the dead rank waits until the timeout.
-Shutting down the group's own sockets makes pending operations raise within milliseconds. Seven facts were found by
-experiment:
+torch cannot abort a running gloo operation: a surviving rank that is not connected to the dead rank waits until the
+timeout. This module shuts down the group's own sockets, which makes pending operations raise within milliseconds. Seven
+facts were found by experiment:
 
-- Listening sockets must be left alone, because gloo terminates the process if a listening socket is shut down.
-- Only reading is shut down. If a write failed on gloo's event thread, the write's operation would be neither pending
-nor queued at that moment, so nothing would wake its waiter before the timeout.
-- A message in the middle of its transfer has the same problem when its sender dies or its socket is shut down: gloo
-wakes the queued operations, but not the operation in transfer. `waits.py` finds and ends the waits for such operations.
-If torch lacks the symbols that `waits.py` needs, transfers get a moment to finish before the abort.
-- For the same reason, no survivor may see another survivor's socket close before it has aborted itself. So each
-survivor keeps its connections open, through duplicates, until all survivors have left the generation.
-- If torch supports it, connections are made at their first use, because opening and closing a full mesh is expensive
-with many ranks. So the sockets are searched in gloo's epoll sets at the abort, not before.
-- A forked process shares epoll sets with its parent. In one test, a rank connected to the listening socket of its
-parent's group, and then shut down its own connection to the agent: the parent's gloo had accepted the connection under
-a descriptor number that meant the agent's connection in the rank.
-- If many ranks share few cores, ranks that have left the generation slow down the other ranks: they used more than half
-of the time until the last rank had left. So the abort does only the minimum. The more threads compete for cores, the
-later is the first check for lost wake-ups. A rank that has left yields the cores before it closes its groups.
+- Listening sockets must not be shut down, because gloo would terminate the process.
+
+- Sockets are shut down only for reading. An operation whose write fails on gloo's event thread is neither pending nor
+  queued at that moment, so nothing would wake the operation's thread before the timeout.
+
+- If a sender dies or a socket is shut down in the middle of a transfer, gloo wakes queued operations, but not the
+  operation in transfer. `waits.py` finds and ends waits for operations in transfer. If torch lacks the symbols that
+  `waits.py` needs, transfers get a moment to finish before the abort.
+
+- A rank must abort its own groups before it sees another survivor close a socket in the middle of a transfer. For this
+  reason, each survivor keeps duplicates of its connections open until all survivors have left the generation.
+
+- If torch supports it, connections are made at their first use, because a full mesh of many ranks is expensive to open
+  and close. Sockets are searched in gloo's epoll sets at the abort, when the connections in use are known.
+
+- A forked process shares epoll sets with its parent, in which descriptor numbers are the parent's. In one test, a rank
+  found a connection of its parent's group in an epoll set, and shut down its own connection to the agent, which had the
+  same descriptor number.
+
+- If many ranks share few cores, ranks that have left the generation slow down other ranks, so an abort does only the
+  minimum. The more threads compete for cores, the later is the first check for lost wake-ups. A rank that has left the
+  generation yields the cores before it closes its groups.
 """
 
 from __future__ import annotations
@@ -51,27 +57,27 @@ from hyperpod_ext.runtime.process_group.gloo.sockets import (
 from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, wait_until_idle
 
 LAZY = "TORCH_GLOO_LAZY_INIT"
-"""torch's environment variable that makes gloo connect ranks at their first use."""
+"""torch's environment variable that makes gloo connect two ranks only at the connection's first use."""
 _QUIET_LOOK_S = 0.02
-"""Time in seconds between two searches, while groups are destroyed, for sockets that keep event threads spinning."""
+"""Seconds between two searches for sockets that keep event threads spinning, while groups are destroyed."""
 _GROUP_FDS = 8
-"""Number of consecutive descriptors among which the descriptors of a new group usually are."""
+"""Number of consecutive descriptor numbers that a new group usually uses."""
 _SIGNS = ("gloo", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting")
 
 
 class Gloo:
-    """Backend gloo of the process groups, through all generations of this process."""
+    """The backend gloo of the process groups, in all generations of this process."""
 
     def __init__(self) -> None:
         self._waits = LostWakeups.find()
         self._inherited = {loop.address for loop in event_loops()}
-        """Addresses of listeners of the parent process's groups, to skip those groups. Inherited epoll sets name
-        sockets by the parent's descriptor numbers, which mean other files in this process."""
+        """Listening addresses of the parent process's groups, which must be skipped: inherited epoll sets contain the
+        parent's descriptor numbers, which belong to other files in this process."""
         self._near = range(0)
-        """Descriptors that the default group probably uses. Empty if there may be more groups."""
+        """Descriptor numbers that the default group probably uses. Empty if there may be more groups."""
         self._held: dict[int, int] = {}
-        """Duplicates of shut-down connections, by inode. The duplicates keep the connections open until all ranks have
-        left."""
+        """Duplicates of shut-down connections, by inode, which keep the connections open until all ranks have left the
+        generation."""
         self._world_size = 0
         self._open = self._aborted = False
         self._watcher: AbortWatcher | None = None
@@ -81,8 +87,7 @@ class Gloo:
         self._aborting = threading.Lock()
 
     def enter(self, world_size: int, *, lasting: bool) -> None:
-        # lazy connections only with `LostWakeups`: otherwise a wait for a connection that is never made could not be
-        # ended
+        # lazy connections need `LostWakeups` to end waits for connections that are never made
         if self._waits is not None:
             if not lasting:
                 os.environ.setdefault(LAZY, "1")
@@ -98,17 +103,16 @@ class Gloo:
         self._near = range(0)
 
     def opened(self) -> None:
-        if self._aborted:  # the abort came too early to find all sockets
+        if self._aborted:  # the abort was too early to find all sockets
             self._abort_reading()
 
     def abort(self) -> None:
-        """Abort as `Backend` requires. Until `ending`, a thread looks for operations that started too late to be
-        aborted."""
+        """See `Backend.abort`. Until `ending`, a thread looks for operations that started too late to be aborted."""
         with self._lock:
             watched, self._aborted = self._over is not None, True
         if watched:  # the groups are aborted already
             return
-        self._abort_reading(near=self._waits is not None)  # the watcher checks all descriptors a little later
+        self._abort_reading(near=self._waits is not None)  # the watcher soon checks all descriptors
         with self._lock:
             if self._waits and self._watcher and self._over is None and self._open:
                 lost_wakeups = LostWakeupMonitor(self._waits, self.loops, self._world_size)
@@ -117,14 +121,14 @@ class Gloo:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        with self._lock:  # an abort after this point starts no watch
+        with self._lock:  # later aborts start no watch
             over, self._open = self._over, False
-        if over is not None:  # other ranks of this machine still need the cores
+        if over is not None:  # other ranks on this machine still need the cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
             cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
-            wait_until_idle()  # wait while the watcher still runs: gloo's threads may sleep in lost waits, too
+            wait_until_idle()  # while the watcher still runs, because gloo's threads may also sleep in lost waits
         if over is not None:
             over.leave()
             self._over = None
@@ -145,8 +149,8 @@ class Gloo:
         """Return the event loops of the groups that this process has opened.
 
         Args:
-            near: whether to check the likely descriptors first. If so, all descriptors are checked only if the likely
-                ones have no loop.
+            near: whether to check the descriptors in `_near` first, and other descriptors only if no event loop is
+                found.
         """
         if near and (loop := next(filter(self._is_own, event_loops_among(self._near, self._held)), None)):
             return [loop]
@@ -156,10 +160,9 @@ class Gloo:
         return loop.address not in self._inherited
 
     def _abort_reading(self, *, near: bool = False) -> set[int]:
-        """Shut down the groups' connections for reading. Return the epoll sets of groups that gloo has not finished
-        aborting.
+        """Shut down the groups' connections for reading.
 
-        The returned epoll sets have shut-down connections on which gloo still waits for events."""
+        Returns the epoll sets in which gloo still waits for events on connections that are shut down."""
         with self._aborting:
             loops = self.loops(near=near)
             found = [self._hold(connection) for loop in loops for connection in loop.connections.values()]
@@ -175,8 +178,8 @@ class Gloo:
             }
 
     def _hold(self, connection: Connection) -> int | None:
-        """Return a duplicate of a connection to shut down. None if the connection is shut down already, or no longer
-        exists."""
+        """Return a duplicate of a connection, to shut the connection down. None if the connection is shut down already,
+        or no longer exists."""
         if connection.inode in self._held:
             return None
         copy = duplicate(connection.fd, connection.inode)
@@ -186,7 +189,7 @@ class Gloo:
 
     @contextlib.contextmanager
     def _kept_quiet(self) -> Iterator[None]:
-        """Keep gloo's event threads from spinning, even on sockets that become readable while groups are destroyed."""
+        """Inside the `with` block, where groups are destroyed, keep gloo's event threads from spinning on sockets."""
         over = threading.Event()
 
         def work() -> None:
@@ -215,8 +218,8 @@ class Gloo:
 
 
 def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
-    """Wait until three checks in a row, a millisecond apart, find no byte in transit. Traffic ends, because survivors
-    wait."""
+    """Wait until three checks in a row, a millisecond apart, find no byte in transit. All ranks wait, so transfers
+    end."""
     deadline, quiet = time.monotonic() + limit_s, 0
     while connections and quiet < 3 and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -224,7 +227,7 @@ def _wait_until_quiet(connections: Sequence[int], limit_s: float = 0.2) -> None:
 
 
 def _bytes_on_their_way(connection: int) -> bool:
-    """Return whether the connection has received bytes that are unread, or sent bytes that are unacknowledged."""
+    """Return whether the connection has unread received bytes, or unacknowledged sent bytes."""
     for request in (termios.FIONREAD, termios.TIOCOUTQ):
         with contextlib.suppress(OSError):  # the connection is closed
             if int.from_bytes(fcntl.ioctl(connection, request, b"\0" * 4), sys.byteorder):

@@ -1,7 +1,7 @@
 """Opens, aborts and closes torch's process groups: a generation's default group, and the other groups of the script.
 
-The training loop calls this module when a generation begins or ends. The control plane calls this module to abort the
-groups. Each backend (gloo, NCCL) does its own part: see `backend.py`.
+The training loop calls this module when a generation begins or ends, and the control plane calls it to abort the
+groups. The interface of the backends (gloo, NCCL) is in `backend.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.process_group.store import PartitionedStore
 Kind = Literal["gloo", "nccl"]
 """Backend for collectives of GPU tensors. Collectives of CPU tensors use gloo in any case."""
 TORCH_NAMES: dict[Kind, str] = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
-"""The argument `backend` of `init_process_group`, for each kind."""
+"""The argument `backend` of torch's `init_process_group`, for each `Kind`."""
 
 
 def choose(wanted: Kind | None) -> Kind:
@@ -47,7 +47,7 @@ def choose(wanted: Kind | None) -> Kind:
 
 
 def _no_nccl() -> str:
-    """Return the reason why this process cannot use NCCL; empty if it can."""
+    """Return why this process cannot use NCCL; empty if it can."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} was built without NCCL"
     return "" if torch.cuda.is_available() else "this process sees no GPU"
@@ -64,20 +64,21 @@ class ProcessGroups:
         self._store: PartitionedStore | None = None
         self._lasting: LastingGroups | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called before each abort, in the thread that aborts: the receiving thread, or a backend's own thread."""
+        """Called before each abort, in the aborting thread: the thread that receives messages, or a backend's
+        thread."""
         self._lock = threading.Lock()
 
     def open(self, store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-        """Open the default process group with `store`. Another thread may abort the group meanwhile.
+        """Open the default process group with `store`. Another thread may abort the group during the call.
 
-        Before this call, every rank must have left the default group of the former generation.
+        Before `open` is called, every rank must have left the former generation.
 
         Args:
             kind: backend for GPU tensors, which must be the same on all ranks and in all generations.
 
         Raises:
             ConfigError: NCCL cannot be aborted with this environment or these versions of libraries.
-            JobFailedError: the script has opened a default group itself, or another rank uses a different backend.
+            JobFailedError: the script itself has opened a default group, or another rank uses a different backend.
         """
         if self._lasting is not None and self._lasting.place != (rank, world_size):
             self._end(self._destroy_groups)
@@ -114,8 +115,7 @@ class ProcessGroups:
         return make() if self._lasting is None else self._lasting.make(name, ranks, make)
 
     def abort(self) -> None:
-        """Make all calls that wait in the groups raise at once. Any thread may call this at any time, also
-        repeatedly."""
+        """Make all calls that wait in the groups raise at once. Any thread may call `abort` at any time, repeatedly."""
         self.before_abort()
         with self._lock:
             store = self._store
@@ -131,10 +131,10 @@ class ProcessGroups:
         return isinstance(error, dist.DistError) or any(backend.is_broken(error) for backend in self.backends)
 
     def leave(self) -> None:
-        """Leave a generation. Keep the group objects if torch can reconfigure them; otherwise destroy the groups.
+        """Leave a generation. Keeps the group objects if torch can reconfigure groups; otherwise destroys the groups.
 
-        Before this call, drop all DDP modules and work handles of groups that will be destroyed: otherwise the groups'
-        threads stay.
+        The caller must first drop all DDP modules and work handles of groups that will be destroyed, because they keep
+        the groups' threads alive.
 
         Raises:
             AbortStuckError: this process cannot leave the generation.
@@ -142,14 +142,14 @@ class ProcessGroups:
         self._end(self._destroy_groups if self._lasting is None else self._lasting.leave)
 
     def close(self) -> None:
-        """Destroy the groups when every rank is done with them."""
+        """Destroy the groups after every rank has stopped using them."""
         self._end(self._destroy_groups)
         for backend in self.backends:
             backend.close()
 
     def asleep(self) -> frozenset[str] | None:
-        """Return the names of kept groups that contain only this rank for now. None if this job does not keep
-        groups."""
+        """Return the names of kept groups that contain only this rank until the script requests them again. None if
+        this job does not keep groups."""
         return None if self._lasting is None else self._lasting.asleep()
 
     def _end(self, end_groups: Callable[[], None]) -> None:
@@ -172,10 +172,9 @@ class ProcessGroups:
 
 
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
-    """Check that all ranks use the same backend. Without this check, ranks with NCCL would wait for a rank without a
-    GPU."""
+    """Check that all ranks use the same backend, so that no rank with NCCL waits for a rank without a GPU."""
     store.set(f"backend/{rank}", kind)
-    if kind == "gloo":  # the ranks that use NCCL do the check
+    if kind == "gloo":  # the ranks with NCCL do the check
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
         if (theirs := store.get(f"backend/{other}").decode()) != kind:

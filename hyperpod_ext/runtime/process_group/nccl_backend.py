@@ -1,9 +1,9 @@
 """Aborts NCCL's collectives after a fault. The communicators of all groups are aborted at the same time, in threads.
 
-Kernels of different communicators can wait for each other, and so can their aborts. So all aborts are started before
-this process waits for any of them. An aborted communicator cannot be used again, so the groups are destroyed and made
-again, or reconfigured. Sources: `ProcessGroupNCCL.cpp` of torch and `ncclCommAbort` of NCCL. For runs on a GPU see
-docs/gpu.md.
+All aborts are started before this process waits for the end of an abort, because kernels of different communicators can
+wait for each other, and so can their aborts. An aborted communicator cannot be used again, so groups are destroyed and
+made again, or reconfigured. Sources: `ProcessGroupNCCL.cpp` of torch and `ncclCommAbort` of NCCL. Results of runs on a
+GPU are in docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from hyperpod_ext.runtime.process_group.nccl.captured_graphs import CapturedGrap
 from hyperpod_ext.runtime.process_group.nccl.environment import engines_used, nccl_environment
 
 _LIMIT_S = 20.0
-"""Time limit of an abort, in seconds. An abort either ends after milliseconds, or after the 500 ms interval of NCCL's
-proxy, or never."""
+"""Time limit of an abort in seconds. An abort ends after milliseconds, after 500 ms (the interval of NCCL's proxy), or
+never."""
 _SIGNS = (
     *("NCCL communicator was aborted", "ncclRemoteError", "ncclSystemError", "ncclInternalError", "NCCL timeout"),
-    # messages of NCCL itself, which torch's second implementation raises (ncclGetErrorString of NCCL 2.30.7)
+    # NCCL's own messages (ncclGetErrorString of NCCL 2.30.7), which torch's second implementation raises
     *("remote process exited or there was a network error", "unhandled system error", "internal error - please report"),
     "NCCL operation timed out",
-    # the message of torch's second implementation for an aborted group
+    # message of torch's second implementation for an aborted group
     "corrupted comm object detected",
 )
 
@@ -42,11 +42,11 @@ class Communicators(Protocol):
     """The communicators of one group, which torch aborts together."""
 
     def abort(self) -> None:
-        """Abort the communicators. Returns when no call waits in them any more."""
+        """Abort the communicators. Returns when no call waits in the communicators any more."""
 
 
 class _Call:
-    """A call in a thread of its own, so that this process can stop waiting if the call never ends."""
+    """A call in its own thread, so that this process can stop waiting if the call never ends."""
 
     def __init__(self, what: str, call: Callable[[], object]) -> None:
         self.what = what
@@ -57,7 +57,7 @@ class _Call:
     def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # `_end_all` raises the error in the waiting thread
+        except BaseException as error:  # raised in the waiting thread by `_end_all`
             self.error = error
 
     def ended(self, deadline: float) -> bool:
@@ -66,12 +66,12 @@ class _Call:
 
 
 class Nccl:
-    """Backend NCCL of the process groups, through all generations of this process.
+    """The backend NCCL of the process groups, in all generations of this process.
 
     Args:
-        communicators: returns the communicators of each open group, by group name.
-        synchronize: waits until the GPU has finished all queued work.
-        drop_graphs: drops all captured CUDA graphs that contain collectives.
+        communicators: function that returns the communicators of each open group, by group name.
+        synchronize: function that waits until the GPU has finished all queued work.
+        drop_graphs: function that drops all captured CUDA graphs that contain collectives.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class Nccl:
 
     @classmethod
     def prepare(cls) -> Nccl:
-        """Set NCCL's environment for recovery, check the libraries, and select this process's GPU. Call this before the
-        first group is opened.
+        """Set NCCL's environment for recovery, check the libraries, and select this process's GPU. Must be called
+        before the first group is opened.
 
         Raises:
             ConfigError: the environment or an installed library does not allow recovery.
@@ -110,7 +110,7 @@ class Nccl:
             self._aborted = False
 
     def adding_group(self) -> None:
-        """Do nothing: a new group gets no communicator after the store is cancelled, so it needs no abort."""
+        """Do nothing: after the store is cancelled, a new group gets no communicator, so it needs no abort."""
 
     def opened(self) -> None:
         if self._aborted:
@@ -132,9 +132,9 @@ class Nccl:
         with self._lock:
             aborts, self._aborts = list(self._aborts.values()), {}
         _end_all(aborts, deadline)
-        if aborts:  # kernels queued behind the collectives run now, on invalid data that nothing uses
+        if aborts:  # queued kernels run after the abort, on invalid data that nothing uses
             _end_all([_Call("the work queued on the GPU", self._synchronize)], deadline)
-        del aborts  # keep no reference to a thread or group
+        del aborts  # so that no reference to a thread or group is kept
         yield
 
     def close(self) -> None:

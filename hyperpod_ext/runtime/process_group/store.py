@@ -1,7 +1,7 @@
-"""The store of torch's process groups, whose keys are distributed over the key-value servers of all ranks.
+"""The key-value store of torch's process groups, whose keys are distributed over servers in all ranks.
 
-A key that ends in a rank, such as an address of gloo, is stored on that rank. Any other key is stored on a rank that is
-computed from the key's text. There is no TCPStore, and no single process that serves all keys or must survive.
+A key that ends in a rank, such as an address of gloo, is stored on this rank. Any other key is stored on a rank that is
+computed from the key's text. There is no TCPStore, and no process that serves all keys and must therefore survive.
 Addresses are numeric, so no host name is looked up.
 """
 
@@ -25,11 +25,11 @@ from hyperpod_ext.runtime.process_group.store_connections import Connections, St
 from hyperpod_ext.runtime.process_group.store_server import RankServer
 
 _REPEATABLE = frozenset({"set", "get", "check"})
-"""Requests that may be sent again if the connection breaks, even if the server has executed them already."""
+"""Requests that may be sent again after the connection broke, even if the server has already executed the request."""
 
 
 _TRIES = 3
-"""Number of connections to try for a request. If a connection breaks, the server may still be alive."""
+"""Number of connections to try for a request, because a server may be alive although a connection to it breaks."""
 
 
 class GenerationOverError(ConnectionError):
@@ -37,15 +37,15 @@ class GenerationOverError(ConnectionError):
 
 
 class PartitionedStore(Store):
-    """The `torch.distributed.Store` of one generation. Several threads may use it at once.
+    """The `torch.distributed.Store` of one generation. Thread-safe.
 
     Args:
-        addresses: `(host, port)` of each rank's server, by rank. A `LookedUp` looks unknown addresses up on access.
+        addresses: `(host, port)` of each rank's server, by rank. A `LookedUp` looks up unknown addresses on access.
         generation: number of this store's generation. Keys of other generations are invisible.
         secret: the job's secret.
-        own: this rank and its server, which is called directly, without a socket.
-        connections: connections to other ranks that are kept from earlier generations. Default: new connections, which
-            `close` closes.
+        own: this rank's number and its server, which is called directly, without a socket.
+        connections: connections to other ranks from earlier generations. Without `connections`, the store makes new
+            connections, which `close` closes.
     """
 
     def __init__(
@@ -66,14 +66,15 @@ class PartitionedStore(Store):
         self._connections.enter(addresses.known() if isinstance(addresses, LookedUp) else addresses)
         self._members: dict[str, list[int]] = {}
         self._values: dict[str, str] = {}
-        """Values of known keys in base64. Only keys that are set once in a generation are kept here."""
+        """Values of keys that this process has already read, in base64. Contains only keys that are set once per
+        generation."""
         self._busy: set[StoreConnection] = set()
         self._lock = threading.Lock()
         self._over = False
         self._timeout = timedelta(minutes=5)
 
     def cancel(self) -> None:
-        """Make running calls fail in all threads, and make all later calls fail."""
+        """Make the running calls of all threads fail, and also all later calls."""
         with self._lock:
             self._over = True
             busy = list(self._busy)
@@ -84,19 +85,19 @@ class PartitionedStore(Store):
             self._own[1].enter(self._generation + 1)
 
     def close(self) -> None:
-        """Close the connections, unless later generations use them, too. No call may be running."""
+        """Close the connections, unless later generations will use them. No call may be running."""
         if not self._shared:
             self._connections.close()
 
     def route(self, group_name: str, ranks: Sequence[int]) -> None:
         """Route the keys of group `group_name`, which end in an index into `ranks` instead of a rank.
 
-        All members of the group must call this."""
-        # skip groups that do not contain this rank: a device mesh has thousands of them
+        All members of the group must call `route`."""
+        # skip the thousands of groups of a device mesh that do not contain this rank
         if self._own is None or self._own[0] in ranks:
             self._members[group_name] = list(ranks)
 
-    # the methods below implement torch's class Store
+    # methods of torch's class Store
 
     @property
     def timeout(self) -> timedelta:
@@ -154,8 +155,8 @@ class PartitionedStore(Store):
         return value
 
     def _pushed(self, key: str) -> str | None:
-        """Return the value of `key` if its owner has pushed it. Pushes save requests, because most keys recur in each
-        generation."""
+        """Return the value of `key` if the rank that stores `key` has pushed the value. Pushes save requests, because
+        most keys are the same in each generation."""
         if (line := self._connections.take_watching(key)) is None:
             return None
         try:
@@ -181,7 +182,7 @@ class PartitionedStore(Store):
 
     def _ask_own(self, request: wire.Message) -> wire.Message:
         assert self._own is not None
-        timeout_s = request.get("timeout", 0) + 10.0  # the server itself answers when the request's timeout has passed
+        timeout_s = request.get("timeout", 0) + 10.0  # the server itself answers after the request's timeout
         answer = self._own[1].ask(request, timeout_s)
         return {"error": "this rank's own server does not answer"} if answer is None else answer
 
@@ -217,7 +218,8 @@ class PartitionedStore(Store):
 
     @contextlib.contextmanager
     def _in_use(self, line: StoreConnection) -> Iterator[None]:
-        """Register the connection `line`, so that `cancel` can end the call. Close the connection if the call fails."""
+        """Register the connection `line` inside the `with` block, so that `cancel` can end the call. Closes the
+        connection if the call fails."""
         with self._lock:
             if self._over:
                 line.socket.close()
@@ -240,8 +242,7 @@ def _text(value: bytes | str) -> str:
 
 
 class LastingStore(Store):
-    """A store object that groups keep through generations, and that passes calls to the store of the present
-    generation."""
+    """The store that kept groups use in all generations. Passes each call on to the store of the present generation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -252,7 +253,7 @@ class LastingStore(Store):
     def become(self, store: Store) -> None:
         self._now = store
 
-    # the methods below implement torch's class Store
+    # methods of torch's class Store
 
     @property
     def timeout(self) -> timedelta:
@@ -291,11 +292,9 @@ class LastingStore(Store):
 
 
 def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = None) -> int:
-    """Return the rank that stores `key`: the rank at the key's end, or else a rank that is computed from the key's
-    text.
+    """Return the rank that stores `key`: the rank at the key's end, or else a rank that is computed from the key.
 
-    `members`: ranks of each group whose keys end in an index into these ranks. A key of this form contains the group's
-        name.
+    `members`: by group name, the ranks of each group whose keys end in an index into these ranks.
     """
     prefix, _, last = key.rpartition("/")
     if last.isdecimal() and int(last) < world_size:
@@ -305,13 +304,13 @@ def owner_of(key: str, world_size: int, members: dict[str, list[int]] | None = N
 
 
 def is_set_once(key: str) -> bool:
-    """Return whether `key` holds the address of a rank in a group. torch sets such a key only once in a generation."""
+    """Return whether torch sets `key` only once in a generation, as the key of a rank's address in a group."""
     parts = key.split("/")  # .../{group}//{device}//{number}/{rank}
     return len(parts) >= 6 and parts[-1].isdecimal() and parts[-3] == parts[-5] == ""
 
 
 def _group_in(prefix: Sequence[str]) -> str:
-    """Return the name of the group in a prefix of gloo's keys; empty if the prefix names no group.
+    """Return the group's name from a prefix of gloo's keys; empty if the prefix contains no group's name.
 
     Prefixes are .../{group}//{device}//{number} and .../{group}//{device}//reconfigure/{uuid}/{number}."""
     place = -7 if len(prefix) >= 7 and prefix[-3] == "reconfigure" else -5
@@ -319,12 +318,12 @@ def _group_in(prefix: Sequence[str]) -> str:
 
 
 class Endpoint:
-    """This rank's part of the job's store, for the life of the process: its server, and its connections to other ranks.
+    """This rank's part of the job's store during the life of the process: its server and connections.
 
     Args:
         rank: number of this rank.
         secret: the job's secret.
-        on_error: called with the error if an error ends the server's thread.
+        on_error: function that is called with the error if an error ends the server's thread.
         host: address at which to listen; empty for all addresses of this machine.
     """
 
@@ -333,15 +332,15 @@ class Endpoint:
         self._server = RankServer(secret, on_error)
         self._connections = Connections()
         self.port = self._server.start(host)
-        """Port at which other ranks reach this rank's server."""
+        """Port on which this rank's server listens."""
 
     @property
     def requests(self) -> int:
-        """Number of requests that this server has executed, including requests of its own rank."""
+        """Number of requests that this rank's server has executed, including requests of its own rank."""
         return self._server.requests
 
     def open(self, addresses: Sequence[Address] | LookedUp, generation: int) -> PartitionedStore:
-        """Return the store of a generation. Drop the keys of earlier generations, and make waits for them fail."""
+        """Return the store of a generation. Drops keys of earlier generations, and makes waits for them fail."""
         self._server.enter(generation)
         own = (self.rank, self._server)
         return PartitionedStore(addresses, generation, self._secret, own=own, connections=self._connections)
@@ -353,17 +352,17 @@ class Endpoint:
 
 
 def rehearse() -> None:
-    """Connect two endpoints in this process once, before it forks other processes.
+    """Connect two endpoints in this process once, before the process forks workers.
 
-    Some work is done only once per process, such as looking up ciphers and specializing bytecode. The forked processes
-    then need not repeat this work, and copy less memory.
+    Processes that are forked later need not repeat work that is done once per process, such as looking up ciphers and
+    specializing bytecode, and copy less memory.
     """
     errors: list[str] = []
     secret = b"rehearsal"
     ends = [Endpoint(rank, secret, errors.append) for rank in range(2)]
     addresses = [("127.0.0.1", end.port) for end in ends]
     try:
-        with contextlib.suppress(OSError):  # skip this on a machine without a loopback interface
+        with contextlib.suppress(OSError):  # the machine may have no loopback interface
             first, second = (end.open(addresses, 1) for end in ends)
             first.set("0", b"")
             second.get("0")

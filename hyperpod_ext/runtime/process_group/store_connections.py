@@ -16,7 +16,7 @@ _READ_BYTES, _LOOK_BYTES = 1 << 16, 1 << 12
 
 
 class StoreConnection:
-    """A connection to another rank's server. Only one thread at a time may use a connection."""
+    """A connection to another rank's server. Only one thread may use a connection at a time."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -24,10 +24,10 @@ class StoreConnection:
         self._received = bytearray()
         self._generation = 0
         self._values: dict[str, str] = {}
-        """Pushed values of watched keys in base64, from the newest generation of which values have arrived."""
+        """Pushed values of watched keys, in base64, from the newest generation of which values have arrived."""
 
     def connect(self, secret: bytes) -> None:
-        """Connect to the server. Both sides authenticate by the job's secret."""
+        """Connect to the server. Both sides prove that they have the job's secret."""
         with breaking(connects=True):
             self.socket.settimeout(_CONNECT_S)
             self.socket.connect(self.address)
@@ -36,7 +36,7 @@ class StoreConnection:
             self.socket.settimeout(None)
 
     def has_ended(self) -> bool:
-        """Return whether the server has closed the connection while it was idle."""
+        """Return whether the server has closed the idle connection."""
         try:
             return not self.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -94,18 +94,18 @@ class Connections:
         self._watched: dict[str, StoreConnection] = {}
         """For each watched key, the connection on which the server pushes the key's value in later generations."""
         self._used: set[str] = set()
-        """Watched keys that were used in this generation. Other watches are dropped at the next generation."""
+        """Watched keys that were used in this generation. The next generation drops watches of all other keys."""
         self._lock = threading.Lock()
 
     def take(self, address: Address) -> StoreConnection | None:
-        """Return an idle connection to `address`; None if there is none. The connection may have broken meanwhile."""
+        """Return an idle connection to `address`, which may be broken; None if there is no idle connection."""
         with self._lock:
             idle = self._idle.get(address)
             return idle.pop() if idle else None
 
     def take_watching(self, key: str) -> StoreConnection | None:
-        """Return the connection on which `key` is pushed. None if there is no such connection, or if another thread is
-        using it."""
+        """Return the connection on which the value of `key` is pushed. None if no connection is watching, or if another
+        thread is using the connection."""
         with self._lock:
             line = self._watched.get(key)
             if line is None or line not in (idle := self._idle.get(line.address, [])):
@@ -115,8 +115,8 @@ class Connections:
             return line
 
     def put(self, line: StoreConnection, watching: str = "") -> None:
-        """Make the connection `line` idle after its last answer. `watching`: key that the server will push on this
-        connection from now on."""
+        """Make the connection `line` idle after its last answer. `watching`: key whose value the server will push on
+        this connection from now on."""
         with self._lock:
             self._idle.setdefault(line.address, []).append(line)
             if watching:
@@ -124,8 +124,7 @@ class Connections:
                 self._used.add(watching)
 
     def enter(self, addresses: Collection[Address]) -> None:
-        """Begin a generation: close connections to servers that are not in `addresses`, and drop watches that were
-        unused."""
+        """Begin a generation: close connections to servers that are not in `addresses`, and drop unused watches."""
         with self._lock:
             for gone in self._idle.keys() - set(addresses):
                 for line in self._idle.pop(gone):

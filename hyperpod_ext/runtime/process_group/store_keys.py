@@ -1,7 +1,7 @@
-"""The keys of one rank's server, with waiting requests and watching clients. Pure, except for the clock.
+"""The keys and values of one rank's server, with waiting requests and watching clients. Pure, except for the clock.
 
-A client that gets a key may also watch the key. The server then pushes the key's value to the client in each later
-generation. Ranks connect to the same ranks in each generation, so they get most addresses without further requests.
+A client that gets a key may also watch the key, so that the server pushes the key's value to the client in each later
+generation. A rank connects to the same ranks in each generation, so it gets most addresses without further requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Client = TypeVar("Client", bound=Hashable)
 
 
 class StoreKeys(Generic[Client]):
-    """The keys of generations that are not over, with waiting requests and watching clients. Not thread-safe.
+    """The keys of all generations that are not over, with waiting requests and watching clients. Not thread-safe.
 
     Args:
-        push: sends the value of a key to clients that watch the key.
+        push: function that sends the value of a key to clients that watch the key.
     """
 
     def __init__(self, push: Callable[[Collection[Client], wire.Message], None]) -> None:
@@ -32,12 +32,13 @@ class StoreKeys(Generic[Client]):
         self._values: dict[tuple[int, str], str] = {}
         self._waiting: dict[tuple[int, str], dict[int, tuple[Reply, Client | None]]] = {}
         self._watched: dict[str, set[Client]] = {}
-        """Clients that watch each key, in any generation."""
+        """The clients that watch each key, in all generations."""
         self._deadlines: list[tuple[float, int, tuple[int, str]]] = []
         self._tickets = itertools.count()
 
     def answer(self, request: wire.Message, reply: Reply, client: Client | None = None) -> None:
-        """Execute `request`, and call `reply` with the answer. A get of a key that is not set calls `reply` later.
+        """Execute `request`, and call `reply` with the answer. If `request` gets a key that is not set yet, calls
+        `reply` later.
 
         Args:
             client: the client that sent the request. None for a request that cannot watch its key.
@@ -74,13 +75,13 @@ class StoreKeys(Generic[Client]):
             self._push(others, {"key": key[1], "generation": key[0], "value": value})
 
     def _compare_set(self, key: tuple[int, str], expected: str, value: str) -> str:
-        """Set a key if it has the expected value, where "" means that the key is not set. Returns the key's value
-        afterwards."""
+        """Set a key if it has the value `expected`, where "" means that the key is not set. Returns the key's value
+        after the call."""
         now = self._values.get(key, "")
         if now == expected:
             self._set(key, value)
             return value
-        return now or expected  # torch's stores also return the expected value for a missing key
+        return now or expected  # like torch's stores, return `expected` for a missing key
 
     def _get(self, key: tuple[int, str], timeout_s: float, reply: Reply, client: Client | None) -> None:
         if key in self._values:
@@ -91,8 +92,8 @@ class StoreKeys(Generic[Client]):
         heapq.heappush(self._deadlines, (time.monotonic() + timeout_s, ticket, key))
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and make waits for them fail. A watch stays if its key was set in the
-        generation."""
+        """Drop the keys of older generations, and make waits for these keys fail. Watches of keys that were set in the
+        last generation stay."""
         if generation > self.generation and self._values:
             names = {name for _, name in self._values}
             self._watched = {name: clients for name, clients in self._watched.items() if name in names}
@@ -108,8 +109,8 @@ class StoreKeys(Generic[Client]):
             clients.discard(client)
 
     def expire(self) -> float | None:
-        """Answer the waits whose timeout has passed. Returns the seconds until the next timeout; None if nothing
-        waits."""
+        """Answer the waiting requests whose timeout has passed. Returns the seconds until the next timeout; None if no
+        request waits."""
         while self._deadlines:
             deadline, ticket, key = self._deadlines[0]
             waiter = self._waiting.get(key, {}).get(ticket)

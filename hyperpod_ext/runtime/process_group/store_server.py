@@ -1,8 +1,8 @@
 """A small key-value server in each rank. Together, the servers of all ranks are the store of the process groups.
 
 Each key is stored on one rank (`store.py` routes requests), so no process serves all keys, and no single process must
-survive. A key belongs to a generation. When the generation ends, all waits for the generation's keys fail at once. One
-thread serves all connections. The server's own rank calls the server directly, without a socket.
+survive. A key belongs to one generation. When a generation ends, all waits for its keys fail at once. One thread serves
+all connections of a server. The server's own rank calls the server directly, without a socket.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from hyperpod_ext.runtime.ipc.unproven import Unproven
 from hyperpod_ext.runtime.process_group.store_keys import StoreKeys
 
 _BACKLOG = 1024
-"""Number of connections that may wait to be accepted. The number is large, because all ranks of a job may connect at
-once."""
+"""Number of connections that may wait to be accepted; large because all ranks of a job may connect at once."""
 _UNKNOWN_BYTES = 1024
-"""Maximum number of received bytes to keep for a connection that is not authenticated."""
+"""Maximum number of received bytes to keep for each connection that is not authenticated yet."""
 _PROVE_S = 10.0
 _LONGEST_WAIT_S = 3600.0
 _UNPROVEN = 1024
 """Maximum number of connections that are not authenticated yet."""
 _PAUSE_S = 0.1
-"""Time in seconds for which the server accepts no connections after this process could not open another file."""
+"""Seconds for which the server accepts no connections after this process could not open another file."""
 _ACCEPTED_AT_ONCE = 64
-"""Maximum number of connections to accept before reading existing ones. Reading authenticates connections, which then
-no longer count against the limit."""
+"""Maximum number of connections to accept before existing connections are read. Reading authenticates connections,
+which then do not count against `_UNPROVEN`."""
 
 
 class _Peer:
@@ -51,7 +50,7 @@ class _Peer:
         self.unsent = bytearray()
 
     def frames(self) -> list[wire.Message]:
-        """Return the complete messages that have been received, and remove them from `received`.
+        """Return the complete received messages, and remove them from `received`.
 
         Raises:
             WireError: a frame is invalid, or too long for a connection that is not authenticated.
@@ -60,7 +59,7 @@ class _Peer:
 
 
 class _Answer:
-    """The answer to a request of this process. An Event is only made if the answer does not come at once."""
+    """The answer to a request of this process. An Event is made only if there is no answer at once."""
 
     def __init__(self) -> None:
         self.message: wire.Message | None = None
@@ -73,7 +72,7 @@ class _Answer:
 
 
 class RankServer:
-    """The keys of one rank, and the TCP server that serves them to processes with the job's secret.
+    """The keys of one rank, and the TCP server that serves the keys to processes with the job's secret.
 
     Args:
         secret: the job's secret.
@@ -84,13 +83,13 @@ class RankServer:
         self._secret, self._on_error = secret, on_error
         self._unproven: Unproven[_Peer] = Unproven(unproven.places(places), self._drop)
         self._pausing = False
-        """Whether the server accepts no connections for a moment, because this process cannot open more files."""
+        """Whether the server accepts no connections for `_PAUSE_S`, because this process cannot open more files."""
         self._keys: StoreKeys[_Peer] = StoreKeys(self._push)
         self._lock = threading.Lock()
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._full: set[_Peer] = set()
-        """Connections whose send buffers are full. The thread continues to send when a socket has room again."""
+        """Connections whose send buffers are full. The thread continues to send when a send buffer has room again."""
         self._wake_read, self._wake_write = socket.socketpair()
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -118,19 +117,19 @@ class RankServer:
         return int(self._listener.getsockname()[1])
 
     def enter(self, generation: int) -> None:
-        """Drop the keys of older generations, and make waits for them fail."""
+        """Drop the keys of older generations, and make waits for these keys fail."""
         with self._lock:
             self._keys.enter(generation)
 
     def close(self) -> None:
-        """Close all connections and end the thread."""
+        """Close all connections and end the server's thread."""
         self._closing = True
         self._wake()
         if self._thread is not None:
             self._thread.join()
 
     def ask(self, request: wire.Message, timeout_s: float) -> wire.Message | None:
-        """Execute a request of this process. Returns the answer; None if there is none within `timeout_s` seconds."""
+        """Execute a request of this process. Returns the answer; None if there is no answer within `timeout_s`."""
         answer = _Answer()
         with self._lock:
             self.requests += 1
@@ -138,14 +137,14 @@ class RankServer:
             if answer.message is not None:
                 return answer.message
             answer.given = threading.Event()
-        self._wake()  # the thread answers the wait when its timeout has passed
+        self._wake()  # the thread must also watch this request's timeout
         answer.given.wait(timeout_s)
         return answer.message
 
     # --- the thread -----------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        # ignore errors: if the socket is full, the thread wakes anyway; if it is closed, the thread has ended
+        # ignore errors: with a full socket, the thread wakes anyway; with a closed socket, the thread has ended
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0", socket.MSG_DONTWAIT)
 
@@ -164,7 +163,7 @@ class RankServer:
                 self._finish_sending()
                 if pausing:
                     self._accept_again()
-        except Exception as error:  # the owner of this server decides whether its rank can continue
+        except Exception as error:  # `on_error` decides whether the rank can continue
             self._on_error(f"the rank's key-value server: {type(error).__name__}: {error}")
         finally:
             self._hang_up()
@@ -178,7 +177,7 @@ class RankServer:
         else:
             peer: _Peer = key.data
             if peer not in self._peers:
-                return  # this connection was just dropped to make room for a new one
+                return  # the connection was just dropped to make room for a new connection
             try:
                 if events & selectors.EVENT_READ:
                     self._read(peer)
@@ -196,7 +195,7 @@ class RankServer:
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE) and self._unproven.hang_up_oldest():
                     return
-                self._pausing = True  # no file or memory is left, or the network fails: accept again later
+                self._pausing = True  # out of files or memory, or a network error: accept again later
                 self._selector.unregister(self._listener)
                 return
             try:
@@ -243,12 +242,11 @@ class RankServer:
                 self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
-        """Send a message. The caller must hold the lock, unless no other thread knows the peer yet."""
+        """Send a message to a peer. The caller must hold the lock, unless no other thread knows the peer yet."""
         self._send_frame(peer, wire.encode(message))
 
     def _push(self, peers: Collection[_Peer], message: wire.Message) -> None:
-        """Push the value of a watched key. Skip a peer with unsent bytes, because that peer can request the key
-        later."""
+        """Push a watched key's value to `peers`. Skips peers with unsent bytes, which can request the key later."""
         frame = wire.encode(message)
         for peer in peers:
             if not peer.unsent:
@@ -261,7 +259,7 @@ class RankServer:
             except BlockingIOError:
                 pass
             except OSError:
-                disconnect(peer.socket)  # the answer may be lost; the thread will notice the closed connection
+                disconnect(peer.socket)  # bytes may be lost, so close; the thread then drops the peer
                 return
         if frame:
             peer.unsent += frame

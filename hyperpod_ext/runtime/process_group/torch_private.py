@@ -22,8 +22,8 @@ _OLDEST = (2, 6)
 _c10d: Any = getattr(dist, "distributed_c10d", None)
 _make_group: Any = getattr(_c10d, "_new_process_group_helper", None)
 ReconfigureOptions: Any = getattr(getattr(torch._C, "_distributed_c10d", None), "ReconfigureOptions", None)
-"""torch's class for a backend's new configuration: `uuid`, and one entry in `handles` per rank. The value is None
-before torch 2.14."""
+"""torch's class for a backend's new configuration: `uuid`, and one entry in `handles` per rank. None before torch
+2.14."""
 
 
 def check() -> None:
@@ -38,11 +38,9 @@ def check() -> None:
 
 
 def on_new_group(maker: GroupMaker | None) -> None:
-    """Call `maker` instead of torch's function for each new group, until `on_new_group(None)` restores torch's
-    function.
+    """Call `maker` instead of torch's function for each new group. `on_new_group(None)` restores torch's function.
 
-    `maker` gets the group's name, the group's ranks (empty for the default group), and torch's function with its
-    arguments."""
+    `maker` gets the group's name, its ranks (empty for the default group), and torch's function with its arguments."""
     if maker is None:
         _c10d._new_process_group_helper = _make_group
         return
@@ -59,7 +57,7 @@ def forget_groups(kept: int = 0) -> None:
     """Reset torch's counter of groups to `kept`.
 
     torch names a group's keys by the group's number. A failed init increases the counter, and destroying a group does
-    not decrease it. Without this reset, survivors and new processes would use different names for the same group.
+    not decrease the counter. Without a reset, survivors and new processes would use different names for the same group.
     """
     _c10d._world.group_count = kept
 
@@ -70,25 +68,25 @@ def open_groups() -> dict[str, dist.ProcessGroup]:
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
-    """Return the store of a group, as torch has recorded it."""
+    """Return the store that torch has recorded for a group."""
     return _c10d._world.pg_map[group][1]
 
 
 def backends_of(device: str) -> dict[str, Any]:
-    """Return each open group's backend for this device, by group name. Leave out backends that torch cannot abort.
+    """Return each open group's backend for `device`, by group name, without backends that torch cannot abort.
 
-    Any thread may call this."""
+    Thread-safe."""
     found = {}
     for group, name in list(_c10d._world.pg_names.items()):
         with contextlib.suppress(RuntimeError):  # the group has no backend for this device
             backend = group._get_backend(torch.device(device))
-            if hasattr(backend, "abort"):  # gloo's backend has no `abort` before torch 2.7
+            if hasattr(backend, "abort"):  # gloo has no `abort` before torch 2.7
                 found[str(name)] = backend
     return found
 
 
 def parts_of(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Return the backends of a group, by the first device type that each one serves, CPU first."""
+    """Return the backends of a group, each under the first device type that it serves, with CPU first."""
     devices = sorted(group._device_types, key=lambda device: (device.type != "cpu", device.type))
     parts: dict[str, Any] = {}
     for device in devices:
@@ -101,7 +99,7 @@ def collectives_begun() -> int:
     """Return the number of collectives that this process has begun on its open process groups."""
     begun = 0
     for group in list(_c10d._world.pg_map):
-        # groups that are being opened or closed raise, and so does backend "fake" (mesh dimensions of size 1)
+        # a group that is being opened or closed raises, and backend "fake" (mesh dimensions of size 1) too
         with contextlib.suppress(RuntimeError, ValueError):
             backends: list[Any] = [group._get_backend(device) for device in group._device_types]
             begun += sum(one._get_sequence_number_for_group() for one in {id(one): one for one in backends}.values())

@@ -31,7 +31,7 @@ def reproducible(module: torch.nn.Module, *, init_sync: bool = True) -> Reproduc
     check(Feature.REPRODUCIBLE_DDP)
     if any(hasattr(part, "_get_fsdp_state") for part in module.modules()):
         check(Feature.REPRODUCIBLE_FSDP2)
-        # a local import, because importing FSDP2 takes a second
+        # import here, because importing FSDP2 takes a second
         from hyperpod_ext.runtime.reproducible.sharded import Sharded
 
         return Sharded(module)
@@ -47,6 +47,6 @@ def seeded(step: Step, seed: int) -> Iterator[tuple[Any, float]]:
     The seed does not depend on the rank, so dropout for a micro-batch is the same on any rank.
     """
     for slot, (batch, weight) in zip(step.slots, step, strict=True):
-        # numbers below -1 in place of a rank: ranks count from 0, and -1 is used to seed the building of models
+        # use numbers below -1 in place of a rank, because ranks count from 0, and -1 seeds the building of models
         seed_step(seed, step.number, -2 - slot.index)
         yield batch, weight

@@ -43,7 +43,7 @@ class Replicated(Reproducible):
                     dist.broadcast(tensor, 0)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._queued = False  # if the last backward pass failed, its callback did not run
+        self._queued = False  # the callback of a failed backward pass did not run
         return self.module(*arguments, **options)
 
     def close(self) -> None:
@@ -98,17 +98,18 @@ class Replicated(Reproducible):
         self.count = 0
 
     def norm(self) -> torch.Tensor:
-        # a rank without a micro-batch in this step must take part in the reduction, too
+        # reduce even on a rank without a micro-batch in this step, because all ranks must take part
         if self.count or not self._is_reduced():
             self.reduce()
         gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        # every rank has all gradients, so all ranks add their squares in the same order
+        # all ranks have all gradients, so every rank adds the squares in the same order
         return torch.nn.utils.get_total_norm(gradients)
 
     def _is_reduced(self) -> bool:
         """Return whether `reduce` was called in this step.
 
-        If it was, the gradients that it has set still exist: the script drops gradients only before the next step.
+        After `reduce`, the gradients that it has set still exist, because the script drops gradients only before the
+        next step.
         """
         given = [None if held is None else held() for held in self._given]
         return any(held is not None and held is p.grad for held, p in zip(given, self._trained, strict=True))

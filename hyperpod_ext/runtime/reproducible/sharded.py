@@ -44,7 +44,7 @@ class Sharded(Reproducible):
                 part.set_force_sum_reduction_for_comms(True)
 
     def close(self) -> None:
-        self._groups, self.count = [], 0  # the next wrapper replaces the hooks of these groups
+        self._groups, self.count = [], 0  # the next wrapper will replace the hooks of these groups
 
     @torch.no_grad()
     def reduce(self) -> None:
@@ -89,7 +89,8 @@ class _Group:
 
     @property
     def shards(self) -> dist.ProcessGroup:
-        """Process group over which the parameters are sharded. Not cached, because a fault replaces process groups."""
+        """Process group over which the parameters are sharded. The process group is not cached, because a fault
+        replaces process groups."""
         group: dist.ProcessGroup = self.inner.mesh_info.shard_process_group
         return group
 
@@ -211,7 +212,7 @@ def norm_of(shards: Sequence[torch.Tensor], group: dist.ProcessGroup, device: to
     zero = torch.zeros((), dtype=torch.float64, device=device)
     highest = torch.stack([zero, *(square.max() for square in squares)]).max()
     finite = torch.isfinite(highest)
-    largest = torch.where(finite, highest, math.inf)  # backends differ in the maximum of NaN and a number
+    largest = torch.where(finite, highest, math.inf)  # avoid NaN, whose maximum differs between backends
     count = torch.tensor(sum(square.numel() for square in squares), dtype=torch.int64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group)
     dist.all_reduce(count, dist.ReduceOp.SUM, group)

@@ -22,8 +22,8 @@ class Reproducible(torch.nn.Module):
     """A wrapper that the script calls in place of `module`.
 
     Each backward pass adds the gradients of one micro-batch to a sum. `reduce` sets the parameters' gradients to the
-    sum over all micro-batches and ranks, not to the average. So the script must divide each loss by the number of
-    samples or tokens that all ranks together process in the step.
+    sum over all micro-batches and ranks, not to the average. To get an average, the script must divide each loss by the
+    number of samples or tokens that all ranks together process in the step.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
@@ -32,7 +32,7 @@ class Reproducible(torch.nn.Module):
         before = getattr(module, _ATTRIBUTE, None)
         if before is not None and (old := before()) is not None:
             old.close()
-        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # keeps the reference out of the module's state_dict
+        object.__setattr__(module, _ATTRIBUTE, weakref.ref(self))  # keep the wrapper out of the module's state_dict
         self.module = module
         self.count = 0
         """Number of micro-batches that this rank has added since the last `reduce`."""
@@ -90,7 +90,7 @@ class Reproducible(torch.nn.Module):
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of a DTensor. Any other tensor is returned unchanged."""
+    """Return this rank's shard of a DTensor. A tensor that is no DTensor is returned unchanged."""
     local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
     return local
 

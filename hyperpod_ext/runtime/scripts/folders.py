@@ -13,7 +13,7 @@ from torch.distributed import checkpoint
 
 from hyperpod_ext.runtime.scripts.record import DCP_INDEX
 
-_dcp: Any = checkpoint  # as Any, because this module does not export its classes explicitly
+_dcp: Any = checkpoint  # typed as Any, because torch's module does not export its classes explicitly
 
 
 class FolderSave:
@@ -37,7 +37,7 @@ class FolderSave:
         self.existed = (path / DCP_INDEX).exists()
 
     def run(self, save: Callable[..., Any], replace: Callable[[], None]) -> Any:
-        """Call `save`, then call `replace` on the group's first rank. The other ranks wait until `replace` returns."""
+        """Call `save`, then call `replace` on the group's first rank, while the group's other ranks wait."""
         if not self._can_replace():
             if self.existed and getattr(self._options.get("storage_writer"), "overwrite", True):
                 warn_of_overwriting(self.path)
@@ -59,18 +59,18 @@ class FolderSave:
     def _replace_on_own_disk(self, replace: Callable[[], None]) -> None:
         """Rename the unfinished folder if it is on a local disk of this node, where the first rank cannot rename it.
 
-        Only the attempt to rename the folder shows whether the first rank has already renamed it, because a check for
-        its existence may give an outdated answer on a shared file system.
+        The attempt to rename shows whether the first rank has already renamed the folder. A check for the folder's
+        existence may give an outdated answer on a shared file system.
         """
         try:
             self.unfinished.rename(self.path)
         except FileNotFoundError:
             return
-        except OSError:  # the previous version is still at `path`
+        except OSError:  # a previous version at `path` prevents the rename
             replace()
 
     def _can_replace(self) -> bool:
-        """Return whether the save can write to another folder first, as decided by the group's first rank."""
+        """Return whether the save can first write to a temporary folder, as decided by the group's first rank."""
         answer = [self._is_replaceable()] if self.is_first else [False]
         if not self._alone:
             first = 0 if self._group is None else dist.get_global_rank(self._group, 0)

@@ -1,4 +1,5 @@
-"""Records of each rank's saves, in files that outlive its processes; and the newest step that all ranks have saved."""
+"""Records of each rank's saves, in files that outlive the rank's processes, and the newest step that all ranks have
+saved."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ class Former:
     """The previous version of a saved file or folder."""
 
     place: str = ""
-    """Path at which the previous version is kept; empty: it is not kept."""
+    """Path at which the previous version is kept; empty if no previous version is kept."""
     step: int = 0
-    """Step of the previous version; 0: an earlier run saved it."""
+    """Step of the previous version; 0 if an earlier run of the job saved that version."""
     lost: bool = False
     """Whether there was a previous version that is not kept."""
 
@@ -45,9 +46,9 @@ class Save:
     mtime_ns: int
     """Modification time of the file, or of the folder's `.metadata`."""
     former: str = ""
-    """Path at which the previous version is kept; empty: it is not kept."""
+    """Path at which the previous version is kept; empty if no previous version is kept."""
     former_step: int = 0
-    """Step of the previous version; 0: an earlier run saved it."""
+    """Step of the previous version; 0 if an earlier run of the job saved that version."""
     lost: bool = False
     """Whether there was a previous version that is not kept."""
 
@@ -91,7 +92,7 @@ class SaveRecord:
     files: dict[int, int] = field(default_factory=dict)
     """Number of saves at each step."""
     folders: dict[str, int] = field(default_factory=dict)
-    """Folders that the script created for its saves, each with the script's newest step at that time."""
+    """Folders that the script created for its saves, each with the newest step that the script had made before."""
     is_moving: bool = False
     """Whether saves are being moved away after a fault, so that a file may be missing at its path."""
 
@@ -156,7 +157,7 @@ class SaveRecord:
 class Steps:
     """Two step numbers of a rank, in a file that outlives the rank's process.
 
-    The first is the newest step that the rank has made, the second a step that all ranks have saved.
+    The numbers are the newest step that the rank has made, and a step that all ranks have saved.
     """
 
     def __init__(self, file: Path) -> None:
@@ -178,11 +179,11 @@ class Progress:
     """The steps that one rank had made and saved before its restart."""
 
     made: int
-    """Newest step that the rank had made; 0: none is known."""
+    """Newest step that the rank had made; 0: no step is known."""
     by_all: int
-    """A step that all ranks have saved; 0: none is known."""
+    """A step that all ranks have saved; 0: no such step is known."""
     newest: int
-    """Newest step for which the rank has begun a save, complete or not; 0: none."""
+    """Newest step for which the rank has begun a save, complete or not; 0: no save was begun."""
     files: Mapping[int, int]
     """Number of this rank's saves at each step."""
 
@@ -204,7 +205,7 @@ class Progress:
 def newest_of_all(ranks: Sequence[Progress]) -> int:
     """Return the newest step that every rank has finished saving; 0 if there is none.
 
-    Ranks without a known step are ignored: either their node was lost with its records, or they have no optimizer.
+    Ranks without a known step are ignored: their node was lost with its records, or they have no optimizer.
     """
     known = [one for one in ranks if one.made]
     steps = sorted({step for one in known for step in one.files}, reverse=True)

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.scripts.replaced import replaced
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
 from hyperpod_ext.runtime.scripts.versions import Versions
 
-_dcp: Any = checkpoint  # as Any, because this module does not export its functions explicitly
+_dcp: Any = checkpoint  # typed as Any, because torch's module does not export its functions explicitly
 Call = Callable[..., Any]
 
 
@@ -41,16 +41,17 @@ class ScriptSaves:
         self._versions = Versions(run.run_dir, run.rank, run.generation)
         record = SaveRecord.read(self._file)
         self._versions.repair(record)
-        self._record = record if record.exists() else SaveRecord()  # the user may have deleted all saves
+        self._record = record if record.exists() else SaveRecord()  # the user may have deleted all recorded saves
         self._made: dict[Path, int] = {}
-        """Folders that the script has created in this process, each with the script's newest step at that time."""
-        self._lock = threading.RLock()  # for asynchronous saves, which end in other threads
+        """Folders that the script has created in this process, each with the newest step that the script had made
+        before."""
+        self._lock = threading.RLock()  # this lock is for asynchronous saves, which end in other threads
         self._pid = os.getpid()
         self.loaded: int | None = None
-        """Newest step among the saves that the script has loaded before its loop; 0: it has loaded only other files;
-        None: it has loaded nothing."""
+        """Newest step among the saves that the script has loaded before its loop; 0: the script has loaded only other
+        files; None: the script has loaded nothing."""
         self._has_begun = False
-        """Whether the script's loop has begun. Loads during the loop are ignored, because they may be samples."""
+        """Whether the script's loop has begun. Loads during the loop are ignored: they may be loads of samples."""
 
     @contextlib.contextmanager
     def recorded(self) -> Iterator[None]:
@@ -75,7 +76,7 @@ class ScriptSaves:
             yield
 
     def newest(self) -> Save | None:
-        """Return the newest existing save of the ranks whose records are in this node's run folder; None: none."""
+        """Return the newest existing save of the ranks with records in this node's run folder, or None."""
         existing = [save for save in self._known() if save.step and Path(save.path).exists()]
         return max(existing, key=lambda save: save.step, default=None)
 
@@ -88,7 +89,7 @@ class ScriptSaves:
     def go_back(self) -> None:
         """Move saves away that are newer than the newest step that all ranks have saved. Collective.
 
-        If the previous version of a moved file was kept, it is put back.
+        If the previous version of a moved file was kept, that version is put back.
 
         Raises:
             JobFailedError: a file cannot be moved.
@@ -134,12 +135,13 @@ class ScriptSaves:
         return saving
 
     def _save_and_replace(self, path: Path, save: Callable[[Path], None]) -> bool:
-        """Save under a temporary name and rename the file to `path`. Returns False if no file can be created there."""
+        """Save under a temporary name and rename the file to `path`. Returns False if no file can be created in the
+        folder of `path`."""
         self._begin_save(path)
         unfinished = self._versions.unfinished(path)
         try:
             save(unfinished)
-            # record before the rename: a process killed in between would otherwise leave a file newer than its record
+            # record the save first, so that a process killed before the rename leaves no file newer than its record
             saved = self._record_save(Save.of(path, self._run.step, self._keep_former(path), place=unfinished))
             unfinished.replace(path)
         except (OSError, RuntimeError):
@@ -154,8 +156,8 @@ class ScriptSaves:
     def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
         """Save to `path` in place, and record the save.
 
-        A stream that is open for writing has already emptied the file, so only the record shows whether there was a
-        previous version.
+        The file may already be empty, because opening a stream for writing empties the file. So only the record shows
+        whether there was a previous version.
         """
         before = self._record.saves.get(str(path))
         existed = before is not None or (path.is_file() and path.stat().st_size > 0)
@@ -178,7 +180,7 @@ class ScriptSaves:
             def put() -> None:
                 nonlocal former
                 former = self._keep_former(path)
-                if path.is_dir():  # `_keep_former` leaves a folder that is incomplete or of the same step
+                if path.is_dir():  # `_keep_former` does not move a folder that is incomplete or of this step
                     shutil.rmtree(path)
                 folder.unfinished.rename(path)
 
@@ -255,7 +257,7 @@ class ScriptSaves:
     # --- records ----------------------------------------------------------------------------------
 
     def _begin_save(self, path: Path) -> None:
-        """Record the folder of a new save to `path`, and delete the kept version before the current one."""
+        """Record the folder of a new save to `path`, and delete the previous version that is kept for `path`."""
         with self._lock:
             made = [each for each in [path, *path.parents] if each in self._made]
             if made and str(made[-1]) not in self._record.folders:
@@ -271,7 +273,7 @@ class ScriptSaves:
         if before is not None and before.step == self._run.step:
             return Former(before.former, before.former_step, before.lost)
         if not path.exists() or (before is not None and not before.is_current()):
-            return Former()  # another process has replaced the file, and that process keeps the previous version
+            return Former()  # another process has replaced the file, and keeps its previous version
         if path.is_dir() and not (path / DCP_INDEX).exists():
             return Former()
         if before is None and path.is_dir():  # record the folder, so that `repair` finds it
@@ -301,7 +303,7 @@ class ScriptSaves:
             self._made[path] = self._run.step
 
     def _saves_at(self, path: Path | None) -> list[Save]:
-        """Return this process's saves at `path`, or inside it if it is a folder."""
+        """Return this process's saves at the file `path` or inside the folder `path`."""
         if path is None or os.getpid() != self._pid:
             return []
         with self._lock:

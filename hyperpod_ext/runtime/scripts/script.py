@@ -36,7 +36,7 @@ def run_script(path: str) -> None:
     def script(run: Run) -> None:
         nonlocal begun
         if begun:
-            threading.Event().wait()  # wait until the agent replaces this process, because each process runs it once
+            threading.Event().wait()  # wait for a new process, because each process runs the script once
         begun = True
         run.restore()
         os.environ.update(_torchrun_variables(run))

@@ -40,7 +40,7 @@ class ScriptRun:
         self._run.expect_step(step + 1)
 
     def end_step(self, began: float) -> None:
-        """Report that the script has made the next step. `began`: start of that step, by `time.monotonic`."""
+        """Report that the script has made the next step. `began`: start of the step, by `time.monotonic`."""
         self._set(self.step + 1)
         self.link.event("step", rank=self.rank, step=self.step, began=began)
         self._run.expect_step(self.step + 1)

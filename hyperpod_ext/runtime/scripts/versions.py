@@ -1,7 +1,6 @@
-"""Versions of a script's saved files that are kept at other paths.
+"""Versions of a script's saved files that are kept at other paths than the script's.
 
-There are two kinds: previous versions of files that the script has saved again, and saves that were moved away after a
-fault.
+Kept are previous versions of files that the script has saved again, and saves that were moved away after a fault.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import make_private_folder
 from hyperpod_ext.runtime.scripts.record import Save, SaveRecord
 
-_rename = os.rename  # the original function, because `os.rename` is replaced while the script runs
+_rename = os.rename  # the original `os.rename`, which is replaced while the script runs
 _FORMER = "former"
 """Name of the folder for previous versions."""
 NEAR = ".hpx-saves"
@@ -39,11 +38,11 @@ class Versions:
         """Keep the current version of `path`: hard-link a file, move a folder.
 
         Returns:
-            The path of the kept version; empty if it cannot be kept.
+            The path of the kept version; empty if the version cannot be kept.
         """
         try:
             return str(self._place(_rename if path.is_dir() else os.link, path, _FORMER, self._name(path)))
-        except OSError as error:  # the script's own save must not fail if the previous version cannot be kept
+        except OSError as error:  # the script's save must not fail because the previous version cannot be kept
             if not self._warned:
                 text = f"the previous version of {path} cannot be kept: {error}. A fault between saves may end the job."
                 sys.stderr.write(f"hyperpod_ext: warning: {text}\n")
@@ -73,7 +72,7 @@ class Versions:
         return f"rank{self._rank}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
 
     def drop(self, former: str) -> None:
-        """Delete a kept previous version. `former`: its path; empty: there is none."""
+        """Delete the kept previous version at the path `former`; do nothing if `former` is empty."""
         if former:
             _remove(Path(former))
 
@@ -81,7 +80,8 @@ class Versions:
         """Move saves of steps after `step` away, and return their original paths.
 
         A folder that the script created after `step` for its saves is moved with everything in it. A file stays in its
-        place if its version of `step` is lost. Symbolic links, and files that differ from their record, stay, too.
+        place if its version of `step` is lost. Symbolic links, and files that differ from their record, also stay in
+        their place.
 
         Raises:
             JobFailedError: a file cannot be moved.
@@ -91,7 +91,7 @@ class Versions:
         files = [Path(save.path) for save in record.newer_than(step) if _is_movable(save, step)]
         moved = []
         for number, path in enumerate([*outermost, *files]):
-            if path.is_symlink() or not path.exists():  # a missing path was already moved
+            if path.is_symlink() or not path.exists():  # a missing file was already moved
                 continue
             try:
                 self._place(_rename, path, self._aside, f"rank{self._rank}-{number}-{path.name}")
@@ -163,6 +163,6 @@ def _remove(place: Path) -> None:
 
 
 def _is_movable(save: Save, step: int) -> bool:
-    """Return whether a save after `step` can be moved away, because the version of `step` at its path is not lost."""
+    """Return whether a save after `step` can be moved away: the version that it has replaced is not lost."""
     is_kept = Path(save.former).exists() if save.former else not save.lost
     return is_kept and save.is_current() and save.former_step <= step

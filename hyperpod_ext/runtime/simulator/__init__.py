@@ -1,3 +1,3 @@
-"""Simulates jobs of 16 to 16,384 nodes through months of faults. Decisions are made by the code of real jobs.
+"""Simulates jobs of 16 to 16,384 nodes through months of faults. The code of real jobs makes the decisions.
 
 The simulator needs no torch."""

@@ -130,8 +130,7 @@ class Simulation:
         return FaultFreeInterval(moment, step, self._known.generation, settings.step_s, settings.tiers)
 
     def _end_interval(self, moment: float) -> None:
-        """End the present interval of training at the time `moment`, because of a fault or the end of the
-        simulation."""
+        """End the present interval of training at the time `moment`: a fault or the end of the simulation."""
         interval = self._interval
         self._known.committed = self._known_committed = interval.newest(moment)
         self._memory.train(interval, moment)
@@ -259,7 +258,7 @@ class Simulation:
         for kind, count in counts.items():
             outcome.sources[kind] = outcome.sources.get(kind, 0) + count
         read = sum(count for kind, count in counts.items() if kind in ("live", "peer", "s3"))
-        if settings.parity is not None:  # a rebuild reads a snapshot from each other node of the group
+        if settings.parity is not None:  # a rebuild reads a snapshot from each other node of its parity group
             read += counts.get("parity", 0) * (group_size(settings.nodes, settings.parity) - 1)
         outcome.traffic["to_restore"] = outcome.traffic.get("to_restore", 0.0) + read * settings.node_bytes
         outcome.lost_steps += committed - step

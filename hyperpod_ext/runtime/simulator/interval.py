@@ -1,6 +1,6 @@
 """An interval of training without faults: when each step ends, and when each snapshot is safe.
 
-These times are computed by arithmetic instead of one event per step, so that a month takes milliseconds."""
+The times are computed by arithmetic instead of one event per step, so that simulating a month takes milliseconds."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ class FaultFreeInterval:
         return self.start + (step - self.step) * self.step_s + saving
 
     def newest(self, moment: float) -> int:
-        """Return the newest step that is done at time `moment`. Taking a snapshot counts as part of the snapshot's
-        step."""
+        """Return the newest step that is done, including its snapshot, at time `moment`."""
         low, high = self.step, self.step + max(0, int((moment - self.start) / self.step_s)) + 1
         while high - low > 1:
             middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """The part of a job that a fault affects, with the membership code of a real coordinator.
 
-All ranks that a fault does not affect have equal state, so one rank represents all of them. `every_rank` simulates
-every rank instead; a test checks that both ways lead to the same decisions.
+All ranks that a fault does not affect have equal state, so one rank represents all of them. With `every_rank`, every
+rank is simulated; a test checks that this leads to the same decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class JobModel:
         self._dead: set[int] = set()
         self._lost: set[int] = set()
         self._emptied: set[int] = set()
-        """Ranks whose node was lost. The memory of such a node is empty, even if the same node has returned."""
+        """Ranks whose node was lost, so that the node's memory is empty, even if the same node has returned."""
         running = live is not None
         self.membership = Membership(
             self._was,
@@ -70,7 +70,7 @@ class JobModel:
         self._carry_out(self.membership.fault(fault, self.membership.generation))
 
     def node_lost(self, node: int, at: float) -> None:
-        """Record that a node was lost at time `at`. The node may have been a spare."""
+        """Record that a node was lost at time `at`. The lost node may have been a spare."""
         self._lost.add(node)
         gone = {rank for rank, its in self.membership.nodes.items() if its == node}
         self._dead |= gone
@@ -87,7 +87,8 @@ class JobModel:
             self._carry_out(self.membership.no_node_came(node, waited_s))
 
     def decide(self, moment: float) -> Decision | None:
-        """Let all ranks join and restore, and return the decision. None if the job cannot continue: see `failed`."""
+        """Let all ranks join and restore, and return the decision. Return None if the job cannot continue: see
+        `failed`."""
         membership, actions = self.membership, list[m.Action]()
         held = self._held(moment)
         for rank, node in membership.nodes.items():
@@ -151,7 +152,7 @@ class JobModel:
         known.nodes |= membership.nodes
         known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
-        # older generations need not be remembered, because their snapshots no longer exist
+        # forget older generations, whose snapshots no longer exist
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
         known.faults, known.spares_used = membership.faults, membership.spares_used
 

@@ -18,7 +18,7 @@ nodes at once would be too slow for each of a thousand faults."""
 
 
 class Memory:
-    """Snapshots of all ranks, and their copies. A node has only snapshots that were taken after it joined."""
+    """Snapshots of all ranks, and their copies. A node has only snapshots that were taken after the node joined."""
 
     def __init__(self, settings: Simulated, block: int = BLOCK) -> None:
         self._settings = settings
@@ -32,8 +32,7 @@ class Memory:
         self._groups: dict[int, tuple[Group, ...]] = {}
         """Parity groups of each block, by block."""
         self._stripes: dict[int, list[tuple[float, Group]]] = {}
-        """Parity groups of each rank, newest first, each with the time from which on it protects snapshots. A stripe is
-        the list of the group's ranks."""
+        """Parity groups of each rank, newest first: time from which on a group protects snapshots, and its ranks."""
         self._left: dict[int, tuple[int, ...]] = {}
         """For each rank that has moved to a new node, the nodes that hold copies of its earlier snapshots."""
         self.sharing = "same" if settings.redundant else "shard"
@@ -74,8 +73,7 @@ class Memory:
             self._placed[block] = after
 
     def _again(self, moment: float) -> SimulatedSnapshot | None:
-        """Return the newest snapshot as a copy that starts at time `moment`, after a node with the earlier copy was
-        lost."""
+        """Return the newest snapshot as a copy that starts at time `moment`, because an earlier copy was lost."""
         newest = max(self._log.get("memory", ()), key=lambda held: held.captured_at, default=None)
         if newest is None:
             return None
@@ -114,8 +112,7 @@ class Memory:
         return tuple(dict.fromkeys((*self._placed[self._block_of(rank)].get(node, ()), *left)))
 
     def own(self, node: int, rank: int) -> list[Offer]:
-        """Return the snapshots of a node's own rank: those in its memory, with or without copies, and those on its
-        disk."""
+        """Return the snapshots of a node's own rank, in the node's memory and on the node's disk."""
         logs = (*self._log.get("memory", ()), *self._log.get("peer", ()))
         born = self._born.get(node, -1.0)
         offers = [self._offer(held, node, rank) for held in dict.fromkeys(logs) if held.captured_at > born]
@@ -123,13 +120,13 @@ class Memory:
         return offers + [replace(one, tier="durable", name="disk", url="simulated") for one in on_disk]
 
     def copies(self, owner: int, holder: int, rank: int, moment: float) -> list[Offer]:
-        """Return the copies of the snapshots of `rank` in the memory of `holder`. `owner`: node on which the rank
-        was."""
+        """Return the copies of the snapshots of `rank` in the memory of the node `holder`. `owner`: node on which
+        `rank` was."""
         if not self._placed:
             return []
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
-        if owner in self._born and holder in self._left.get(rank, ()):  # copies from the rank's former node
+        if owner in self._born and holder in self._left.get(rank, ()):  # also copies made from the rank's former node
             held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
         if holder in self._placed[self._block_of(rank)].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))
@@ -141,8 +138,8 @@ class Memory:
     def pieces(self, node: int, rank: int, ranks: Collection[int]) -> list[Offer]:
         """Return the parity pieces (XOR of other ranks' snapshots) in the memory of `node`, on which `rank` runs.
 
-        Only groups whose ranks are all in `ranks` count. The parity of a step belongs to the group at that step. The
-        parity stays on the group's other nodes when a node of the group is replaced."""
+        Only pieces of groups whose ranks are all in `ranks` are returned. The parity of a step belongs to the group
+        that existed at the step. The parity stays on the group's other nodes when a node of the group is replaced."""
         born, found = self._born.get(node, -1.0), list[Offer]()
         for held in self._log.get("peer", ()) if rank in self._stripes else ():
             stripe = next((its for since, its in self._stripes[rank] if since < held.captured_at), ())
@@ -174,8 +171,8 @@ class Memory:
                     known[:] = [(moment, stripe), *known[: _SLOTS - 1]]
 
     def _block_of(self, rank: int) -> int:
-        """Return the block of a rank. The last block also has the remaining ranks: in a block of their own, they might
-        be too few to hold copies."""
+        """Return the block of a rank. The last block also has the remaining ranks, which might be too few to hold
+        copies in a block of their own."""
         return min(rank // self._block, max(0, self._settings.nodes // self._block - 1))
 
     def _ranks(self, block: int) -> range:

@@ -16,13 +16,13 @@ ENOUGH = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class SimulatedTier:
-    """How often a snapshot is copied to a tier, and how long that takes. Times are in seconds."""
+    """How often snapshots are copied to a tier, and how long a copy takes. Times are in seconds."""
 
     every_steps: int
     blocked: float = 0.0
     """Time in seconds for which each copy blocks training."""
     latency: float = 0.0
-    """Time in seconds until a copy is safe. The next copy to the tier does not start before that time."""
+    """Time in seconds until a copy is safe. The next copy to the tier does not start before the copy is safe."""
     read: float = 0.0
     """Time in seconds to restore from the tier."""
 
@@ -40,7 +40,7 @@ class Simulated:
     tiers: Mapping[str, SimulatedTier]
     """Tiers by name: `memory`, `disk`, `peer`, `durable`."""
     rates: Rates
-    """Rates of failures of one node, in failures per second."""
+    """Failure rates of one node, in failures per second."""
     recovery: Recovery = field(default_factory=Recovery)
     spares: int = 0
     rack_nodes: int = 4
@@ -51,7 +51,7 @@ class Simulated:
     """Whether all ranks have the same state, so that a rank can restore from any other rank."""
     replicas: int = 1
     parity: int | None = None
-    """Number of nodes in a group that stores parity instead of copies. The value is None for copies."""
+    """Number of nodes in a group that stores parity instead of copies. None if copies are stored."""
     node_bytes: float = 0.0
     state_bytes: float = 0.0
     live_read_s: float = 0.0

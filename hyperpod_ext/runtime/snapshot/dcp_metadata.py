@@ -1,10 +1,10 @@
 """Write DCP's `.metadata` and a file of plain values for a checkpoint, so that plain `dcp.load` can read it.
 
-`.metadata` and the file of plain values exist only for PyTorch. This project's own reader uses the signed manifest, and
-never unpickles. `.metadata` is a pickle, written opcode by opcode, because the writing process does not import torch.
-The class names in `.metadata` are those of torch.distributed.checkpoint, unchanged since torch 2.3. A test compares
-`.metadata` with torch's own pickle. Torch 2.15 adds strides to a tensor's properties. `.metadata` leaves strides out:
-torch 2.15 reads metadata without strides, and torch 2.13 refuses metadata with strides.
+`.metadata` and the file of plain values exist only for PyTorch. hyperpod_ext itself reads the signed manifest instead,
+and never unpickles. `.metadata` is a pickle, written opcode by opcode, because the writing process does not import
+torch. The class names in `.metadata` are those of torch.distributed.checkpoint, unchanged since torch 2.3. A test
+compares `.metadata` with torch's own pickle. Torch 2.15 adds strides to a tensor's properties. `.metadata` leaves
+strides out: torch 2.15 reads metadata without strides, and torch 2.13 refuses metadata with strides.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RankFile:
     plan: Plan
     values: Sequence[Any]
     file: str
-    """Name of the file with the rank's image (all its tensors), relative to the checkpoint's folder."""
+    """Name of the file with the rank's tensors, relative to the checkpoint's folder."""
     frozen: tuple[str, int] = ("", 0)
-    """Name and length of a separate file with the frozen parameters, which are the first bytes of the image. If there
-    is such a file, `file` contains only the bytes after the frozen parameters."""
+    """Name and length of a separate file with the frozen parameters, which are the first bytes of the snapshot. If
+    there is such a file, `file` contains only the bytes after the frozen parameters."""
 
     def place(self, item: Item) -> _ShardExtent:
         """Return the file that contains a shard, and the shard's offset and length in it."""
@@ -45,7 +45,7 @@ class RankFile:
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """Contents of the files that plain `dcp.load` needs in addition to the ranks' images."""
+    """Contents of the files that plain `dcp.load` needs in addition to the files with the ranks' tensors."""
 
     metadata: bytes
     values_file: bytes
@@ -54,7 +54,7 @@ class Derived:
 def derive(parts: Sequence[RankFile], values_file: str) -> Derived:
     """Return DCP's files for a checkpoint.
 
-    If several ranks have saved the same shard or plain value, that of the lowest rank is used.
+    If several ranks have saved the same shard or plain value, the files use the lowest rank's shard or value.
 
     Args:
         parts: the files of all ranks.
@@ -103,7 +103,7 @@ def _traverse(path: tuple[str | int, ...], node: Any) -> Iterator[tuple[tuple[st
 def _is_taken_apart(node: Any) -> bool:
     """Return whether the elements of a list or tuple are stored one by one, not as one pickle.
 
-    PyTorch pickles each tuple as one value, but in these files a tuple that contains tensors is stored by element.
+    PyTorch pickles each tuple as one value, but DCP's files store a tuple that contains tensors by element.
     """
     if isinstance(node, list):
         return any(isinstance(value, Mapping) or value is _TENSOR or _is_taken_apart(value) for value in node)

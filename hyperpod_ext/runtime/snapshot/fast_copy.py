@@ -17,18 +17,17 @@ from torch.autograd.graph import increment_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme, join_checksums
 
 Copy = Callable[[int, int, int], object]
-"""A function that copies memory, and releases the GIL. Its arguments are the destination address, the source address
-and the number of bytes."""
+"""A function that copies memory without the GIL. Arguments: destination address, source address, number of bytes."""
 
 PIECE = 256 << 10
-"""Bytes that are copied between two checks of an `Unthrottle` flag. The number is small enough for a core's cache, so
-that the bytes stay in the cache from the computation of the checksum to the copy."""
+"""Bytes that are copied between two checks of an `Unthrottle` flag. The number is small enough that the bytes stay in a
+core's cache from the computation of the checksum to the copy."""
 _CACHED = 1 << 20
 """Bytes whose checksum is computed at once, before several threads copy them: as many as fit into the shared cache."""
 _PART = 16 << 20
 """Minimum number of bytes for each thread that computes checksums; starting a thread for fewer takes too long."""
 _MOST_THREADS = 4
-"""Maximum number of threads that compute checksums. A core computes checksums at 7 to 11 GB/s, and copies to a GPU
+"""Maximum number of threads that compute checksums: a core computes checksums at 7 to 11 GB/s, and copies to a GPU
 reach 54 GB/s (docs/gpu.md, E8)."""
 
 
@@ -63,7 +62,7 @@ def _built() -> ctypes.CDLL | None:
             library.hpx_copy.restype = None
             library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
             library.hpx_copy_checked.restype = ctypes.c_int64
-        except (OSError, AttributeError):  # built for another type of machine, or from an older stream.c
+        except (OSError, AttributeError):  # a library for another machine type, or from an older stream.c
             continue
         return library
     return None
@@ -88,8 +87,9 @@ def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copy `source` to `destination`, a tensor of the same shape and type, by the fastest method available."""
     if torch.get_num_threads() == 1 and _is_plain(destination, source):
         copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-        increment_version(destination)  # like `copy_`, so that autograd detects the change
-    else:  # several threads are faster than one thread that bypasses the caches
+        increment_version(destination)  # as `copy_` does, so that autograd detects the change
+    else:
+        # several threads are faster than one thread that bypasses the caches
         with torch.no_grad():
             destination.copy_(source)
 
@@ -100,13 +100,13 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
     Args:
         destination: tensor of the same shape and type.
         source: a tensor for which `is_memory` is true.
-        checksum: checksum of the bytes before those of `source`.
+        checksum: checksum of the bytes that precede `source`.
 
     Returns:
-        The checksum of the earlier bytes followed by those of `source`.
+        The checksum of the earlier bytes followed by the bytes of `source`.
     """
     nbytes = source.numel() * source.element_size()
-    by_one = _checker() or torch.get_num_threads() == 1  # several threads would not speed up the checksum
+    by_one = _checker() or torch.get_num_threads() == 1  # more threads would not speed up the checksum
     if by_one and _is_plain(destination, source):
         checksum = copy_memory_checked(destination.data_ptr(), source.data_ptr(), nbytes, checksum)
         increment_version(destination)
@@ -124,14 +124,14 @@ def copy_checked(destination: torch.Tensor, source: torch.Tensor, checksum: int)
 def copy_to_gpu_checked(
     destinations: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], image: memoryview
 ) -> int:
-    """Copy an image into tensors on a GPU, and return the image's CRC64-NVME.
+    """Copy a snapshot's bytes into tensors on a GPU, and return the CRC64-NVME of all bytes.
 
     The checksum is computed by threads while the GPU copies.
 
     Args:
         destinations: tensors on a GPU.
-        sources: for each destination, a tensor of the image (the bytes of a snapshot's tensors).
-        image: all bytes of the image.
+        sources: for each destination, a tensor in the memory of `image`.
+        image: all bytes of the snapshot.
     """
     parts = max(1, min(_threads(), len(image) // _PART))
     bounds = [len(image) * part // parts for part in range(parts + 1)]
@@ -142,7 +142,7 @@ def copy_to_gpu_checked(
             for destination, source in zip(destinations, sources, strict=True):
                 destination.copy_(source, non_blocking=True)
             found = [(each.result(), len(piece)) for each, piece in zip(checksums, pieces, strict=True)]
-    finally:  # the caller may overwrite the image after the return
+    finally:  # after the return, the caller may overwrite `image`
         for device in {destination.device for destination in destinations if destination.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
     return join_checksums(found)
@@ -156,7 +156,7 @@ def _threads() -> int:
 def copy_memory_checked(to: int, source: int, nbytes: int, checksum: int) -> int:
     """Copy `nbytes` bytes from the address `source` to the address `to`, in one thread.
 
-    Returns `checksum`, continued over the copied bytes.
+    Returns `checksum` after extending it over the copied bytes.
     """
     return copy_pieces_checked(pieces_of([(to, source, nbytes)]), checksum, Unthrottle())[1]
 
@@ -167,12 +167,12 @@ def pieces_of(pieces: Sequence[tuple[int, int, int]]) -> ctypes.Array[Piece]:
 
 
 def copy_pieces_checked(pieces: ctypes.Array[Piece], checksum: int, unthrottle: Unthrottle) -> tuple[int, int]:
-    """Copy pieces in order, until all are copied or `unthrottle` is set.
+    """Copy pieces of memory in order, until all are copied or `unthrottle` is set.
 
-    Returns the number of copied bytes, and `checksum` continued over the copied bytes.
+    Returns the number of copied bytes, and `checksum` after extending it over the copied bytes.
     """
     checker, done = _checker(), 0
-    if checker is not None:  # one call without the GIL: the training thread never waits for the GIL
+    if checker is not None:  # one call without the GIL, which the training thread needs
         found = ctypes.c_uint64(checksum)
         done = checker(pieces, len(pieces), ctypes.byref(unthrottle.flag), ctypes.byref(found))
         return done, found.value

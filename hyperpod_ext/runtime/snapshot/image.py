@@ -57,7 +57,7 @@ def chunk_of(tensor: torch.Tensor | Chunk, name: str) -> Chunk | None:
         return Chunk(tensor.detach(), tuple(tensor.shape), (0,) * tensor.dim())
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    sharded: Any = tensor  # a DTensor; its type is not imported here
+    sharded: Any = tensor  # a DTensor, whose type is not imported here
     if any(placement.is_partial() for placement in sharded.placements):
         raise JobFailedError(
             f"{name} has the placements {sharded.placements}: the values of its ranks are not summed yet",
@@ -118,7 +118,8 @@ def once(tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
 
     Args:
         tensor: the tensor to narrow.
-        view: a tensor of the same shape. In each dimension in which its stride is 0, only the first index is kept.
+        view: a tensor of the same shape. In each dimension in which the stride of `view` is 0, only the first index is
+            kept.
     """
     for dimension, (size, stride) in enumerate(zip(view.shape, view.stride(), strict=True)):
         tensor = tensor.narrow(dimension, 0, 1) if stride == 0 and size > 1 else tensor
@@ -157,7 +158,7 @@ def is_dtensor(tensor: Any) -> bool:
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's shard of a DTensor; any other tensor detached."""
-    plain: Any = tensor.detach()  # may be a DTensor; its type is not imported here
+    plain: Any = tensor.detach()  # may be a DTensor, whose type is not imported here
     local: torch.Tensor = plain.to_local() if is_dtensor(plain) else plain
     return local
 
@@ -229,7 +230,7 @@ def _cannot_change(name: str, built: Form, form: Form) -> JobFailedError:
 
 
 class Layout:
-    """The plan of an image, with the live tensor of this rank for each of its items."""
+    """The plan of a snapshot's image, with this rank's live tensor for each item of the plan."""
 
     def __init__(self, parts: Parts) -> None:
         paths, _ = leaf_paths(parts.shape)
@@ -240,7 +241,7 @@ class Layout:
         order = [*range(len(paths))]
         order.sort(
             key=lambda index: not is_frozen(parts.tensors[index])
-        )  # frozen parameters first, because they are copied only once
+        )  # put frozen parameters first, because they are copied only once
         for index in order:
             tensor = parts.tensors[index]
             chunk = chunk_of(tensor, names[index])
@@ -277,25 +278,25 @@ class Layout:
         self._frames = frames
 
     def write_frames(self, image: memoryview) -> None:
-        """Write all bytes of an image except the tensors' values, that is, the zip archives around the values.
+        """Write all bytes of a snapshot except the tensors' values, that is, the zip archives around the values.
 
-        The method is called once for each slot (shared memory for one snapshot).
+        This method is called once for each slot (shared memory for one snapshot).
         """
         end = 0
         for item, around in zip(self.plan.items, self._frames, strict=True):
-            image[end : item.start] = bytes(item.start - end)  # zeros, so that equal states have equal images
+            image[end : item.start] = bytes(item.start - end)  # zero gaps, so that equal states have equal bytes
             image[item.start : item.data] = around.prefix
             image[item.data + item.nbytes : item.end] = around.suffix
             end = item.end
 
 
 def views(plan: Plan, buffer: Any, start: int = 0) -> list[torch.Tensor]:
-    """Return a tensor for each item of an image. The tensors share the memory of `buffer`.
+    """Return a tensor for each item of a snapshot. The tensors share the memory of `buffer`.
 
     Args:
-        plan: layout of the image.
-        buffer: memory that contains the image.
-        start: byte offset of the image in `buffer`.
+        plan: layout of the snapshot.
+        buffer: memory that contains the snapshot's bytes.
+        start: byte offset of the snapshot in `buffer`.
     """
     image = torch.frombuffer(buffer, dtype=torch.uint8, count=plan.nbytes, offset=start)
     return [_view(image[item.data : item.data + item.nbytes], item) for item in plan.items]
@@ -333,7 +334,7 @@ class _Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         numel = torch.Size(self._sizes).numel()
         strides = torch.empty(self._sizes, device="meta").stride()
-        # not `OrderedDict[str, Any]()`, whose attribute `__orig_class__` makes torch.load(weights_only=True) fail
+        # without `[str, Any]`, which would set `__orig_class__` and make torch.load(weights_only=True) fail
         hooks: OrderedDict[str, Any] = OrderedDict()
         legacy = torch.storage._dtype_to_storage_type_map().get(self._dtype)
         if legacy is not None:

@@ -1,8 +1,8 @@
-"""The plan of one rank's snapshots: the offset of each shard in the image (the bytes of all tensors).
+"""The plan of one rank's snapshots: the offset of each shard in the snapshot's bytes.
 
-A plan changes only if tensors are added to the model or the optimizer's state, or change their shapes. So a worker
-sends the plan to the memory server only once, and each later save refers to the plan by its digest. This file does not
-import torch, because the memory server does not.
+A plan changes only if tensors are added to the model or the optimizer's state, or change their shapes. Therefore a
+worker sends the plan to the memory server only once, and later saves refer to the plan by its digest. This file does
+not import torch, because the memory server does not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DTYPE_BYTES = {
 
 
 class Item(NamedTuple):
-    """One shard of one tensor in the image."""
+    """One shard of one tensor in a snapshot."""
 
     tensor: int
     """Index of the tensor among all tensors of the state, in the order of `tree.take_apart`."""
@@ -42,20 +42,21 @@ class Item(NamedTuple):
     """Offset and size of the shard in the whole tensor, by dimension."""
     start: int
     data: int
-    """Byte offsets in the image. `start` is the offset of the shard's zip archive, `data` that of the shard's values
-    inside the archive."""
+    """Byte offsets in the snapshot. `start` is the offset of the shard's zip archive; `data` is the offset of the
+    shard's values inside the archive."""
     nbytes: int
     """Number of bytes of the shard's values."""
     end: int
-    """Byte offset in the image at which the archive ends."""
+    """Byte offset in the snapshot at which the shard's zip archive ends."""
     strides: tuple[int, ...] | None = None
-    """Strides of the live tensor; None if it is contiguous or a shard. Values in the image are always contiguous."""
+    """Strides of the live tensor; None if it is contiguous or a shard. Values in the snapshot itself are always
+    contiguous."""
     built: Form | None = None
     """Type, shape and strides that a new process builds, if training has changed them; None: unchanged."""
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """The fields on the shard's position in the image and in the whole tensor, without `strides` and `built`."""
+        """All fields except `strides` and `built`: the shard's position in the snapshot and in the whole tensor."""
         return self[:10]
 
     @property
@@ -72,12 +73,12 @@ class Plan:
     """The nested structure of the state, in the form of `tree.Shape`."""
     items: tuple[Item, ...]
     nbytes: int
-    """Length of the image in bytes."""
+    """Length of the snapshot in bytes."""
 
     def to_json(self) -> dict[str, Any]:
         items = [
             item if item.strides or item.built else item.place for item in self.items
-        ]  # leave out unset `strides` and `built`, which earlier versions cannot read
+        ]  # drop unset `strides` and `built`, unknown to earlier versions
         return {"shape": self.shape, "items": items, "nbytes": self.nbytes}
 
     @cached_property
@@ -135,7 +136,7 @@ def read_shape(shape: list[Any]) -> Shape:
 def _check(item: Item, nbytes: int) -> None:
     """Raise CorruptSnapshotError if an item's offsets are inconsistent.
 
-    Even a wrong plan with a valid signature must not cause reads outside of the image.
+    Even a wrong plan with a valid signature must not cause reads outside of the snapshot's bytes.
     """
     elements = 1
     for size in item.sizes:

@@ -43,7 +43,7 @@ and checksums of DCP's files), created_at, signature."""
 def save_id_of(generation: int, step: int) -> str:
     """Return the save ID of a commit (a finished step): its generation and step.
 
-    A step that is repeated after a fault has another generation, so it is another commit.
+    A step that is repeated after a fault is another commit, because its generation differs.
     """
     return f"g{generation}-s{step}"
 
@@ -59,7 +59,7 @@ def save_id_in(save_id: str, run: str) -> str:
 
 
 def without_run(save_id: str) -> tuple[str, str]:
-    """Split a text of `save_id_in` into the save ID and the run; the run is empty for this run."""
+    """Split a result of `save_id_in` into the save ID and the run; the run is empty for this run."""
     own, _, run = save_id.partition("@")
     return own, run
 
@@ -71,7 +71,7 @@ def generation_of(save_id: str) -> int:
 
 
 def crc64nvme(data: Any, previous: int = 0) -> int:
-    """Return the CRC64-NVME of a buffer, a checksum that S3 also computes. Releases the GIL.
+    """Return the CRC64-NVME of a buffer, a checksum that S3 also computes. The function releases the GIL.
 
     Args:
         data: the buffer.
@@ -111,7 +111,7 @@ def crc_text(checksum: int) -> str:
 
 
 def crc_value(text: str) -> int:
-    """Return the CRC64 in a text of `crc_text`.
+    """Return the CRC64 as a number, from a text that `crc_text` has returned.
 
     Raises:
         ValueError: the text is not 16 hex digits.
@@ -179,7 +179,7 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
         )
     if manifest.get("job") != job:
         raise CorruptSnapshotError(f"{where}: it belongs to job {quote(manifest.get('job'))}, not to {job!r}")
-    signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest accepts only ASCII text
+    signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest refuses non-ASCII text
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
             f"{where}: its manifest is not signed with this job's secret",
@@ -258,5 +258,5 @@ def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     signed = {key: value for key, value in manifest.items() if key != "signature"}
     try:
         return hmac.new(secret, _canonical(signed), hashlib.sha256).hexdigest()
-    except RecursionError:  # the JSON encoder allows less nesting than the parser
+    except RecursionError:  # the parser allows more nesting than the encoder
         raise CorruptSnapshotError("a manifest is nested too deep") from None

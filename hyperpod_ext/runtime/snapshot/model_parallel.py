@@ -1,8 +1,8 @@
 """Models that Megatron-core splits into plain tensors: this rank's part, and the ranks that hold the same part.
 
-The shards of a tensor have the same name on all ranks, and often the same shape. So only Megatron's process groups
-show whether two ranks hold different shards or replicas. This file does not import Megatron: if the script has not
-imported Megatron, Megatron has not split a model.
+The shards of a tensor have the same name on all ranks, and often the same shape. Whether two ranks hold different
+shards or replicas therefore shows only in Megatron's process groups. This file does not import Megatron: if the script
+has not imported Megatron, Megatron has not split a model.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class HeldShard(NamedTuple):
     """This rank's part of a model that Megatron has split."""
 
     name: str
-    """Name of the part, such as `tensor 1 of 2`. All tensor names get this suffix, because Megatron gives the tensors
-    of all parts the same names."""
+    """Name of the part, such as `tensor 1 of 2`. The name is a suffix to all tensor names, because Megatron gives the
+    tensors of all parts the same names."""
     ranks: frozenset[int]
     """Ranks that hold this part, including this rank."""
 
@@ -37,7 +37,7 @@ def held_shard() -> HeldShard | None:
     name = ", ".join(f"{kind} {rank + 1} of {size}" for kind, rank, size in places if size > 1)
     if not name:
         return None
-    if places[-1][2] > 1:  # data-parallel ranks hold different experts, too
+    if places[-1][2] > 1:  # with expert parallelism, data-parallel ranks hold different experts, too
         return HeldShard(name, frozenset([dist.get_rank()]))
     group = groups.get_data_parallel_group(with_context_parallel=True)
     return HeldShard(name, frozenset(dist.get_process_group_ranks(group)))

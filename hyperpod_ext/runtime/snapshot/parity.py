@@ -1,9 +1,9 @@
-"""Parity over a group of ranks on different nodes, from which one lost image (the bytes of a snapshot) can be rebuilt.
+"""Parity over a group of ranks on different nodes, from which one lost snapshot can be rebuilt.
 
-The images of a group of k ranks are divided into k - 1 parts each. The node of every rank stores one parity piece: the
-XOR of one part of each other rank's image. So each image is sent over the network once, as for a replica, but a node
-stores only 1/(k - 1) of the bytes of an image. A part of a lost image is rebuilt as the XOR of the parity piece that
-contains the part and of all other images' parts in the same piece.
+In a group of k ranks, each rank's snapshot is divided into k - 1 parts. The node of every rank stores one parity piece:
+the XOR of one part of each other rank's snapshot. So each snapshot is sent over the network once, as for a replica, but
+a node stores only 1/(k - 1) of a snapshot's bytes. A part of a lost snapshot is rebuilt as the XOR of the parity piece
+that contains the part and of the other snapshots' parts in this piece.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 _ALIGNED = 64
-"""Parts of an image begin at multiples of this many bytes, so that XOR works on whole words."""
+"""Parts of a snapshot begin at multiples of this many bytes, so that XOR works on whole machine words."""
 
 
 class Span(NamedTuple):
-    """A contiguous range of an image's bytes."""
+    """A contiguous range of a snapshot's bytes."""
 
     start: int
     """Offset of the first byte."""
@@ -35,28 +35,27 @@ class Stripe:
             raise ValueError(f"parity needs at least three ranks in ascending order, not {self.ranks}")
 
     def piece_bytes(self, nbytes: int) -> int:
-        """Return the bytes of a parity piece for images of up to `nbytes` bytes. Shorter parts are zero-padded."""
+        """Return the bytes of a parity piece for snapshots of up to `nbytes` bytes. Shorter snapshots are
+        zero-padded."""
         parts = len(self.ranks) - 1
         return -(-nbytes // (parts * _ALIGNED)) * _ALIGNED
 
     def span(self, owner: int, holder: int, nbytes: int) -> Span:
-        """Return the part of one rank's image that is in the parity piece on another rank's node.
+        """Return the part of one rank's snapshot that is in the parity piece on another rank's node.
 
         Args:
-            owner: rank of the image.
-            holder: rank whose node stores the piece.
-            nbytes: length of the image in bytes.
+            owner: rank of the snapshot. holder: rank whose node stores the parity piece. nbytes: length of the
+                snapshot.
         """
         length = self.piece_bytes(nbytes)
         start = min(self._part(owner, holder) * length, nbytes)
         return Span(start, min(length, nbytes - start))
 
     def spans(self, owner: int, nbytes: int) -> dict[int, Span]:
-        """Return the parts of a rank's image in order, by the rank whose node stores the piece with the part.
+        """Return the parts of a rank's snapshot in order, each by the rank whose node stores the part's parity.
 
         Args:
-            owner: rank of the image.
-            nbytes: length of the image in bytes.
+            owner: rank of the snapshot. nbytes: length of the snapshot.
         """
         others = sorted((rank for rank in self.ranks if rank != owner), key=lambda rank: self._part(owner, rank))
         return {holder: self.span(owner, holder, nbytes) for holder in others}

@@ -1,4 +1,4 @@
-"""Find the parts of a saved image that a rank needs after a change of the world size, to read only these parts."""
+"""Find the parts of a snapshot that a rank needs after a change of the world size, to read only these parts."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def by_name(items: Sequence[Item]) -> dict[str, list[Item]]:
 def parts_for(
     targets: Mapping[str, Sequence[Item]], sources: Sequence[Item], known: Collection[tuple[str, tuple[int, ...]]]
 ) -> list[Item]:
-    """Return the parts of an image's shards that the targets need, each as an item.
+    """Return the parts of a snapshot's shards that the targets need, each as an item.
 
     Args:
         targets: the shards that this rank needs, by tensor name.
-        sources: the image's shards.
-        known: tensor name and offsets of shards that were read from other snapshots. A large shard that was read from
-            another snapshot is not read again.
+        sources: the shards in the snapshot.
+        known: tensor name and offsets of shards that were read from other snapshots. A large shard in `known` is not
+            read again.
     """
     return [
         part
@@ -40,8 +40,8 @@ def parts_for(
 def _rows(targets: Sequence[Item], source: Item) -> Item | None:
     """Return the rows of a saved shard that the targets need, from the first to the last row, as one item.
 
-    Rows are slices along the first dimension, so the returned item is contiguous in the image. The result is None if no
-    row is needed.
+    Rows are slices along the first dimension, so that the returned item is contiguous in the snapshot. Return None if
+    no row is needed.
     """
     meeting = [target for target in targets if meet(target, source)]
     if not meeting:

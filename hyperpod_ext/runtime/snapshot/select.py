@@ -30,9 +30,10 @@ class Offer:
     """A state of `step` that a process, a memory server or a durable tier offers for a restore."""
 
     tier: OfferTier
-    """`live`: the state is in a training process. `memory`: the state is in a node's memory server, as original or
-    replica. `parity`: a parity piece (XOR of parts of other ranks' snapshots), useful only with other snapshots.
-    `durable`: a committed checkpoint of all ranks, or one rank's snapshot on the disk of `node`."""
+    """`live`: the state is in the process of a rank that trains. `memory`: the state is in a node's memory server, as
+    original or replica. `parity`: a parity piece (XOR of parts of other ranks' snapshots), useful only with other
+    snapshots. `durable`: the state is in a committed checkpoint of all ranks, or in one rank's snapshot on the disk of
+    `node`."""
     step: int
     rank: int
     """Rank that saved the state; for a parity piece, the rank on whose node it is; -1 for a checkpoint of all ranks."""
@@ -103,9 +104,10 @@ class Source:
     """A place from which one rank gets its state, or a part of it."""
 
     kind: Literal["self", "live", "memory", "peer", "parity", "durable", "fresh"]
-    """`self`: the rank's process holds the state already. `live`: another rank's process. `memory` and `peer`: memory
-    server of the same node, or of another node. `parity`: the snapshot of `rank` and the parity piece, both on `node`;
-    the lost snapshot is rebuilt from several such sources. `durable`: a durable tier. `fresh`: start without state."""
+    """`self`: the rank's own process, which already holds the state. `live`: another rank's process. `memory` and
+    `peer`: memory server of the same node, or of another node. `parity`: the snapshot of `rank` and a parity piece,
+    both on `node`; a lost snapshot is rebuilt from one such source per remaining rank of the group. `durable`: a
+    durable tier. `fresh`: start without state."""
     rank: int
     """Rank whose state the source has."""
     save_id: str = ""
@@ -155,9 +157,9 @@ class Decision:
 
     step: int
     sources: dict[int, tuple[Source, ...]]
-    """Sources by rank. Usually a rank has one source. A rank has several sources if live ranks each send a part of the
-    state, or if its state is rebuilt from parity. After a change of the world size, a rank has one source for each rank
-    that saved the commit. The message to a rank contains only the sources that this rank needs."""
+    """The restore sources of each rank, by rank. A rank usually has one source. A rank has several sources if live
+    ranks each send a part of the state, or if its state is rebuilt from parity. After a change of the world size, a
+    rank has one source for each rank that saved the commit. A rank receives only the sources that it needs."""
     world_size: int = 0
     """Number of ranks of the generation; 0: as many as `sources` has entries."""
 
@@ -173,7 +175,7 @@ class Decision:
 
     @property
     def checkpoint(self) -> str:
-        """Place of the durable checkpoint from which the first rank restores; empty if it restores from memory."""
+        """Place of the durable checkpoint from which the first rank restores; empty for a restore from memory."""
         source = next((several[0] for several in self.sources.values()), None)
         if source is None or source.kind != "durable":
             return ""
@@ -206,7 +208,7 @@ def choose_step(
     given_up = given_up_by(began or {})
     alive = [offer for offer in offers if not given_up(offer)]
     differing = _differing(alive)
-    # all ranks must restore one commit: snapshots of the same step may be from two generations
+    # group by commit, because snapshots of the same step may be from different generations
     commits: dict[tuple[int, int, str], list[Offer]] = {}
     for offer in alive:
         commits.setdefault(commit_of(offer), []).append(offer)
@@ -235,7 +237,8 @@ def _sources(
     resized = world_size != len(nodes)
     live = {} if resized else {offer.rank: offer.save_id for offer in offers if offer.tier == "live"}
     sources: dict[int, tuple[Source, ...]] = {}
-    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}  # in its process
+    # a rank whose process holds the state keeps it
+    sources |= {rank: (Source("self", rank, live[rank]),) for rank in nodes if rank in live}
     if len(sources) == len(nodes):
         return sources
     commit = _Commit(offers, differing)
@@ -247,7 +250,7 @@ def _sources(
         found = [commit.nearest(rank, one, node, resized) for one in wanted]
         if not all(found):
             return None
-        if len(found) == 1 and found[0][0].kind == "live":  # these ranks each send a part at the same time
+        if len(found) == 1 and found[0][0].kind == "live":  # several live ranks send parts at the same time
             sources[rank] = tuple(found[0][:_AT_ONCE])
         elif len(found) == 1 and found[0][0].kind == "parity":
             sources[rank] = tuple(found[0])
@@ -293,7 +296,7 @@ def began_on_disk(offers: Collection[Offer]) -> dict[int, int]:
     """
     began: dict[int, int] = {}
     for offer in offers:
-        if offer.began >= 0:  # two runs may have used the same generation number: use the lower first step
+        if offer.began >= 0:  # of two runs with this generation, the lower first step counts
             generation = generation_of(offer.save_id)
             began[generation] = min(offer.began, began.get(generation, offer.began))
     return began
@@ -325,12 +328,12 @@ def short_parity(offers: Collection[Offer], began: Mapping[int, int], after: int
     """Return the newest step after `after` that parity cannot rebuild, and the ranks whose snapshots of it are lost.
 
     Parity can rebuild the snapshot of one rank of a group, but not two or more lost snapshots of the same group. A
-    snapshot that its rank has overwritten by a newer snapshot does not count as lost. The result is None if parity can
+    snapshot does not count as lost if its rank has overwritten it by a newer snapshot. The result is None if parity can
     rebuild all steps after `after`.
 
     Args:
         offers: all offers.
-        began: first step of each generation, which shows the abandoned steps. An abandoned step is not returned.
+        began: first step of each generation, which shows the abandoned steps; an abandoned step is not returned.
         after: only later steps are returned.
     """
     given_up = given_up_by(began)
@@ -369,7 +372,7 @@ class _Equals:
     """Offers of ranks that hold the same state, so that a rank can use any of them."""
 
     _FEW = 64
-    """Up to this number, all offers are compared. If there are more offers, only those of `near` are compared."""
+    """Up to this number of offers, all offers are compared; of more offers, only the result of `near`."""
 
     def __init__(self, offers: Sequence[Offer]) -> None:
         self._offers = offers
@@ -403,7 +406,7 @@ class _Equals:
 
 
 class _Commit:
-    """The offers of one commit, from which sources for each rank are chosen."""
+    """The copies of one committed step that nodes offer. The source of each rank's restore is chosen from them."""
 
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
@@ -419,7 +422,7 @@ class _Commit:
             for holders, theirs in together.items()
             if holders not in differing and _interchangeable(theirs) and (holders is not None or len(together) == 1)
         }
-        """The offers from which every rank of a group can restore, by group. Ranks of a group hold the same state."""
+        """The offers from which all ranks of a group can restore, by group (ranks that hold the same state)."""
         self._serving_rank: dict[int, list[Offer]] = {}
         for holders, theirs in self.serving.items():
             for rank in holders or ():
@@ -427,7 +430,8 @@ class _Commit:
         self._made: dict[int | None, _Equals] = {}
 
     def _equals(self, rank: int | None) -> _Equals:
-        """Return the offers from which `rank` can restore. If `rank` is None, return the offers for every rank.
+        """Return the offers from which `rank` can restore; if `rank` is None, the offers from which every rank can
+        restore.
 
         The result is computed at the first call for a rank, because many ranks never need a source.
         """
@@ -440,7 +444,7 @@ class _Commit:
 
         The order of kinds is: memory of the rank's node, a live rank, disk of the rank's node, memory of another node,
         disk of another node, parity, a shared directory, S3. Among sources of one kind, the state of rank `wanted`
-        itself comes first. Other ranks' states are sorted so that different ranks restore from different sources.
+        itself comes first. States of other ranks are sorted so that different ranks restore from different sources.
 
         Args:
             rank: rank that needs a state.
@@ -453,7 +457,7 @@ class _Commit:
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:
-                continue  # a live rank sends its state only to ranks of the same world size
+                continue  # a live rank sends state only within its world size
             source, place = _source(offer, rank, wanted, node, resized)
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))
@@ -466,7 +470,8 @@ class _Commit:
         """Return the sources from which parity can rebuild the snapshot of rank `lost`.
 
         For each other rank of the parity group, the source is a node that has both the rank's snapshot and its parity
-        piece. The result is empty if a rank has no such node, for example after the loss of two nodes of the group.
+        piece. The result is empty if another rank's snapshot or piece is lost too, for example after the loss of two
+        nodes of the group.
         """
         by_stripe: dict[tuple[int, ...], dict[tuple[int, int], Offer]] = {}
         for piece in self._pieces:

@@ -18,7 +18,7 @@ _KINDS = ("same", "alike", "shard")
 
 
 class Sharing(NamedTuple):
-    """A word such as `alike:0,2` in parsed form."""
+    """A parsed word for the sharing of state, such as `alike:0,2`."""
 
     kind: str
     ranks: frozenset[int] | None = None
@@ -27,10 +27,10 @@ class Sharing(NamedTuple):
     @classmethod
     @functools.lru_cache(maxsize=4096)
     def of(cls, text: str) -> Sharing:
-        """Parse a word such as `alike:0,2`.
+        """Parse a word for the sharing of state, such as `alike:0,2`.
 
         Raises:
-            JobFailedError: the word is unknown.
+            JobFailedError: the word for the sharing of state is unknown.
         """
         kind, _, ranks = text.partition(":")
         try:
@@ -38,7 +38,7 @@ class Sharing(NamedTuple):
         except ValueError:
             among, kind = None, ""
         if kind not in _KINDS:
-            raise JobFailedError(f"{text!r} does not say how state is shared; `same`, `alike:0,2` and `shard` do")
+            raise JobFailedError(f"{text!r} is not a way to share state; valid are `same`, `alike:0,2` and `shard`")
         return cls(kind, among)
 
     @classmethod

@@ -20,14 +20,14 @@ from hyperpod_ext.runtime.snapshot.part_reads import by_name, meet, parts_for
 from hyperpod_ext.runtime.snapshot.tree import Form, Parts, Path, fqn, leaf_paths, put_together
 
 Scatter = Callable[[Sequence[tuple[int, memoryview]]], int]
-"""A function that reads a whole image (the bytes of a snapshot's tensors), and returns the image's CRC64-NVME.
+"""A function that reads all bytes of a snapshot, and returns the CRC64-NVME of these bytes.
 
-Its argument lists parts of the image to keep, as pairs of the part's offset in the image and the memory to write to."""
+The argument lists the parts of the snapshot to keep, as pairs of the part's offset and the memory to write to."""
 
 ReadParts = Callable[[Sequence[tuple[int, memoryview]]], None]
-"""A function that reads parts of an image on another node, whose memory server has verified the bytes.
+"""A function that reads parts of a snapshot on another node, whose memory server has verified the bytes.
 
-Its argument lists the parts, as pairs of the part's offset in the image and the memory to write to."""
+The argument lists the parts to read, as pairs of the part's offset and the memory to write to."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Snapshot:
     plan: Plan
     values: Sequence[Any]
     load: Callable[[], memoryview]
-    """Returns the image's bytes. The memoryview keeps the memory alive."""
+    """Returns the snapshot's bytes. The returned memoryview keeps the memory alive."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] | None = None
-    """Manifest with the checksum of the image; None if the bytes are already verified."""
+    """Manifest with the checksum of the snapshot; None if the bytes are already verified."""
     scatter: Scatter | None = None
-    """Reads an image on another node directly into the tensors, without a local copy; None for other images."""
+    """Reads a snapshot on another node directly into the tensors, without a local copy; None for a local snapshot."""
     read_parts: ReadParts | None = None
-    """Reads only parts of an image on another node; None for other images."""
+    """Reads only parts of a snapshot on another node; None for a local snapshot."""
     bound: bool = True
     """Whether a MAC proves that this job has written the checkpoint."""
     others: Callable[[], Sequence[Snapshot]] | None = None
-    """Returns the other ranks' snapshots of the same commit; None if these are not needed or are already loaded."""
+    """Returns the other ranks' snapshots of the same commit; None if they are not needed or already loaded."""
 
     @classmethod
     def of(
@@ -63,7 +63,8 @@ class Snapshot:
         bound: bool = True,
         others: Callable[[], Sequence[Snapshot]] | None = None,
     ) -> Snapshot:
-        """Return a snapshot whose manifest is already verified. The image's bytes are verified when they are read."""
+        """Return a snapshot whose manifest is already verified. The snapshot's bytes are verified when they are
+        read."""
         extras = manifest.get("extras", {})
         step, values = int(manifest["step"]), manifest["values"]
         return cls(step, plan, values, load, extras, manifest, scatter, read_parts, bound, others)
@@ -74,12 +75,12 @@ class Snapshot:
 
     @property
     def was_read(self) -> bool:
-        """Whether the image was read into this process."""
+        """Whether the snapshot's bytes were read into this process."""
         return "image" in self.__dict__
 
     @property
     def nbytes_read(self) -> int:
-        """Number of the image's bytes that were read into this process, without those read by `scatter`."""
+        """Number of the snapshot's bytes that were read into this process, without bytes read by `scatter`."""
         return self.plan.nbytes if self.was_read else sum(self._parts_read)
 
     @cached_property
@@ -87,7 +88,7 @@ class Snapshot:
         return []
 
     def check(self) -> None:
-        """Raise CorruptSnapshotError if the image's bytes do not have the length and checksum in the manifest."""
+        """Raise CorruptSnapshotError if the snapshot's bytes do not have the length and checksum in the manifest."""
         if self.manifest is not None:
             check_bytes(self.manifest, self.image)
 
@@ -96,7 +97,7 @@ class Snapshot:
     ) -> list[tuple[Item, torch.Tensor]]:
         """Return the verified shards of this snapshot that the targets need.
 
-        From an image on another node, only the needed parts are read. For a local image, all shards are returned.
+        From a snapshot on another node, only the needed parts are read. From a local snapshot, all shards are returned.
 
         Args:
             targets: items to restore, by tensor name.
@@ -112,7 +113,7 @@ class Snapshot:
     def read(self, items: Sequence[Item]) -> list[torch.Tensor]:
         """Return the verified values of `items`, which are shards or parts of shards.
 
-        From an image on another node, no other bytes are read.
+        From a snapshot on another node, no other bytes are read.
         """
         if self.read_parts is None or self.was_read:
             self.check()
@@ -124,8 +125,9 @@ class Snapshot:
 
 
 Like = Callable[[Path], torch.Tensor | None]
-"""A function that takes the path of a saved tensor, and returns the parameter to which the tensor belongs. A new tensor
-gets the sharding, strides and device of this parameter. The function returns None if there is no such parameter."""
+"""A function that takes the path of a saved tensor, and returns the parameter to which the tensor belongs. The tensor
+that is made for the saved tensor gets the sharding, strides and device of the returned parameter. The function returns
+None if there is no such parameter."""
 
 
 def fill(
@@ -139,10 +141,10 @@ def fill(
 ) -> Any:
     """Return the saved state, with tensors filled from `snapshots`.
 
-    A live tensor with the name, type, shape and strides of a saved tensor is filled in place. For any other saved
-    tensor, a new tensor is created, sharded as the parameter that `like` returns. Live tensors that were not saved stay
-    unchanged. The first snapshot is used alone if it holds all needed shards; otherwise the shards are assembled from
-    the snapshots of all ranks.
+    A live tensor with the name, type, shape and strides of a saved tensor is filled in place. For a saved tensor
+    without a matching live tensor, a new tensor is created, sharded as the parameter that `like` returns. Live tensors
+    that were not saved stay unchanged. The first snapshot is used alone if it holds all needed shards; otherwise the
+    shards are assembled from the snapshots of all ranks.
 
     All read bytes are verified. After an error, the contents of the live tensors are undefined, and the state must not
     be used.
@@ -200,7 +202,7 @@ def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
 def _lacks_forms(saved: Plan, live: Parts, like: Like) -> bool:
     """Return whether the plan lacks the needed type and shape of a tensor, because the saving rank had no shard of it.
 
-    Type and shape are not needed if there is a live tensor, or if the tensor belongs to a DTensor parameter.
+    Type and shape are needed only for a tensor that has no live tensor and does not belong to a DTensor parameter.
     """
     held, known = {item.tensor for item in saved.items}, set(leaf_paths(live.shape)[0])
     apart = [path for at, path in enumerate(leaf_paths(saved.shape)[0]) if at not in held and path not in known]
@@ -299,7 +301,7 @@ def needed(targets: Sequence[Item], snapshots: Sequence[Snapshot]) -> list[Snaps
                 parts[offsets] = index
         chosen.update(parts.values())
     alike = _hold_the_same(snapshots)
-    for holders in unsharded:  # if values may differ between ranks, use those of the lowest rank
+    for holders in unsharded:  # the lowest rank's values count if values differ
         if not (alike and chosen.intersection(holders)):
             chosen.add(holders[0])
     return [snapshots[index] for index in sorted(chosen)] or list(snapshots[:1])
@@ -312,7 +314,7 @@ def _hold_the_same(snapshots: Sequence[Snapshot]) -> bool:
 
 
 def _copy_image(snapshot: Snapshot, layout: Layout) -> None:
-    """Copy an image into the live tensors of the same layout, and verify its checksum in the same pass.
+    """Copy a snapshot into live tensors of the same layout, and verify the snapshot's checksum in the same pass.
 
     Raises:
         CorruptSnapshotError: the bytes do not have the checksum in the manifest.
@@ -345,7 +347,7 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
     sources: dict[str, list[tuple[Item, torch.Tensor]]] = {}
     differing, targets = _differing_values(snapshots), by_name(layout.plan.items)
     shards: list[list[tuple[Item, torch.Tensor]]] = []
-    for snapshot in used:  # verify all shards before the first is copied
+    for snapshot in used:  # verify all shards before copying one
         shards.append(snapshot.shards(targets, {(item.fqn, item.offsets) for each in shards for item, _ in each}))
     for each in shards:
         for item, shard in each:
@@ -379,7 +381,8 @@ def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.T
     """Add a shard to the `known` shards of a tensor; return False if its values differ from an overlapping shard.
 
     `known` is in the order in which shards are copied. Of two overlapping shards, the shard that was added first is
-    copied last, so its values are kept. The first shard may be the smaller one, if only some of its rows were read.
+    copied last, so its values are kept. The shard that was added first may be smaller, if only some of its rows were
+    read.
     """
     for at, (other, theirs) in enumerate(known):
         if item.shape != other.shape:

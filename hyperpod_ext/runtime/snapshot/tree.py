@@ -60,7 +60,7 @@ def take_apart(tree: Any, is_tensor: type | tuple[type, ...]) -> Parts:
         is_tensor: the types of leaves that count as tensors.
 
     Raises:
-        JobFailedError: a value has a type that cannot be restored. The message names the path to the value.
+        JobFailedError: a value has a type that cannot be restored. The error message names the path to the value.
     """
     parts = Parts([], [], [])
     try:
@@ -91,7 +91,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("{", keys)
         tensors = parts.tensors
         for value in node.values():
-            if isinstance(value, is_tensor):  # no call of `_take`, because most leaves are tensors
+            if isinstance(value, is_tensor):  # inlined, because most leaves are tensors
                 shape.append("T")
                 tensors.append(value)
             else:
@@ -105,7 +105,7 @@ def _take(node: Any, parts: Parts, is_tensor: Any) -> None:
         shape += ("(" if kind is tuple else "[", len(node))
         for value in node:
             _take(value, parts, is_tensor)
-    elif kind is bytes:  # state that an object has serialized itself; its format is unknown here
+    elif kind is bytes:  # state that an object has serialized itself
         shape.append("B")
         parts.values.append(base64.b64encode(node).decode())
     else:

@@ -12,7 +12,7 @@ def xor_into(destination: memoryview, source: memoryview) -> None:
 
 
 def fill_with_zeros(destination: memoryview) -> None:
-    """Fill `destination` with zeros, which leave the other operand of an XOR unchanged."""
+    """Fill `destination` with zeros, the neutral element of XOR."""
     import numpy as np
 
     np.frombuffer(destination, np.uint8)[:] = 0

@@ -1,9 +1,9 @@
 """Build the zip archive that `torch.save` writes around a tensor, before the tensor's values are known.
 
-A `.distcp` file is a sequence of such archives. A tensor's type and shape determine all bytes around its values. So the
-layout of a snapshot's file is built only once, and each save only copies values. The archive's checksum of the values
-stays zero, because PyTorch does not read this checksum. Restores verify the CRC64-NVME of the whole image (all archives
-of a snapshot) instead.
+A `.distcp` file is a sequence of zip archives, one for each tensor. A tensor's type and shape determine all bytes
+around its values. Therefore the layout of a snapshot's file is built only once, and each save only copies values. The
+archive's checksum of the values stays zero, because PyTorch does not read this checksum. Restores verify the CRC64-NVME
+of the whole snapshot (all archives) instead.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ ALIGNMENT = 64
 _LOCAL, _CENTRAL, _END = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06"
 _END64, _LOCATOR64 = b"PK\x06\x06", b"PK\x06\x07"
 _MAX32 = 0xFFFFFFFF
-_DOS_EPOCH = 0x21  # 1980-01-01 as the date of all files, so that equal states have equal bytes
-_PADDING_ID = 0x4246  # ID of the extra field that PyTorch uses for padding
+_DOS_EPOCH = 0x21
+"""1980-01-01, the date of all files in an archive, so that equal states have equal bytes."""
+_PADDING_ID = 0x4246
+"""ID of the extra field that PyTorch uses for padding."""
 
 
 class Frame(NamedTuple):

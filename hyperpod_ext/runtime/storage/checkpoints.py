@@ -66,7 +66,7 @@ from hyperpod_ext.terminal import quote
 _UNPROVED = 10_000
 """Largest generation number that counts even if no file of the generation is signed by this job.
 
-A job reaches such a number only after as many faults or resizes.
+A real job reaches this number only after as many faults or resizes.
 """
 
 
@@ -135,19 +135,19 @@ class Checkpoints:
         found: Collection[Found],
         damaged: dict[int, CorruptSnapshotError] | None = None,
     ) -> dict[int, int]:
-        """Return, by generation, the step after which it began. Later steps of older generations are abandoned.
+        """Return, by generation, the step after which the generation began. Later steps of older generations are
+        abandoned.
 
-        A generation without a checkpoint is left out, because its run died before it saved. A generation is also left
-        out if neither its claim file nor a checkpoint of it is signed by this job, because anybody may have written
-        them.
+        A generation without a checkpoint is left out, because its run died before a save. A generation is also left out
+        if neither its claim file nor a checkpoint of it is signed by this job, because anybody may have written them.
 
         Args:
             fenced: generations with a claim file.
             found: checkpoints with a manifest.
-            damaged: receives the error of each damaged claim file, by generation; None: such an error is raised.
+            damaged: receives the error of each damaged claim file, by generation; None: the first error is raised.
 
         Raises:
-            CorruptSnapshotError: a claim file is damaged. Ignoring this error could restore abandoned steps.
+            CorruptSnapshotError: a claim file is damaged. Without this file, abandoned steps could be restored.
         """
         saved: dict[int, list[Found]] = {}
         for one in found:
@@ -157,12 +157,12 @@ class Checkpoints:
             try:
                 starts[number] = int(self._read_fence(number, saved[number])["step"])
             except NotFoundError:
-                continue  # the claim file was deleted after the listing
+                continue  # this claim file was deleted after the listing
             except CorruptSnapshotError as error:
                 if not self._trusting and not any(map(self._is_ours, saved[number])):
                     continue
                 corrupt = CorruptSnapshotError(
-                    f"{error.message}: it cannot be told which steps generation {number} gave up",
+                    f"{error.message}, so it is unknown which steps generation {number} abandoned",
                     hint="Restore that file from a backup, or use the secret that it was signed with. If you delete "
                     "the file, the checkpoints of older generations count again, the newest step first.",
                 )
@@ -184,7 +184,7 @@ class Checkpoints:
         check_manifest(manifest, self._secret, job=self._job, where=where)
         ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
         if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
-            raise CorruptSnapshotError(f"{where}: the job has signed this file, but it is no manifest of a checkpoint")
+            raise CorruptSnapshotError(f"{where}: the job has signed this file, but it is not a manifest")
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
             raise CorruptSnapshotError(f"{where}: it is the manifest of {quote(manifest.get('save_id'))}")
         _check_parts(ranks, manifest, where)
@@ -203,17 +203,17 @@ class Checkpoints:
         return mac_of(self._secret, data, cancelled)
 
     def read_image(self, folder: str, manifest: Manifest, rank: str, image: memoryview) -> None:
-        """Read a rank's image (the bytes of its snapshot) into memory, and verify its MAC.
+        """Read the bytes of a rank's snapshot into memory, and verify their MAC.
 
         Args:
             folder: folder of the checkpoint.
             manifest: the checkpoint's manifest, already verified.
             rank: number of the rank.
-            image: memory of the image's size.
+            image: memory of the snapshot's size.
 
         Raises:
             NotFoundError: a file is missing.
-            CorruptSnapshotError: the image is damaged, or was not written by this job.
+            CorruptSnapshotError: the snapshot is damaged, or was not written by this job.
         """
         for file in files_of(manifest, rank):
             name = f"{folder}/{file.name}"
@@ -222,7 +222,7 @@ class Checkpoints:
                 Expected.of(manifest, file).check(part, self._secret, f"{self.store.url}/{name}")
 
     def read_plan(self, folder: str, digest: str) -> Plan:
-        """Return the plan with the given digest, which is the layout of one rank's image.
+        """Return the plan with the given digest, which is the layout of one rank's snapshot.
 
         Raises:
             NotFoundError: there is no plan with this digest.
@@ -304,7 +304,7 @@ class Checkpoints:
 
         Raises:
             StaleGenerationError: another run has begun a later generation, or may have, because the claim file of a
-                later generation is damaged. The caller must not write any more.
+                later generation is damaged. After a StaleGenerationError, the caller must not write any more.
         """
         for later in fenced_generations([entry.name for entry in self.store.list("generations/")]):
             if later <= generation:
@@ -312,7 +312,7 @@ class Checkpoints:
             try:
                 fence = self._read_fence(later)
             except NotFoundError:
-                continue  # the claim file was deleted after the listing
+                continue  # this claim file was deleted after the listing
             except CorruptSnapshotError as error:
                 files = [parse_file(entry.name) for entry in self.store.list("step-")]
                 saved = {file[0] for file in files if file and file[0].generation == later and file[1] == MANIFEST}
@@ -337,7 +337,7 @@ class Checkpoints:
     def fence_of(self, generation: int) -> dict[str, Any] | None:
         """Return the fields `generation`, `step` and `run` from a generation's claim file.
 
-        None: there is no claim file that this job has signed.
+        Return None if there is no claim file that this job has signed.
         """
         try:
             return self._read_fence(generation)
@@ -347,7 +347,7 @@ class Checkpoints:
     def _read_fence(self, generation: int, saved: Collection[Found] = ()) -> dict[str, Any]:
         """Return the content of a generation's claim file, verified.
 
-        `saved`: checkpoints of the generation; a signed one confirms a claim file without a signature.
+        `saved`: checkpoints of the generation; a signed checkpoint confirms a claim file without a signature.
         """
         where = f"{self.store.url}/{fence_name(generation)}"
         fence = read_document(self.store.get(fence_name(generation), NOTE_BYTES), where)
@@ -369,7 +369,7 @@ class Checkpoints:
         An attacker who forges a claim file gains nothing. A forged claim file can hide checkpoints, but the attacker
         could also delete these checkpoints. A forged claim file can make the job restore abandoned checkpoints, but so
         can the deletion of the true claim file. All checkpoints that count are still signed by the job. A forged claim
-        file stops no writer: see `check_not_followed`.
+        file does not stop a writer (see `check_not_followed`).
 
         Args:
             fence: content of the claim file.
@@ -404,7 +404,7 @@ class Checkpoints:
             return
         try:
             announced = self.record(folder, node)
-        except NotFoundError:  # the announcement was deleted meanwhile, because the checkpoint was committed
+        except NotFoundError:  # the announcement was deleted when the checkpoint was committed
             return
         if [(one["rank"], content_of(one)) for one in announced] != [
             (one["rank"], content_of(one)) for one in manifests
@@ -470,7 +470,7 @@ class Checkpoints:
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
     def progress(self, folder: str) -> CheckpointProgress:
-        """Return which nodes have written which notes, from one listing.
+        """Return which notes each node has written, from one listing of the folder.
 
         The notes are not verified here, so anybody may have written them.
         """
@@ -496,7 +496,7 @@ class Checkpoints:
             raise CorruptSnapshotError(f"{where}: not a list of manifests")
         for one in manifests:
             check_manifest(one, self._secret, job=self._job)
-            # the announcement itself is not signed, so anybody can copy signed manifests of other steps into it
+            # check each manifest's commit, because anybody can announce copies of signed manifests of other steps
             its_commit = (one.get("step"), one.get("generation"), one.get("save_id"))
             if found is None or its_commit != (found.step, found.generation, save_id_of(found.generation, found.step)):
                 its = f"its snapshot of rank {quote(one.get('rank'))} ({quote(one.get('save_id'))})"
@@ -520,13 +520,13 @@ class Checkpoints:
         Args:
             folder: folder of the checkpoint.
             manifests: manifest of each rank's snapshot.
-            files: name of each rank's image; ranks with equal images share a file.
+            files: name of the file with each rank's snapshot; ranks with equal snapshots share a file.
             macs: the MAC of each file, from the node that uploaded the file (see `mac`).
             known: returns the layout plan with a given digest, or None if the plan must be read from the store.
             of_node: whether the checkpoint has only the ranks of one node, on that node's own disk.
 
         Returns:
-            False if another node has already written the manifest.
+            Returns False if another node has already written the manifest.
 
         Raises:
             CorruptSnapshotError: a file is missing, for example because it was deleted after its upload; or a snapshot
@@ -551,7 +551,7 @@ class Checkpoints:
         all_macs = dict(macs)
         torchs: tuple[tuple[str, bytes], ...] = ()
         part = of_node and len(manifests) < int(one["world_size"])
-        if not part:  # plain dcp.load cannot load the ranks of a single node
+        if not part:  # plain dcp.load needs the ranks of all nodes
             parts = [
                 RankFile(rank, plans[str(each["plan"])], each["values"], files[rank], _prefix(frozen.get(files[rank])))
                 for rank, each in sorted(manifests.items())
@@ -577,7 +577,7 @@ class Checkpoints:
             "created_at": time.time(),
         }
         signed = signed_text(document, self._secret)
-        if len(signed) > DOCUMENT_BYTES:  # readers refuse longer manifests
+        if len(signed) > DOCUMENT_BYTES:  # readers refuse a longer manifest
             raise HyperpodExtError(
                 f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes, over {DOCUMENT_BYTES}",
                 hint="The manifest holds all values of each rank's state that are no tensors. Convert large lists of "

@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.storage.verify import CHUNK, expected, what_is_wrong
 _IN_MEMORY = 1024 * MIB
 """Size in bytes above which a file is copied through a temporary file instead of memory.
 
-The machine that copies may have much less memory than a training node.
+The limit is small, because the machine that copies may have much less memory than a training node.
 """
 
 
@@ -41,7 +41,7 @@ class Copied:
     skipped: int = 0
     """Number of files that were already at the destination."""
     new: bool = True
-    """False: the complete checkpoint was already at the destination."""
+    """False if the complete checkpoint was already at the destination."""
 
 
 def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
@@ -58,7 +58,7 @@ def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
     there = next((one for one in destination.seen if one.found == seen.found), None)
     if there is not None and MANIFEST in there.files and there.digest != seen.digest:
         raise ConflictError(f"{where} is another checkpoint of step {seen.found.step}", hint="choose another place")
-    # nodes' notes without a manifest mean that an upload is running; next to a manifest, they are leftovers
+    # notes of nodes mean that an upload is running, unless there is a manifest
     if there is not None and MANIFEST not in there.files and any(map(NOTE.fullmatch, there.files)):
         raise ConflictError(
             f"{where} is being written by a job ({there.detail})", hint="wait for it, or choose another place"
@@ -91,7 +91,8 @@ def copy(
 
     Raises:
         ConflictError: the destination has another checkpoint of the same name, or no job would restore the copy.
-        CorruptSnapshotError: the checkpoint is damaged. The incomplete copy has no manifest, so it does not count.
+        CorruptSnapshotError: the checkpoint is damaged. After an error, the incomplete copy does not count, because it
+            has no manifest.
     """
     check_destination(seen, destination)
     there = next((one for one in destination.seen if one.found == seen.found), None)
@@ -157,7 +158,7 @@ def _room(nbytes: int) -> Iterator[memoryview]:
             file = stack.enter_context(tempfile.TemporaryFile())
             descriptor = file.fileno()
             try:
-                os.posix_fallocate(descriptor, 0, nbytes)  # raises if the disk is full; without it, a write gets SIGBUS
+                os.posix_fallocate(descriptor, 0, nbytes)  # raise if the disk is full, instead of SIGBUS at a write
             except OSError as error:
                 raise UnreachableError(
                     f"{tempfile.gettempdir()} has no space for a file of {nbytes} bytes: {error.strerror}",
@@ -170,5 +171,5 @@ def _room(nbytes: int) -> Iterator[memoryview]:
 
 
 def _close(memory: mmap.mmap) -> None:
-    with contextlib.suppress(BufferError):  # frames of an error may still hold views; the memory is freed with them
+    with contextlib.suppress(BufferError):  # the memory stays mapped while an error's frames hold views of it
         memory.close()

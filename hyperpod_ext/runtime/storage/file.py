@@ -76,7 +76,7 @@ class FileStore:
         path: the directory, which is created if needed.
         job: name of the folder in the directory that is the store, and must not be a symbolic link; empty: the
             directory itself is the store.
-        shared: whether files and folders get the modes that the umask allows; if False, only this user may read them.
+        shared: whether files and folders get the modes that the umask allows, or are readable only by this user.
     """
 
     create_only = "hard links, which refuse a name that exists"
@@ -125,7 +125,7 @@ class FileStore:
             os.fsync(descriptor)
             if cancelled():
                 raise Cancelled(f"{self.url}/{name}")
-            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # readers see all of it or none of it
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # readers see the complete blob or none
             os.fsync(folder)
 
     def copy(
@@ -146,7 +146,7 @@ class FileStore:
                 raise
             if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
                 return False
-            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect on two links to one file
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect on two links to the same file
             os.fsync(folder)
             return True
 
@@ -156,12 +156,12 @@ class FileStore:
         with self._explained("write", name), self._unfinished(name) as (folder, last, partial, descriptor):
             _write_all(descriptor, data)
             os.fsync(descriptor)
-            try:  # link, because a rename would replace an existing file of this name
+            try:  # a link, unlike a rename, never replaces an existing file
                 os.link(partial, last, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
-                return os.fstat(descriptor).st_nlink == 2  # 2 if a first try succeeded and NFS lost the answer
+                return os.fstat(descriptor).st_nlink == 2  # 2 links if a first try succeeded and NFS lost the answer
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -206,7 +206,7 @@ class FileStore:
         with self._explained("list", inside), suppress(*_GONE), self._folder(parts) as folder:
             for name, item, _ in _walk(folder, inside):
                 if name.startswith(prefix) and is_name(name):
-                    with suppress(FileNotFoundError):  # the file was deleted meanwhile
+                    with suppress(FileNotFoundError):  # this file was deleted meanwhile
                         found.append(Entry(name, item.stat(follow_symlinks=False).st_size))
         return sorted(found, key=lambda entry: entry.name)
 
@@ -214,7 +214,7 @@ class FileStore:
         parts = [part for part in checked_prefix(prefix).split("/") if part]
         found: set[str] = set()
         with self._explained("list", prefix), suppress(*_GONE), self._folder(parts) as folder:
-            # only folders with blobs count, as on S3; empty folders are left by deletions and by crashed writers
+            # skip empty folders, which deletions and crashed writers leave, because S3 has only folders with blobs
             for item in [*os.scandir(folder)]:
                 if is_name(item.name) and any(is_name(name) for name, _, _ in _below(folder, item, "", DEEPEST)):
                     found.add(item.name)
@@ -228,12 +228,12 @@ class FileStore:
                 for last in lasts:
                     self._look(cancelled)
                     _unlink(last, folder)
-                for item in os.scandir(folder):  # temporary files of crashed writers
+                for item in os.scandir(folder):  # also delete crashed writers' temporary files
                     if (match := _UNFINISHED.fullmatch(item.name)) and match[1] in lasts:
                         _unlink(item.name, folder)
             while parts:
                 part = parts.pop()
-                with suppress(OSError), self._folder(parts) as above:  # the folder is not empty, or already deleted
+                with suppress(OSError), self._folder(parts) as above:  # the folder has other files, or is deleted
                     os.rmdir(part, dir_fd=above)
 
     def close(self) -> None:
@@ -310,7 +310,7 @@ class FileStore:
             _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
             descriptor = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
             try:
-                _check_regular(os.fstat(descriptor))  # a second check, because the file may have been replaced
+                _check_regular(os.fstat(descriptor))  # check again: the file may have been replaced
                 yield descriptor
             finally:
                 os.close(descriptor)
@@ -326,7 +326,7 @@ class FileStore:
         partial = f".{last}.{secrets.token_hex(8)}{PARTIAL}"
         self._make_place(self._place)
         with ExitStack() as stack:
-            for _ in range(10):  # try again if another process deletes the empty folder between the two calls
+            for _ in range(10):  # retry if another process deletes the empty folder between these calls
                 with suppress(FileNotFoundError):
                     folder = stack.enter_context(self._folder(parts, make=True))
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -347,7 +347,7 @@ class FileStore:
             if doing == "read" and isinstance(error, _GONE):
                 raise NotFoundError(f"There is no {path}") from None
             if doing == "read" and error.errno == errno.ELOOP:
-                raise NotFoundError(f"{path} is no regular file", hint=HINTS[errno.ELOOP]) from None
+                raise NotFoundError(f"{path} is not a regular file", hint=HINTS[errno.ELOOP]) from None
             hint = HINTS.get(error.errno or 0, "See the file system's own log.")
             raise UnreachableError(f"Cannot {doing} {path}: {error.strerror or error}", hint=hint) from error
 
@@ -355,7 +355,7 @@ class FileStore:
 def _walk(folder: int, inside: str, depth: int = DEEPEST) -> Iterator[tuple[str, os.DirEntry[str], int]]:
     """Yield each regular file below an open folder: its name, its directory entry, and its folder's descriptor.
 
-    Symbolic links and other mounted file systems are left out. Other nodes may delete folders meanwhile.
+    Symbolic links and other mounted file systems are left out. Other nodes may delete folders at the same time.
 
     Args:
         folder: descriptor of the open folder.

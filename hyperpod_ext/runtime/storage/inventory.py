@@ -1,7 +1,7 @@
 """List the checkpoints of a store with their states, from one listing of files and the manifests.
 
-The files with tensor data are not read. No manifest is trusted: one that is truncated, forged, or belongs to another
-job is reported as such.
+The files with tensor data are not read. No manifest is trusted: a manifest that is truncated, forged, or belongs to
+another job is reported as such.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from hyperpod_ext.runtime.storage.upload_split import ImageFile, files_of
 from hyperpod_ext.terminal import quote
 
 CheckpointState = Literal["complete", "unfinished", "damaged", "abandoned", "uncertain", "foreign"]
-"""Abandoned: a later generation began before this step. Uncertain: the checkpoint may be abandoned, because the claim
-file of a later generation is damaged. Foreign: written by another job, or by a newer version."""
+"""Abandoned: a later generation began before the checkpoint's step. Uncertain: the checkpoint may be abandoned, because
+the claim file of a later generation is damaged. Foreign: written by another job, or by a newer version."""
 
 NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 """Exceptions that code raises if it reads a manifest with missing fields, or with fields of wrong types."""
@@ -86,9 +86,9 @@ class InventoryEntry:
     """SHA-256 of the manifest's bytes; empty if there is no readable manifest."""
     world_size: int | None = None
     created_at: float | None = None
-    """Time of the commit in Unix seconds; None: unknown."""
+    """Time of the commit in Unix seconds; None if unknown."""
     bound: bool = False
-    """Whether the manifest has MACs of the files; manifests of earlier versions do not."""
+    """Whether the manifest has MACs of the files, which manifests of earlier versions do not have."""
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +121,8 @@ class Inventory:
     starts: Mapping[int, int]
     """Step after which each generation with a checkpoint began; later steps of older generations are abandoned."""
     damaged_fences: Mapping[int, CorruptSnapshotError] = field(default_factory=dict)
-    """Error of each damaged claim file, by generation. Training cannot restore until these files are repaired."""
+    """Error of each damaged claim file, by generation. Training cannot restore until damaged claim files are
+    repaired."""
 
     def of_step(self, step: int) -> list[InventoryEntry]:
         """Return the checkpoints of one step: complete checkpoints first, and newer generations before older ones."""
@@ -161,7 +162,7 @@ def take_inventory(
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
         looks = pool.map(lambda found: look(found, folders[found]), with_manifest)
         looked = {found: one for found, one in zip(with_manifest, looks, strict=True) if one is not None}
-    # retention, which deletes a checkpoint's manifest first, has deleted these checkpoints after the listing
+    # drop checkpoints that retention has deleted since the listing (it deletes manifests first)
     for found in set(with_manifest) - set(looked):
         del folders[found]
     job = job or _guess_job(store.url.rpartition("/")[2], looked.values())
@@ -193,7 +194,7 @@ class _Look:
 def _look(
     checkpoints: Checkpoints, secret: bytes | None, turn: threading.Lock, found: Found, files: Mapping[str, int]
 ) -> _Look | None:
-    # only one thread at a time parses a large manifest, because parsing takes up to 30 times the file's size in memory
+    # parse only one large manifest at a time, because parsing takes up to 30 times the file's size in memory
     with turn if files[MANIFEST] > MIB else nullcontext():
         try:
             data = checkpoints.fetch(f"{found.folder}/{MANIFEST}")
@@ -308,7 +309,7 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
 
 
 def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str) -> Iterator[Defect]:
-    if secret is None:  # sign the manifest here, so that everything except the original signature is checked
+    if secret is None:  # sign the manifest here, so that all checks except that of its original signature are made
         manifest, secret = sign(manifest, _UNSIGNED), _UNSIGNED
     try:
         check_manifest(manifest, secret, job=job, where=MANIFEST)
@@ -337,7 +338,7 @@ def plans(manifest: Manifest) -> dict[str, str]:
 def derived(manifest: Manifest) -> dict[str, ImageFile]:
     """Return the files that only plain dcp.load needs and that have a checksum in the manifest, by name.
 
-    Manifests of earlier versions have no such checksums.
+    Manifests of earlier versions have no checksums of these files.
     """
     known = manifest.get("derived", {})
     return {
@@ -396,7 +397,7 @@ def select_prunable(
     """Return the checkpoints that the retention would delete, newest first.
 
     The newest complete checkpoint and all checkpoints of later steps stay. An unfinished checkpoint stays if a run that
-    was restored from an older step may still be uploading it. Foreign checkpoints always stay.
+    was restored from an older step may still be uploading it. Checkpoints of other jobs or newer versions always stay.
 
     Args:
         inventory: the checkpoints.

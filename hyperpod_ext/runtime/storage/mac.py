@@ -1,8 +1,8 @@
 """Message authentication codes (MACs) of checkpoint files. Nobody can compute a valid MAC without the job's secret.
 
 A CRC64 detects accidental damage, but no attack, because an attacker who changes bytes can choose eight other bytes
-that restore the CRC. Therefore the signed manifest of a checkpoint has a MAC of each file, too. The algorithm is
-AES-256-GMAC, which on processors with AES instructions has three quarters of the CRC's speed, and ten times that of
+that restore the CRC. To detect attacks, the signed manifest of a checkpoint also has a MAC of each file. The algorithm
+is AES-256-GMAC, which on processors with AES instructions has three quarters of the CRC's speed, and ten times that of
 SHA-256.
 """
 
@@ -22,7 +22,7 @@ from hyperpod_ext.terminal import quote
 
 KIND = "aes-256-gmac"
 PIECE = MIB
-"""Number of bytes per call of the cipher. Between two calls, other threads get the interpreter lock."""
+"""Number of bytes per call of the cipher; other threads get the GIL between two calls."""
 _SALT_BYTES = 16
 _KEY_OF = b"hyperpod_ext: MAC of a file\0"
 
@@ -115,7 +115,7 @@ class Expected:
         return cls(file.name, file.nbytes, file.crc64nvme, mac)
 
     def check(self, data: memoryview, secret: bytes, where: str) -> None:
-        """Check the MAC of a file's bytes. A file without a MAC passes, because the reader checks its CRC.
+        """Check the MAC of a file's bytes. A file without a MAC passes: the reader checks the file's CRC.
 
         Args:
             data: all bytes of the file.
@@ -130,7 +130,7 @@ class Expected:
         reading = Reading(self, secret, crc=False)
         reading.update(data)
         if reading.wrong() is not None:
-            again = Reading(self, secret)  # also compute the CRC, because accidental damage changes the CRC, too
+            again = Reading(self, secret)  # compute the CRC, too, to recognize accidental damage
             again.update(data)
             raise CorruptSnapshotError(f"{where}: {again.wrong()}", hint=_HINT)
 
@@ -165,7 +165,7 @@ class Reading:
             self._mac = Running(secret, salt)
 
     def update(self, piece: memoryview) -> None:
-        for start in range(0, len(piece), PIECE):  # a small piece stays in the CPU's cache for the CRC and the MAC
+        for start in range(0, len(piece), PIECE):  # small pieces stay in the CPU's cache for both CRC and MAC
             part = piece[start : start + PIECE]
             if self._crc is not None:
                 self._crc = crc64nvme(part, self._crc)

@@ -38,7 +38,7 @@ def folder_of(step: int, generation: int) -> str:
 
 
 def image_of(rank: int) -> str:
-    """Return the file name of one rank's image (the bytes of its snapshot), in the form that DCP uses."""
+    """Return the file name of one rank's snapshot, in the form that DCP uses."""
     return f"__{rank}_0.distcp"
 
 
@@ -50,7 +50,7 @@ def frozen_file_of(rank: int) -> str:
 def parse_folder(name: str) -> Found | None:
     """Return the checkpoint to which a folder, or a blob in the folder, belongs.
 
-    None: the folder's name is not in the form of `folder_of`.
+    Return None if the folder's name is not in the form of `folder_of`.
     """
     match = _FOLDER.match(name)
     found = Found(int(match[2]), int(match[3])) if match else None
@@ -60,7 +60,7 @@ def parse_folder(name: str) -> Found | None:
 def parse_file(name: str) -> tuple[Found, str] | None:
     """Return the checkpoint to which a blob belongs, and the blob's name in the checkpoint's folder.
 
-    None: the blob is no file of a checkpoint.
+    Return None if the blob is no file of a checkpoint.
     """
     folder, _, file = name.partition("/")
     found = parse_folder(folder)

@@ -37,12 +37,12 @@ class Entry:
 
 
 def never() -> bool:
-    """Return False. This function is the default of `cancelled`."""
+    """Return False. This function is the default of the argument `cancelled`."""
     return False
 
 
 def ignore(nbytes: int) -> None:
-    """Do nothing. This function is the default of `on_bytes`."""
+    """Do nothing. This function is the default of the argument `on_bytes`."""
 
 
 class ObjectStore(Protocol):
@@ -52,7 +52,7 @@ class ObjectStore(Protocol):
     transient faults (throttling, broken connections) itself, so the errors that it raises are final.
 
     A method calls its argument `cancelled` repeatedly, also between retries, and raises `Cancelled` once `cancelled()`
-    is true. So a cancelled call ends even if the store is unreachable.
+    is true. A cancelled call therefore ends even if the store is unreachable.
 
     Raises:
         UnreachableError: the store denied access, is full or missing, or kept failing until the deadline.
@@ -106,8 +106,8 @@ class ObjectStore(Protocol):
             cancelled: called repeatedly; if it returns True, the call raises `Cancelled`.
 
         Returns:
-            False if `source` is missing or differs from what is expected, or if the store cannot copy. The caller must
-            then write the blob with `put`.
+            Returns False if `source` is missing or has another size or checksum, or if the store cannot copy. If the
+            result is False, the caller must write the blob with `put`.
         """
 
     def put_new(self, name: str, data: bytes, *, cancelled: Callable[[], bool] = never) -> bool:
@@ -144,10 +144,10 @@ class ObjectStore(Protocol):
         """Return the names of the folders directly in the folder `prefix`, sorted, without prefix and slashes."""
 
     def delete(self, names: Sequence[str], *, cancelled: Callable[[], bool] = never) -> None:
-        """Delete blobs. A missing blob is no error."""
+        """Delete blobs. Deleting a missing blob is no error."""
 
     def close(self) -> None:
-        """Delete the parts of failed puts that were kept for the next attempt. The store can still be used later."""
+        """Delete the parts of failed puts that were kept for the next attempt. The store stays usable."""
 
     def check(self) -> None:
         """Write, read, list and delete a test blob, to find faults of the store before training starts.
@@ -201,9 +201,9 @@ def probe(store: ObjectStore) -> None:
     """Test each capability of a store that checkpoints rely on, with a temporary blob.
 
     Raises:
-        UnreachableError: a call failed, or had no effect. The message names the missing capability.
+        UnreachableError: a call failed, or had no effect. The error message names the missing capability.
     """
-    # the test blob is in the folder `generations`, which checkpoints need first: this finds a link or file in its place
+    # use the folder `generations`, to detect a link or file in its place
     name, blobs, made = f"generations/.check-{secrets.token_hex(8)}", (b"first", b"second", b"third"), False
 
     def need(works: bool, lacks: str) -> None:
@@ -234,7 +234,7 @@ def probe(store: ObjectStore) -> None:
 def no_place(url: str) -> ConfigError:
     """Return the error for a URL that no store supports."""
     hint = "Write s3://bucket/prefix, file:///path or a path."
-    return ConfigError([Problem(f"{url!r} is no place for checkpoints", hint=hint)])
+    return ConfigError([Problem(f"{url!r} is not a place for checkpoints", hint=hint)])
 
 
 def is_name(name: str) -> bool:
@@ -249,18 +249,20 @@ def is_name(name: str) -> bool:
 
 
 def checked_name(name: str) -> str:
-    """Return `name` after checking it.
+    """Return `name` after checking that it is a valid name of a blob.
 
     Raises:
         ConfigError: `name` is no valid name of a blob (see `is_name`).
     """
     if not is_name(name):
-        raise ConfigError([Problem(f"{name!r} cannot name a blob", hint="Use a relative path without '..'.")])
+        raise ConfigError(
+            [Problem(f"{name!r} is not a valid name of a blob", hint="Use a relative path without '..'.")]
+        )
     return name
 
 
 def checked_prefix(prefix: str) -> str:
-    """Return `prefix` after checking it. The last part of the path may be incomplete.
+    """Return `prefix` after checking that it stays inside of the store. The last part of the path may be incomplete.
 
     Raises:
         ConfigError: `prefix` leads outside of the store.

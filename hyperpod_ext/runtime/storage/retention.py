@@ -44,18 +44,19 @@ def to_keep(found: Sequence[Found], keep: int, every_steps: int | None, steps: C
 def is_passed(unfinished: Found, complete: Collection[Found]) -> bool:
     """Return whether an unfinished checkpoint will never be completed.
 
-    An unfinished checkpoint is never completed once its own generation, or a later one, has saved a later step. Later
-    steps of older generations do not matter: after a fault the job repeats steps, and the newer generation may still be
-    uploading an earlier step.
+    An unfinished checkpoint is never completed once its own generation, or a later one, has saved a later step. A later
+    step of an older generation does not matter, because after a fault the newer generation repeats steps, and may still
+    be uploading an earlier step.
     """
     return any(one.step > unfinished.step and one.generation >= unfinished.generation for one in complete)
 
 
 def remove(store: ObjectStore, names: Sequence[str]) -> None:
-    """Delete the files of a checkpoint. Delete the manifest first: a partly deleted folder must be no checkpoint.
+    """Delete the files of a checkpoint. The manifest is deleted first, so that a partly deleted folder does not count
+    as a checkpoint.
 
     Args:
-        names: names of blobs; blobs whose names are not those of a checkpoint's files stay.
+        names: names of blobs, of which only files of a checkpoint are deleted.
     """
     ours = [name for name in names if parse_file(name) is not None]
     store.delete([name for name in ours if name.endswith(f"/{MANIFEST}")])

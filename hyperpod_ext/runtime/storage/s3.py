@@ -1,9 +1,9 @@
 """An S3 prefix as an object store, with boto3, but without its slow parts.
 
-Payloads are sent from the caller's memory and received into it, one MiB at a time. No payload is buffered here, so
-memory use does not grow with the number of parts. boto3 computes neither a hash nor a checksum of the payload: each
-payload is sent with the CRC64-NVME that the snapshot already has, and S3 refuses a mismatch. Retries are made by
-`s3_requests`, not by boto3.
+Payloads are sent from the caller's memory and received into the caller's memory, one MiB at a time. This store buffers
+no payload, so memory use does not grow with the number of parts. boto3 computes neither a hash nor a checksum of the
+payload: each payload is sent with the CRC64-NVME that the snapshot already has, and S3 refuses a mismatch. Retries are
+made by `s3_requests`, not by boto3.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ CHECK_S = 10.0
 def default_streams() -> int:
     """Return the default number of parallel streams: two per CPU core, but at least 4 and at most 16.
 
-    One stream gets about 90 MB/s from S3, so a network card needs many streams. This process can feed two streams per
-    core. Measured over loopback with 2 cores: 4 streams are as fast as a single PUT of the whole blob, and 8 streams
-    have 0.6 of its speed.
+    One stream gets about 90 MB/s from S3, so a network card needs many streams. One core can feed two streams. Measured
+    over loopback with 2 cores: 4 streams are as fast as a single PUT of the whole blob, and 8 streams have 0.6 of its
+    speed.
     """
     return min(16, max(4, 2 * (os.cpu_count() or 1)))
 
@@ -133,7 +133,7 @@ class S3Store:
         try:
             self._requests.persist("write", attempt, call, also=lambda: True)
         except NameInUseError:
-            # the blob is this call's own if an earlier try succeeded and only its answer was lost
+            # an earlier try of this call may have written the blob, if only its answer was lost
             return tries > 1 and self.get(name, cancelled=cancelled) == data
         return True
 
@@ -222,7 +222,7 @@ class S3Store:
                     call.count(received)
 
         try:
-            self._requests.persist("read", attempt, call)  # a retry continues where the last try broke off
+            self._requests.persist("read", attempt, call)  # a retry continues after the bytes read so far
         except ShortError:
             raise CorruptSnapshotError(f"{call.what} ends before byte {offset + len(part)}") from None
 

@@ -1,4 +1,5 @@
-"""Translate the exceptions of an S3 client: whether to retry, and the error for the user. Imports no S3 client."""
+"""Translate the exceptions of an S3 client: whether to retry, and the error for the user. This module imports no S3
+client."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ MEANINGS: dict[str, type[Exception]] = {
 PASSING_CODES = {
     "InternalError",
     "OperationAborted",
-    "ConditionalRequestConflict",  # two puts tried to create the same object: the next try shows which one succeeded
+    "ConditionalRequestConflict",  # another put tried to create the same object; a retry shows which put succeeded
     "RequestTimeout",
     "RequestTimeTooSlow",
     "RequestLimitExceeded",
@@ -71,7 +72,7 @@ PASSING_CODES = {
     "TooManyRequestsException",
 }
 PASSING_STATUS = {408, 409, 429, 500, 502, 503, 504}
-PASSING_TYPES = {  # names of classes instead of classes, so that no S3 client is imported
+PASSING_TYPES = {  # names of classes, so that no S3 client is imported
     "ConnectionError",
     "HTTPClientError",
     "ResponseStreamingError",
@@ -79,7 +80,7 @@ PASSING_TYPES = {  # names of classes instead of classes, so that no S3 client i
     "FlexibleChecksumError",
     "CredentialRetrievalError",
     "MetadataRetrievalError",
-    "HTTPError",  # base class of urllib3's errors
+    "HTTPError",  # the base class of urllib3's errors
     "TruncatedError",
     "SpoiltError",
     "OSError",
@@ -109,7 +110,7 @@ def judge(error: Exception, doing: str, what: str, bucket: str) -> ErrorMeaning:
         return _judge_answer(response, doing, what, bucket)
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if not kinds & (PASSING_TYPES | {"BotoCoreError"}):
-        return ErrorMeaning(error)  # an exception that no S3 client raises is a bug here, so keep its traceback
+        return ErrorMeaning(error)  # a bug here, not an S3 client's error: keep its traceback
     text = " ".join(str(error).split())
     if kinds & CREDENTIALS:
         return ErrorMeaning(

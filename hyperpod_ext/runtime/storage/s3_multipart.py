@@ -30,7 +30,8 @@ class Multipart:
         self._abort_s = min(_ABORT_S, deadline_s)
         self._lock = threading.Lock()
         self._left: dict[tuple[str, str, int], MultipartUpload] = {}
-        """Uploads of puts that failed at their deadline, by object name, checksum and size. A later put resumes one."""
+        """Uploads of puts that failed at their deadline, by object name, checksum and size. A later put of the same
+        object resumes the upload."""
 
     def put(self, key: str, data: memoryview, crc: str, call: Call) -> None:
         """Upload `data`, whose CRC64-NVME is `crc`, to the object `key`."""
@@ -46,7 +47,8 @@ class Multipart:
         without verifying it, so this method reads the size and the checksum of the copy afterwards.
 
         Returns:
-            False if S3 has not copied the object. The caller must then upload the bytes with `put`.
+            Returns False if S3 has not copied the object. If the result is False, the caller must upload the bytes with
+            `put`.
         """
         try:
             self._make(key, nbytes, crc, call, lambda upload, number: self._copy_part(upload, number, source, call))
@@ -55,7 +57,7 @@ class Multipart:
         except UnreachableError:
             if call.gave_up:
                 raise
-            return False  # the store refuses copies; if it also refuses writes, the following put raises the error
+            return False  # a store that refuses copies may still accept the following put
         return self._is_there(key, nbytes, crc, call)
 
     def _make(
@@ -68,7 +70,7 @@ class Multipart:
                 call.in_streams(functools.partial(make_part, upload), missing, self._streams)
                 self._complete(upload, call)
                 return
-            except UploadGoneError:  # start again, because a lifecycle rule or a user has deleted the upload's parts
+            except UploadGoneError:  # start again: a lifecycle rule or a user has deleted the parts
                 call.count(-upload.done_bytes())
             except BaseException:
                 if call.gave_up:
@@ -117,7 +119,7 @@ class Multipart:
 
     def _copy_part(self, upload: MultipartUpload, number: int, source: str, call: Call) -> None:
         part: dict[str, Any] = {"PartNumber": number, "CopySource": {"Bucket": self._bucket, "Key": source}}
-        if len(upload.numbers()) > 1:  # S3 refuses to copy a range of an object of up to 5 MB
+        if len(upload.numbers()) > 1:  # S3 copies no ranges of objects up to 5 MB
             first = (number - 1) * upload.part_bytes
             part["CopySourceRange"] = f"bytes={first}-{min(first + upload.part_bytes, upload.nbytes) - 1}"
 
@@ -144,7 +146,7 @@ class Multipart:
                 call,
             )
         except UploadGoneError:
-            # perhaps the upload is complete, and only the answer of an earlier try was lost
+            # an earlier try may have completed the upload, and only its answer was lost
             if not self._is_there(upload.key, upload.nbytes, upload.crc, call):
                 raise
 

@@ -26,7 +26,8 @@ class Requests:
         self.bucket, self.client = bucket, _make_client(streams)
 
     def persist(self, doing: str, attempt: Callable[[], T], call: Call, also: Callable[[], bool] = lambda: False) -> T:
-        """Return the result of `attempt()`. While its error may be transient, retry with growing, random waits.
+        """Return the result of `attempt()`. While the error of `attempt` may be transient, retry with growing, random
+        waits.
 
         Args:
             doing: verb for error messages, such as "write".
@@ -45,7 +46,7 @@ class Requests:
             except (Cancelled, HyperpodExtError, ShortError):
                 raise
             except Exception as error:
-                call.look()  # raises Cancelled, because the request of a cancelled body fails with another error
+                call.look()  # raise Cancelled instead of the error of a cancelled body
                 meaning = judge(error, doing, call.what, self.bucket)
             spoilt = isinstance(meaning.error, WrongChecksumError) and also()
             if not (meaning.passes or spoilt):
@@ -61,7 +62,7 @@ class Requests:
         try:
             return request(Bucket=self.bucket, Body=body, **options)
         except BaseException:
-            body.seek(0)  # subtracts the bytes that were already counted as sent
+            body.seek(0)  # no longer count the bytes of the failed try as sent
             raise
 
 
@@ -74,7 +75,7 @@ def _make_client(streams: int) -> Any:
         raise ConfigError([problem]) from None
     style: dict[str, Any] = {"payload_signing_enabled": False}
     if os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        style["addressing_style"] = "path"  # custom endpoints rarely have a DNS name for each bucket
+        style["addressing_style"] = "path"  # custom endpoints rarely have DNS names for buckets
     config = Config(
         s3=style,
         request_checksum_calculation="when_required",
@@ -85,7 +86,7 @@ def _make_client(streams: int) -> Any:
         max_pool_connections=max(64, streams),
         tcp_keepalive=True,
     )
-    session = botocore.session.get_session()  # a new session for each client, because sessions are not thread-safe
+    session = botocore.session.get_session()  # one session per client: sessions are not thread-safe
     session.register_component("data_loader", _models())
     return session.create_client("s3", config=config)
 
@@ -94,7 +95,7 @@ def _make_client(streams: int) -> Any:
 def _models() -> Any:
     """Return botocore's loader of S3's API model, the same object in the whole process.
 
-    Reading this model takes four fifths of the time in which a client is made.
+    Reading the API model takes four fifths of the time of making a client.
     """
     import botocore.session
 

@@ -11,8 +11,8 @@ from concurrent.futures import wait as wait_for
 from hyperpod_ext.runtime.storage.object_store import MIB, Cancelled, ignore, never
 
 PIECE = MIB
-"""Number of bytes per send and per call of `cancelled`. The default of http.client, 16 KiB, takes four times the CPU
-time."""
+"""Number of bytes per send and per call of `cancelled`. With http.client's default of 16 KiB, sending takes four times
+the CPU time."""
 
 
 class Call:
@@ -75,7 +75,7 @@ class Call:
             with ThreadPoolExecutor(min(streams, len(items)), "s3") as pool:
                 try:
                     wait_for([pool.submit(self._guarded, work, item) for item in items])
-                except BaseException as error:  # such as KeyboardInterrupt
+                except BaseException as error:  # also catch KeyboardInterrupt
                     self._stop(error)
         failure, self._failure = self._failure, None
         self._stopped.clear()
@@ -121,6 +121,6 @@ class Body:
     def seek(self, offset: int, whence: int = 0) -> int:
         position = (0, self._position, len(self._data))[whence] + offset
         if position < self._position:
-            self._call.count(position - self._position)  # negative, because these bytes will be sent again
+            self._call.count(position - self._position)  # negative for bytes that will be sent again
         self._position = position
         return position

@@ -1,7 +1,7 @@
-"""Split the upload of a checkpoint: images (the bytes of ranks' snapshots) among nodes, and images into files.
+"""Split the upload of a checkpoint: divide snapshots among nodes, and each snapshot into files.
 
-An image with large frozen parameters has a separate file for them, which can be copied from an earlier checkpoint
-instead of uploaded again.
+Large frozen parameters of a snapshot get a separate file, which can be copied from an earlier checkpoint instead of
+uploaded again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, checksum_after, con
 from hyperpod_ext.runtime.storage.names import frozen_file_of, image_of
 
 FROZEN_BYTES = 1 << 20
-"""Minimum size of a file for frozen parameters. Uploading fewer bytes again costs less than copying a file."""
+"""Minimum size of a file for frozen parameters. For fewer bytes, uploading again costs less than copying a file."""
 
 
 class ImageFile(NamedTuple):
-    """A file with consecutive bytes of one rank's image."""
+    """A file with consecutive bytes of one rank's snapshot."""
 
     name: str
     start: int
-    """Position of the file's first byte in the image."""
+    """Position of the file's first byte in the snapshot."""
     nbytes: int
     crc64nvme: str
 
@@ -29,10 +29,10 @@ class ImageFile(NamedTuple):
 def frozen_part(snapshot: Manifest) -> ImageFile | None:
     """Return the file for the frozen parameters, which are at the start of a rank's snapshot.
 
-    None: the image has no frozen parameters, or they are too small for a file of their own.
+    Return None if the snapshot has no frozen parameters, or too small ones for a separate file.
 
     Args:
-        snapshot: manifest of the rank that uploads the image.
+        snapshot: manifest of the snapshot, from the rank that uploads it.
     """
     nbytes, checksum = snapshot.get("extras", {}).get("frozen") or (0, "")
     if not FROZEN_BYTES <= int(nbytes) < int(snapshot["nbytes"]):
@@ -41,12 +41,12 @@ def frozen_part(snapshot: Manifest) -> ImageFile | None:
 
 
 def split_image(name: str, snapshot: Manifest, frozen: ImageFile | None) -> tuple[ImageFile, ...]:
-    """Return the files of one rank's image, in the order of their bytes.
+    """Return the files of one rank's snapshot, in the order of their bytes.
 
     Args:
-        name: name of the image, which is also the name of the file with all bytes that are not in `frozen`.
-        snapshot: manifest of the image's snapshot.
-        frozen: the file for the frozen parameters; None: the image has only one file.
+        name: name of the file with all bytes that are not in `frozen`.
+        snapshot: manifest of the snapshot.
+        frozen: the file for the frozen parameters; None: the snapshot has only one file.
 
     Raises:
         ValueError: the sizes or checksums contradict each other.
@@ -62,7 +62,7 @@ def split_image(name: str, snapshot: Manifest, frozen: ImageFile | None) -> tupl
 
 
 def files_of(checkpoint: Manifest, rank: str) -> tuple[ImageFile, ...]:
-    """Return the files of one rank's image, according to the checkpoint's manifest, in the order of their bytes.
+    """Return the files of one rank's snapshot, according to the checkpoint's manifest, in the order of their bytes.
 
     Raises:
         ValueError: the sizes or checksums in the manifest contradict each other.
@@ -76,8 +76,8 @@ def files_of(checkpoint: Manifest, rank: str) -> tuple[ImageFile, ...]:
 def partition_uploads(records: Mapping[int, Sequence[Manifest]]) -> tuple[dict[int, str], dict[int, list[int]]]:
     """Return the name of each rank's file, and the ranks whose files each node uploads.
 
-    Ranks with equal bytes, as in data parallelism, share one file. Of the nodes with these ranks, the node that has the
-    fewest bytes to upload so far uploads the file. Every node computes the same result.
+    Ranks with equal bytes, as in data parallelism, share one file. Among the nodes that have a rank's bytes, the node
+    with the fewest bytes to upload so far uploads the file. Every node computes the same division.
 
     Args:
         records: the manifests that each node has announced.

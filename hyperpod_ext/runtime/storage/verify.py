@@ -79,20 +79,20 @@ def verify(
         NotFoundError: the checkpoint was deleted during the verification, for example by the retention.
     """
     made_up = secret is not None and any(defect.file == MANIFEST for defect in seen.defects)
-    if not seen.digest or seen.state == "foreign" or made_up:  # checksums in such a manifest prove nothing
+    if not seen.digest or seen.state == "foreign" or made_up:  # checksums in a wrong manifest prove nothing
         return [*seen.defects]
     manifest = seen.read_manifest(store, secret)
     try:
         files = [file for file in expected(manifest) if seen.files.get(file.name) == file.nbytes]
         digests = plans(manifest)
     except NOT_A_MANIFEST:
-        return [*seen.defects]  # these defects already report the wrong fields
+        return [*seen.defects]  # the inventory has already reported the wrong fields
     stop = threading.Event()
 
     def check(file: Expected) -> Defect | None:
         try:
             wrong = what_is_wrong(store, seen.found.folder, file, secret, on_bytes, stop.is_set)
-        except (CorruptSnapshotError, NotFoundError) as error:  # the file has changed since the listing
+        except (CorruptSnapshotError, NotFoundError) as error:  # this file has changed since the listing
             return Defect(file.name, error.message)
         return Defect(file.name, wrong) if wrong is not None else None
 
@@ -131,7 +131,7 @@ def _check_plans(
     found: dict[str, Plan] = {}
     for name, digest in digests.items():
         if name not in seen.files:
-            continue  # the inventory has already reported the missing file
+            continue  # the inventory reports the missing file
         try:
             found[digest] = checkpoints.read_plan(seen.found.folder, digest)
         except (CorruptSnapshotError, NotFoundError) as error:
@@ -158,7 +158,7 @@ def _check_plans(
 def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankFile]) -> Iterator[Defect]:
     """Compare the files that only plain dcp.load needs with the files that this version would write.
 
-    Only checkpoints of earlier versions need this check, because their manifests have no checksums of such files.
+    Only checkpoints of earlier versions need this check, because their manifests have no checksums of these files.
     """
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):

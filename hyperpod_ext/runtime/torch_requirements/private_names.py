@@ -1,9 +1,8 @@
 """The table of torch's private names that hyperpod_ext uses, each with the feature that needs it.
 
-`check_loaded` is called when a job starts, and again when `run.keep` has built an object. So a torch without one of
-these names is refused at that time, and not at the first fault. Names in modules that are not loaded yet are not looked
-up, so that nothing is imported. `tests/runtime/torch_requirements/test_private_names.py` compares the table with the
-code.
+`check_loaded` is called when a job starts, and again when `run.keep` has built an object. So a version of torch without
+a needed name is refused early, and not at the first fault. Names in modules that are not loaded yet are not looked up,
+so that nothing is imported. `tests/runtime/torch_requirements/test_private_names.py` compares the table with the code.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class PrivateName:
     purpose: str
     feature: Feature
     optional: bool = False
-    """Whether the name may be missing: a version of torch without it has nothing that needs it."""
+    """Whether the name may be missing, because a version of torch without this name does not need it."""
 
     def __str__(self) -> str:
         return f"{self.holder.replace(':', '.')}.{self.name}"
@@ -210,7 +209,8 @@ def check_loaded() -> None:
     Each feature is checked once per process.
 
     Raises:
-        HyperpodExtError: this torch lacks names without which a job cannot recover. The message lists all of them.
+        HyperpodExtError: this torch lacks names without which a job cannot recover. The error message lists all missing
+            names.
     """
     check(*(feature for feature in _NEEDED if feature.is_loaded))
 
@@ -230,13 +230,14 @@ def check(*features: Feature) -> None:
 
 @functools.cache
 def missing(feature: Feature) -> tuple[PrivateName, ...]:
-    """Return the names for a feature that this torch lacks. Imports the modules that should contain the names."""
+    """Return the names for a feature that this torch lacks. The function imports the modules that should contain the
+    names."""
     return tuple(each for each in TABLE if each.feature is feature and not each.optional and not each.exists())
 
 
 def look_up_loaded() -> None:
-    """Look up the names for all features in use. Processes that are forked from this one then need not look the names
-    up."""
+    """Look up the names for all features in use. Processes that are forked from this process then need not look up the
+    names."""
     for feature in Feature:
         if feature.is_loaded:
             missing(feature)
@@ -247,8 +248,7 @@ def _titles(names: list[PrivateName]) -> list[str]:
 
 
 def _set_by_methods(kind: type) -> set[str]:
-    """Return the names of attributes that a class declares or that its methods use: its instances may have them,
-    too."""
+    """Return the names of attributes that a class declares or that its methods use, which its instances may have."""
     declared = {name for each in kind.__mro__ for name in vars(each).get("__annotations__", {})}
     return declared.union(*(code.co_names for each in kind.__mro__ for code in _codes(each)))
 

@@ -160,7 +160,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ),
         ("job: {spec: {nprocPerNode: '3'}}", "job.spec.nprocPerNode", "workers_per_node"),
         ("job: {spec: {replicaSpecs: [{name: nodes, replicas: 9}]}}", "job.spec.replicaSpecs.0.replicas", "`nodes`"),
-        ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "Field required"),
+        ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "is missing"),
         ("job: {spec: {replicaSpecs: null}}", "job.spec.replicaSpecs", "cannot be removed"),
         ("job: {spec: {runPolicy: {nonsense: 1}}}", "job.spec.runPolicy.nonsense", "is not a known field"),
     ],

@@ -275,15 +275,15 @@ class WrongLength:
         ),
         (range(100), {"batch": 0, "micro": 1}, "global_batch_size 0 is not a multiple"),
         (range(5), {"drop_last": True}, "an epoch of 5 samples is smaller than a step of 12"),
-        (range(0), {}, "source: 0 samples"),
+        (range(0), {}, "the source has 0 samples"),
         (iter([1]), {}, "has no access to a sample by its number"),
         (NoLength(), {}, "the length of NoLength is unknown|NoLength has no access to a sample by its number"),
         (WrongLength(), {}, "the length of WrongLength is unknown: not known yet"),
         (Stream(iter, fingerprint="s"), {}, "a Stream has its own order"),  # type: ignore[arg-type]
         (range(100), {"uneven": "even"}, "uneven='even'"),
-        (range(100), {"rank": 2, "world_size": 2}, "rank 2 of world size 2"),
-        (range(100), {"rank": 0, "world_size": None}, "rank 0 of world size None"),
-        (range(100), {"uneven": "error", "world_size": 4}, "6 micro-batches do not divide among 4 ranks"),
+        (range(100), {"rank": 2, "world_size": 2}, "rank=2 and world_size=2 do not fit"),
+        (range(100), {"rank": 0, "world_size": None}, "rank=0 and world_size=None do not fit"),
+        (range(100), {"uneven": "error", "world_size": 4}, "6 micro-batches cannot be divided evenly among 4 ranks"),
         (range(100), {"uneven": "ragged", "world_size": 7}, "6 micro-batches for 7 ranks"),
         (range(3), {"uneven": "ragged", "world_size": 3}, "2 micro-batches for 3 ranks"),
         (range(100), {"uneven": "ragged", "acknowledge": False}, "would count one step less"),
@@ -298,7 +298,7 @@ def test_uneven_tails_are_refused_where_uneven_is_an_error() -> None:
     sampler = sampler_of(range(13), 12, 2, world_size=3, uneven="error")
     sampler.step()
     sampler.ack()
-    with pytest.raises(JobFailedError, match="1 micro-batches do not divide among 3 ranks"):
+    with pytest.raises(JobFailedError, match="1 micro-batches cannot be divided evenly among 3 ranks"):
         sampler.step()
 
 

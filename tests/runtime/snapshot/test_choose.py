@@ -237,7 +237,7 @@ def test_replicas_that_differ_serve_nobody_but_themselves():
 
 
 def test_a_word_for_sharing_that_means_nothing_is_refused():
-    with pytest.raises(JobFailedError, match="does not say how state is shared"):
+    with pytest.raises(JobFailedError, match="is not a way to share state"):
         choose_step([live(0, 8, sharing="same:0,x")], NODES)
 
 

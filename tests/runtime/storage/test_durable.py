@@ -504,7 +504,7 @@ def test_a_claim_that_is_damaged_is_an_error_where_it_may_matter(checkpoints, tm
     (tmp_path / "generations" / "000002.json").write_text(text)
     assert steps(checkpoints) == [100], "generation 2 has saved nothing"
     write(checkpoints, 70, generation=2)
-    with pytest.raises(CorruptSnapshotError, match="cannot be told which steps generation 2 gave up") as raised:
+    with pytest.raises(CorruptSnapshotError, match="it is unknown which steps generation 2 abandoned") as raised:
         checkpoints.found()
     assert "000002.json" in raised.value.message
     assert "backup" in raised.value.hint
@@ -520,7 +520,7 @@ def test_a_claim_that_others_wrote_lets_nothing_be_read_or_written(checkpoints):
     write(checkpoints, 70, generation=2)
     Checkpoints(checkpoints.store, job="j", secret=b"x" * 32).fence(2, 60, "B")
     for refused in (checkpoints.found, lambda: checkpoints.prune(1, None, ())):
-        with pytest.raises(CorruptSnapshotError, match=r"not signed with this job's secret: it cannot be told"):
+        with pytest.raises(CorruptSnapshotError, match=r"not signed with this job's secret, so it is unknown"):
             refused()
     with pytest.raises(StaleGenerationError, match="not signed with this job's secret"):
         checkpoints.fence(1, 0, "A")
@@ -538,7 +538,7 @@ def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoi
     with pytest.raises(StaleGenerationError, match="it is not signed"):
         checkpoints.fence(1, 0, "A")
     claim.write_text('{"generation": 2, "step": 71, "run": "B"}')  # it has saved a step before it began
-    with pytest.raises(CorruptSnapshotError, match="it is not signed: it cannot be told"):
+    with pytest.raises(CorruptSnapshotError, match="it is not signed, so it is unknown"):
         checkpoints.found()
     claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
     assert steps(store_at(tmp_path, secret=b"x" * 32)) == [100, 70, 50], (

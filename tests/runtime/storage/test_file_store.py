@@ -296,7 +296,7 @@ def test_what_is_no_file_is_never_waited_for_and_never_taken_for_a_blob(tmp_path
     (tmp_path / "zeros").symlink_to("/dev/zero")
     assert store.list() == []
     for name in ("pipe", "folder", "zeros"):
-        with pytest.raises(NotFoundError, match=f"{name} is no regular file"):
+        with pytest.raises(NotFoundError, match=f"{name} is not a regular file"):
             store.get(name)
         with pytest.raises(NotFoundError):
             store.read_into(name, memoryview(bytearray(1)))

@@ -131,8 +131,8 @@ MUTANTS: list[Mutant] = [
     UPLOAD.mutant(
         "upload.commits_after_another_run",
         "A run that another one has followed while it copied commits nothing any more.",
-        "if task.generation in self.entered:  # another run may have begun",
-        "if task.generation in self.entered and task.nodes > 1:  # another run may have begun",
+        "if task.generation in self.entered:  # another run may have begun during the upload",
+        "if task.generation in self.entered and task.nodes > 1:  # another run may have begun during the upload",
     ),
     UPLOAD.mutant(
         "upload.commits_without_ranks_that_left",

@@ -56,7 +56,7 @@ def model_of(kind: str, patch: bool = False) -> type[PodPart]:
 
 
 def outline(kind: str) -> dict[str, Any]:
-    """Return a JSON schema with the fields of the type `kind`. Fields inside these fields are left out."""
+    """Return a JSON schema with the fields of the type `kind`. Nested fields are left out."""
     words = {"string": "string", "integer": "integer", "boolean": "boolean", "[": "array"}
     properties = {
         name: {"description": field_text(values.base_of(kind), name), "type": words.get(of, words.get(of[0], "object"))}

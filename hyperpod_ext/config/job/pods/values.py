@@ -36,7 +36,7 @@ def _port_or_name(value: Any) -> str | int:
 
 
 def _address(text: str) -> str:
-    import ipaddress  # imported here because few specs need it
+    import ipaddress  # `ipaddress` is imported here because few specs need it
 
     ipaddress.ip_address(text)
     return text

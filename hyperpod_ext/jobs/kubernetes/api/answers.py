@@ -32,7 +32,7 @@ class Answer:
 
     @classmethod
     def of(cls, response: http.client.HTTPResponse) -> Answer:
-        """Make an Answer from an HTTP response whose body has not been read."""
+        """Make an Answer from an HTTP response, without reading the body."""
         after = response.headers.get("Retry-After", "")
         return cls(response.status, response, float(after) if after.isdecimal() else None)
 

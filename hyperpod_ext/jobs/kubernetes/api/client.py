@@ -62,14 +62,14 @@ class Client:
     def get_once(self, path: str) -> dict[str, Any]:
         """Return the object at `path` without retries.
 
-        Use this for a path that may not respond for a long time, such as a pod behind the API server's proxy.
+        Used for paths that may not respond for a long time, such as a pod behind the API server's proxy.
         """
         return self._ask("GET", path, {}, tries=1)
 
     def create(self, path: str, body: Mapping[str, Any], **query: str) -> dict[str, Any]:
         """Create the object `body` in the collection at `path`; return the created object.
 
-        If the response to an earlier attempt was lost, but that attempt created the object, the object is returned.
+        If the response to an attempt is lost, but the attempt has created the object, the object is returned.
 
         Raises:
             ConflictError: another object has the same name.
@@ -131,7 +131,7 @@ class Client:
             query = query | {"continue": following}
 
     def lines(self, path: str, **query: str) -> Iterator[str]:
-        """Yield the lines of a text at `path`, such as a log, until the server ends it or the connection breaks."""
+        """Yield the lines of a text at `path`, such as a log, until the text ends or the connection breaks."""
         answer, connection = self._send("GET", path, query, None, endless="follow" in query)
         with closing(connection):
             if answer.status >= 400:
@@ -161,7 +161,7 @@ class Client:
                 self._wait(attempt, None, _words(error))
                 continue
             if answer.status == 401 and attempt == 0 and self._token is not None:
-                self._token = None  # the token may have expired: get a new one, once
+                self._token = None  # get a new token once, because the token may have expired
                 continue
             if not last and answer.status in (_TRANSIENT if repeatable else _DID_NOTHING):
                 self._wait(attempt, answer.retry_after_s, f"HTTP {answer.status}")
@@ -218,7 +218,7 @@ class Client:
 def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """Return a text for each field in which the existing object `found` differs from the object `asked`.
 
-    If `asked` has annotations, only its metadata is compared. The objects of jobs have their spec in an annotation, and
+    If `asked` has annotations, only its metadata is compared. Objects of jobs have an annotation with their spec, and
     admission webhooks may change their other fields. Objects without annotations are compared completely, except
     `stringData`, which the server does not return.
     """
@@ -228,10 +228,7 @@ def unlike(asked: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 
 
 def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
-    """Yield the differing fields within one difference, if both values are JSON texts, such as specs in annotations.
-
-    If one of the values is not a JSON text, the difference itself is yielded.
-    """
+    """Yield the differing fields within one difference, if both values are JSON texts, such as specs in annotations."""
     try:
         there, wanted = json.loads(found.there), json.loads(found.wanted)
     except (TypeError, ValueError):
@@ -244,9 +241,9 @@ def _fields(found: FieldDifference) -> Iterator[FieldDifference]:
 
 
 def _is_safe(repeatable: bool, error: Exception) -> bool:
-    """Return whether a request may be sent again after `error`, because it had no effect or is idempotent."""
+    """Return whether a request may be sent again after `error`: the request had no effect or is idempotent."""
     if isinstance(error, ssl.SSLError | socket.gaierror):
-        return False  # a retry would fail in the same way
+        return False  # a retry of a failed TLS handshake or DNS query would fail, too
     return repeatable or isinstance(error, ConnectionRefusedError)
 
 
@@ -260,7 +257,7 @@ def _tls_of(access: Access) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if access.certificate is not None:
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # ssl reads only files; this one has mode 600
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # a file, because ssl reads only files; mode 600
             file.write("\n".join(access.certificate))
             file.flush()
             context.load_cert_chain(file.name)

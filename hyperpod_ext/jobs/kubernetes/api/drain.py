@@ -59,7 +59,7 @@ def cordon(client: Client, nodes: Sequence[str], cordoned: bool = True) -> None:
             try:
                 client.replace(f"/api/v1/nodes/{name}", node)
                 break
-            except ConflictError:  # the node has changed, perhaps by a lost attempt
+            except ConflictError:  # the node was changed since `get`, perhaps by an attempt whose response was lost
                 if not tries_left:
                     raise
 
@@ -68,15 +68,15 @@ def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
     """Request the eviction of each pod. Evicted pods end within their grace period.
 
     Raises:
-        UnreachableError: a disruption budget does not allow the eviction of a pod now. Pods that precede this pod in
-            `pods` have been evicted.
+        UnreachableError: a disruption budget does not allow the eviction of a pod now. All earlier pods in `pods` have
+            been evicted.
     """
     version = _eviction_version(client) if pods else ""
     for pod in pods:
         path = f"/api/v1/namespaces/{pod['namespace']}/pods/{pod['name']}/eviction"
         metadata = {"name": pod["name"], "namespace": pod["namespace"]}
         body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata}
-        with suppress(NotFoundError):  # the pod has already ended
+        with suppress(NotFoundError):  # ignore pods that have already ended
             client.evict(path, body)
 
 

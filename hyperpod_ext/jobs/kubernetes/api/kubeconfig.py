@@ -1,7 +1,7 @@
 """Reads address, certificates and credentials of the Kubernetes API from the kubeconfig, as kubectl does.
 
-Tokens and keys are kept in memory. Only a client certificate and its key are written to a temporary file, because
-Python's ssl reads them only from files. Only this user can read the file, and it is removed at once.
+Tokens and keys are kept in memory. A client certificate and its key are written to a temporary file, because Python's
+ssl reads only files. Only this user can read the temporary file, which is removed at once.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def _read(file: Path) -> dict[str, Any]:
         raise UnreachableError(f"the kubeconfig {file} is empty")
     for kind in ("clusters", "users"):
         for entry in found.get(kind) or []:
-            entry["_folder"] = str(file.parent)  # paths in the entry are relative to the file
+            entry["_folder"] = str(file.parent)  # paths in the entry are relative to the kubeconfig's folder
     return found
 
 
 def _merged(configs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge several kubeconfigs as kubectl does. If several entries have the same name, the first one is used."""
+    """Merge several kubeconfigs as kubectl does. Of several entries with the same name, the first entry is used."""
     merged: dict[str, Any] = {
         "current-context": next((c["current-context"] for c in configs if c.get("current-context")), None)
     }
@@ -179,7 +179,7 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
-    except OSError as error:  # a missing program gives PermissionError if a folder of PATH cannot be read
+    except OSError as error:  # PermissionError: a missing program, if a folder of PATH cannot be read
         hint = str(command.get("installHint") or "install it, or choose another context").strip()
         is_here = Path(program).exists() if "/" in program else shutil.which(program)
         why = f"which cannot be started: {error.strerror}" if is_here else "which is not installed"

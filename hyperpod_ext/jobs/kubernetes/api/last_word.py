@@ -1,7 +1,7 @@
 """Finds the cause of a job's failure on Kubernetes, in the status of the job's pods and of the operator.
 
-Agents write a termination message to the status of their pods. A pod that was killed has no message, so the kubelet's
-reason is used instead. The functions are pure and work on plain JSON.
+Agents write a termination message to the status of their pods. For a pod that was killed before it wrote a message, the
+kubelet's reason is used. The functions are pure and work on plain JSON.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hyperpod_ext.config.last_word import HINT, OF_JOB, OF_NODE
 _SAYS_NOTHING = ("Error", "Completed", "ContainerStatusUnknown")
 """Reasons of the kubelet that are not shown, because they contain no more information than the exit code."""
 _KILLED = 128
-"""Exit codes above this number are of containers that a signal killed."""
+"""A container that a signal killed has an exit code above this number."""
 _ASKED = (128 + 15, 128 + 2, 130)
 """Exit codes of processes that ended on SIGTERM or SIGINT, which is not the cause of the job's failure."""
 
@@ -25,27 +25,27 @@ class _End:
     """End of a container of the job."""
 
     at: str
-    """Time of the end as the API returns it, a text that sorts by time; empty if the time is unknown."""
+    """Time of the end, in the API's text form, which sorts by time; empty if the time is unknown."""
     pod: str
     code: int
     how: str
     of_job: bool = False
-    """Whether the coordinator's agent reported the cause of the job's failure with this end."""
+    """Whether the termination message is from the coordinator's agent and has the cause of the job's failure."""
     by_itself: bool = False
-    """Whether the container's agent reported the reason for this end."""
+    """Whether the container's own agent reported the reason for the end."""
     hint: str = ""
 
 
 def last_word(pods: Iterable[Mapping[str, Any]], operator: Mapping[str, str] | None) -> dict[str, str] | None:
     """Return the error of a failed job, with the cause of the failure; None if no cause is known.
 
-    The cause is the report of the coordinator's agent, followed by the pods that were killed. In the agent's report,
-    such pods are only lost nodes. If the coordinator's agent wrote no report, the pod that ended first is the cause. If
-    no pod has failed, the operator's reason is the cause.
+    The cause is the report of the coordinator's agent, followed by the pods that were killed. The report itself does
+    not say that Kubernetes killed pods, only that nodes were lost. If the coordinator's agent wrote no report, the pod
+    that ended first is the cause. If no pod has failed, the operator's reason is the cause.
 
     Args:
         pods: pods of the job, as the API returns them.
-        operator: error that the operator reports; None if it reports none.
+        operator: error that the operator reports, or None.
     """
     ends = sorted((end for pod in pods for end in _ends_of(pod)), key=lambda end: (not end.at, end.at))
     of_operator = f"the operator: {operator['message']}" if operator else ""

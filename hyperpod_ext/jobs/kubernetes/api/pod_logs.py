@@ -59,7 +59,7 @@ class PodLogs:
                 reader.start()
 
     def during(self, seconds: float) -> Iterator[list[str]]:
-        """Yield lists of new lines of all followed pods, for this many seconds."""
+        """Yield lists of new lines of all followed pods for `seconds` seconds."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if lines := self.take(left):
@@ -76,7 +76,7 @@ class PodLogs:
         except queue.Empty:
             return lines
         if lines:
-            self._lines.put(found)  # return the lines before the error first; the next call raises it
+            self._lines.put(found)  # first return the lines before the error; the next call raises the error
             return lines
         raise found
 
@@ -91,7 +91,7 @@ class PodLogs:
         return self.take()
 
     def _follow(self, name: str, node: int, container: dict[str, str]) -> None:
-        """Read one pod's log to its end. If the stream breaks, it is reopened after the last line received.
+        """Read one pod's log to its end. A stream that breaks is reopened after the last line that was received.
 
         Args:
             name: name of the pod.
@@ -101,19 +101,19 @@ class PodLogs:
         last = ""
         try:
             while True:
-                ended = self._ended(name)  # asked before lines are read, so that no line is missed
+                ended = self._ended(name)  # query the phase before reading lines, so that no line is missed
                 query = {"timestamps": "true", "follow": "true"} | container | ({"sinceTime": last} if last else {})
                 came = False
                 for line in self.client.lines(self._path(name), **query):
                     at, text = _without_time(line)
-                    if at > last:  # lines may arrive twice: sinceTime has whole seconds
+                    if at > last:  # skip lines that were read before: sinceTime has only whole seconds
                         if self._wants(text, node):
                             self._lines.put(f"{name} | {text}")
                         last, came = at, True
                 if ended:
                     return
                 if not came:
-                    time.sleep(self.pause_s)  # a proxy may close streams that have no output
+                    time.sleep(self.pause_s)  # wait, because a proxy may close streams without output
         except NotFoundError:
             return  # the pod and its log were deleted
         except (HyperpodExtError, OSError) as error:
@@ -133,7 +133,7 @@ class PodLogs:
 def _container(pod: Mapping[str, Any]) -> dict[str, str]:
     """Return the query parameter that selects the training container, which is the pod's first container.
 
-    The API requires the parameter only if the pod has several containers, so it is left out otherwise.
+    The API requires the parameter only if the pod has several containers, so it is left out for a single container.
     """
     containers = pod.get("spec", {}).get("containers") or []
     return {"container": str(containers[0]["name"])} if len(containers) > 1 else {}

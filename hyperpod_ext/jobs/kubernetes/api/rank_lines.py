@@ -18,7 +18,7 @@ class Only:
     workers_per_node: int
 
     def takes(self, line: str, node: int) -> bool:
-        """Return whether a log line is from this rank.
+        """Return whether a log line is from the rank `rank`.
 
         In jobs that hp-ext rendered, the launcher adds the global rank as a prefix. In other jobs, the rank is computed
         from the pod's index and the local rank in torchrun's prefix. A line without a prefix is selected if it is from

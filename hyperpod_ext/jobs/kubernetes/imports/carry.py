@@ -1,4 +1,4 @@
-"""Imports fields of pods and jobs that a spec has no field of its own for. Pure.
+"""Imports fields of pods and jobs for which a spec has no field of its own. Pure.
 
 The fields are put into `kubernetes.container` and `kubernetes.pod`, or into the overlay if these sections refuse the
 value. Only fields that keep their meaning in the rendered job are imported.
@@ -40,7 +40,7 @@ _RULES = ("HPX145", "HPX150", "HPX154", "HPX155", "HPX156", "HPX157", "HPX158", 
 
 _POLICIES = ("runPolicy", "elasticPolicy")
 _COUNTED = {"minReplicas", "maxReplicas"}
-"""Fields of policies that are not put into an overlay, because a spec has fields of its own for them."""
+"""Fields of policies that are not put into an overlay, because a spec has its own fields for their values."""
 _NODE = "node"
 """Name of the replicated job, and of its container, in Kubeflow's TrainingRuntimes."""
 
@@ -63,7 +63,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
         try:
             changed = _with(job, common)
         except ValidationError:
-            return job  # a value cannot be written as JSON
+            return job  # change nothing if a value cannot be written as JSON
         wrong = set(_wrong(changed, target))
         if not wrong:
             return changed
@@ -73,7 +73,7 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
-    """Return whether the variable or resource that a sentence reports as lost is in the spec now.
+    """Return whether the spec now has the variable or resource that a sentence about a loss names.
 
     Args:
         text: sentence about a loss, from an earlier part of the import.
@@ -98,7 +98,7 @@ def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rende
     for section in _POLICIES:
         theirs, ours = (mapping(mapping(one.get("spec")).get(section)) for one in (found, rendered))
         if section == "elasticPolicy" and not ours:
-            continue  # the job is not elastic
+            continue  # skip the elastic policy of a job that is not elastic
         wanted = {
             name: value for name, value in theirs.items() if name not in _COUNTED and _differs(ours.get(name), value)
         }
@@ -110,7 +110,7 @@ def with_job_fields(job: JobConfig, target: str, found: Mapping[str, Any], rende
     try:
         overlay = KubernetesOverlay.model_validate({**before, "job": {"spec": patch}})
     except ValidationError:
-        return job  # a value cannot be written as JSON
+        return job  # change nothing if a value cannot be written as JSON
     changed = job.model_copy(update={"overlay": job.overlay.model_copy(update={"kubernetes": overlay})})
     return job if any(True for _problem in get_target(target).problems(changed)) else changed
 
@@ -171,7 +171,7 @@ def _wrong(job: JobConfig, target: str) -> Iterator[Key]:
 def _with(job: JobConfig, parts: Parts) -> JobConfig:
     """Return `job` with the values `parts` in its sections `kubernetes.container` and `kubernetes.pod`.
 
-    Values that these sections refuse are put into the job's overlay.
+    Values that the sections refuse are put into the job's overlay.
     """
     only, patches = ({section: dict[str, Any]() for section in _KINDS} for _ in range(2))
     for (section, field), value in parts.items():
@@ -194,7 +194,7 @@ def _pods(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
-    """Return the values of the pod's fields that a spec has no field of its own for."""
+    """Return the values of the pod's fields for which a spec has no field of its own."""
     first, *others = pod["containers"]
     named = {one["name"] for one in job.kubernetes.pod.get("volumes", ())}
     found: Parts = {}
@@ -202,7 +202,7 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
         if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):
             found["pod", name] = value
     if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
-        del found["pod", _TOKEN]  # hp-ext itself renders False for such a job
+        del found["pod", _TOKEN]  # hp-ext itself renders False without a service account
     affinity = pod.get("affinity") or {}
     found["pod", "affinity"] = _without(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
     if _stands_alone("containers", others, named):
@@ -252,7 +252,8 @@ def _put(holder: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
-    """Return the limits and claims of a container's resources. Requests are imported as the spec's `resources`."""
+    """Return the limits and claims of a container's resources, without requests, which the spec's `resources`
+    contains."""
     ours = node_share(job).limits()
     limits = {name: value for name, value in (asked.get("limits") or {}).items() if name not in ours}
     found = {"limits": limits, "claims": asked.get("claims")}
@@ -262,7 +263,7 @@ def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
 def _security(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if name != "privileged"}
     if found.get("allowPrivilegeEscalation") is False and not job.kubernetes.privileged:
-        del found["allowPrivilegeEscalation"]  # hp-ext itself renders False for such a job
+        del found["allowPrivilegeEscalation"]  # hp-ext itself renders False, unless privileged
     return found
 
 

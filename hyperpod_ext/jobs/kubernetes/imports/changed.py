@@ -18,7 +18,7 @@ from hyperpod_ext.jobs.kubernetes.imports.compare import additions, differences,
 
 
 def recorded_in(found: Mapping[str, Any]) -> JobConfig | None:
-    """Return the spec in an object's annotation; None if the object has none that this version can read.
+    """Return the spec in an object's annotation; None if this version can read no such spec.
 
     Variables that look like secrets are not in the annotation, and are read from the object's containers.
     """
@@ -38,8 +38,8 @@ def read_changed(
 ) -> tuple[JobConfig, list[str]]:
     """Return the spec with the edited number of nodes and the edited image, and a sentence for each other edit.
 
-    An edit is reported if the file differs both from the object rendered from `recorded` and from the object rendered
-    from the returned spec.
+    An edit is reported if the file differs both from the rendering of `recorded` and from the rendering of the returned
+    spec.
 
     Args:
         recorded: spec in the file's annotation.

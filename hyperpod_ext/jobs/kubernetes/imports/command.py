@@ -17,8 +17,8 @@ REFERENCE = re.compile(r"\$\$|\$\((\w+)\)")
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 _AT_RUN_TIME = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOSTNAME", "NNODES", "JOB_COMPLETION_INDEX"}
 _AT_RUN_TIME |= {"HOME", "PATH", "PWD", "USER"}
-"""Variables that operators and images set when the job runs, besides PET_* and SLURM_*. The import needs no values of
-these variables."""
+"""Variables that operators and images set when the job runs, besides PET_* and SLURM_*, so that the import does not
+need their values."""
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _of_shell(words: Sequence[str], known: Mapping[str, str]) -> Started:
     at = _shell_at(words)
     assert at is not None, "the caller has looked"
     start, script = at
-    given = shlex.join(words[script + 2 :])  # the first word names the shell itself
+    given = shlex.join(words[script + 2 :])  # skip the first word, which becomes `$0`
     text = re.sub(r"\"?\$[@*]\"?", lambda _match: given, words[script])
     started = _of_script(text, known)
     if start:

@@ -1,6 +1,6 @@
 """Compares an imported object with the object rendered from its spec, and reports each difference. Pure.
 
-A *key* names a value independently of its position: items of lists are identified by their names, and the pods of all
+A *key* names a value independently of the value's position: names identify the items of lists, and the pods of all
 groups have the same keys.
 """
 
@@ -50,7 +50,7 @@ def differences(original: dict[str, Any], rendered: dict[str, Any], document: Do
         ours = [one for other, one in here.items() if other[: len(shown)] == shown]
         at = path[: _depth(path, key, shown)]
         if not ours:
-            seen.add(shown)  # the whole unit is reported once
+            seen.add(shown)  # do not report a missing variable or volume again
             what = f"variable {shown[-1]} " if "env" in shown[:-1] else ""
             found.append(
                 document.problem(at, f"{what}is not carried: a spec has no such field{_summary(there, shown)}")
@@ -247,7 +247,7 @@ def _mounts(pod: dict[str, Any]) -> dict[str, list[str]]:
 def _unit(key: Key) -> Key:
     """Return the key of the unit to which a value belongs: a variable, a volume, or a section of the pod.
 
-    If a unit is missing, it is reported once, not once for each value in it.
+    A missing unit is reported once, not once for each of its values.
     """
     if key[0] == "container" and len(key) > 1 and key[1] in ("env", "resources"):
         return key[:4] if key[1] == "resources" else key[:3]

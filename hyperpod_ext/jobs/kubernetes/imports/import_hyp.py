@@ -90,7 +90,7 @@ class _AsJob(Document):
         """Set the value at `path` of the HyperPodPyTorchJob. A later value overrides an earlier value at the same path.
 
         Args:
-            at: path of the field in the config.yaml that has the value; empty if no field has it.
+            at: path of the field in the config.yaml that has the value; empty if the value is from no field.
         """
         before, self.written[path] = self.written.get(path), at
         holder: Any = self.job
@@ -148,7 +148,7 @@ def import_hyp(text: str, source: str) -> Imported:
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
         raise ConfigError([read.problem(("template",), f"is a {template} of hyp, but import only reads {_TEMPLATE}")])
     given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes empty fields, too
-    for name in ("command", "args"):  # hyp also accepts a single text
+    for name in ("command", "args"):  # hyp also accepts a text instead of a list
         if isinstance(given.get(name), str):
             given[name] = _words_of(given[name])
     if problems := list(_wrong_forms(given, read)):

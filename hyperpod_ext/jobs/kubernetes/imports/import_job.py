@@ -1,6 +1,6 @@
 """Imports a Kubernetes file as a JobConfig.
 
-A file that hp-ext rendered contains its spec, which is returned. Of any other file, the parts that a spec can express
+A file that hp-ext rendered contains its spec, which is returned. From any other file, the parts that a spec can express
 are imported.
 """
 
@@ -77,7 +77,7 @@ _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = " was replaced by its value "
-"""Part of sentences about variables whose value in the spec has no references, because they were resolved."""
+"""Part of sentences about variables whose value contained references that the import has resolved."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
@@ -97,7 +97,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     notes: list[Problem] = []
     if (ours := _letter_for_letter(text)) is not None:
         return ours
-    if ANNOTATION not in text:  # in a rendered file, `$NAME` is a variable of the shell
+    if ANNOTATION not in text:  # in a file that hp-ext rendered, `$NAME` is a shell variable
         text, notes = fill(text, values or {}, source)
     documents = parse_all(text, source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -105,7 +105,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
     objects = [found for document in documents for found in _objects(document, document.data, ())]
     jobs = [found for found in objects if str(found[2].get("kind")) in _TARGETS]
     if not jobs:
-        raise ConfigError([_no_job(objects, source), *notes])  # the notes show values that are missing
+        raise ConfigError([_no_job(objects, source), *notes])  # `notes` names missing values of placeholders
     document, path, found = jobs[0]
     imported = import_object(found, _below(document, path), placeholders=ANNOTATION not in text)
     imported.left_out = list(dict.fromkeys([*map(str, notes), *imported.left_out]))
@@ -300,7 +300,7 @@ def _letter_for_letter(text: str) -> Imported | None:
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
     """Return whether `job` renders to exactly the object `found`."""
     again = _rendered(job, target)
-    if job.image is None:  # the image depends on the cluster's region, which is not known
+    if job.image is None:  # do not compare the image: it depends on the cluster's region, which is unknown
         for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):
             ours["image"] = theirs.get("image")
         again["metadata"]["annotations"][ANNOTATION] = found["metadata"]["annotations"][ANNOTATION]
@@ -369,7 +369,7 @@ class _Reader:
         if least is not None and "elastic" not in document:
             count = document["nodes"]
             self.left_out.append(f"the launcher's --nnodes={least}:{nodes}: the rendered job has exactly {count} nodes")
-        kubernetes["network_policy"] = False  # the imported job has no network policy
+        kubernetes["network_policy"] = False  # the imported file has no network policy, so the spec must disable it
         if scheduling:
             document["scheduling"] = scheduling
         if kubernetes:

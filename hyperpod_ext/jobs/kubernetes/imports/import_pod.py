@@ -78,7 +78,7 @@ def read_pod(
     container.pop("ports", None)
     selector = dict(spec.pop("nodeSelector", None) or {})
     instance_type = selector.get(labels.INSTANCE_TYPE) or selector.get(_OLD_INSTANCE_TYPE)
-    if is_machine(instance_type):  # other types, such as `g5.8xlarge`, stay in the node selector
+    if is_machine(instance_type):  # instance types of EC2, such as `g5.8xlarge`, stay in the node selector
         selector.pop(labels.INSTANCE_TYPE, None)
         document.setdefault("resources", {})["instance_type"] = instance_type
     if selector:
@@ -217,7 +217,7 @@ def read_command(
 
 
 def _not_read(message: str, command: str) -> ConfigError:
-    hint = f"the command: {command[:120]}" if command else "write a spec with the script that the image starts"
+    hint = "write a spec with the script that the image starts" + (f"; it gets: {command[:120]}" if command else "")
     return ConfigError([Problem(message, path="command", hint=hint)])
 
 
@@ -307,7 +307,7 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 _OF_COUNTS = ("", "m", "k")
-"""Units of quantities that are counts of CPUs or devices. Other units, as in `4Gi`, are a mistake there."""
+"""Units in counts of CPUs or devices, for which any other unit, as in `4Gi`, is a mistake."""
 
 
 def amount(text: str, name: str) -> float:

@@ -32,12 +32,12 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     command = [str(word) for word in container.get("command") or []]
     if not command:
-        return None  # a spec's job cannot start the image's own program
+        return None  # the image's own program would run, which a spec cannot express
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}
     if any(match[1] in variables.keys() - known.keys() for word in words for match in REFERENCE.finditer(word)):
-        return None  # the value of the variable is not in the file
+        return None  # the file lacks the value of a variable in the command
     words = [expanded(word, known) for word in words]
     shell = len(words) > 2 and words[0].rpartition("/")[2] in SHELLS and re.fullmatch("-[a-z]*c", words[1])
     if missing := list(dict.fromkeys(_placeholders(words[2:3] if shell else words, variables.keys(), bool(shell)))):
@@ -61,7 +61,7 @@ def _placeholders(words: list[str], variables: Any, shell: bool) -> list[str]:
     Args:
         words: words of the command, or the script of a shell.
         variables: names of the container's variables.
-        shell: whether a shell runs the words. If so, variables that the shell script sets, or that exist in every pod,
+        shell: whether a shell runs the words. For a shell, variables that the script sets, or that exist in every pod,
             are not returned.
     """
     text = "\n".join(words)

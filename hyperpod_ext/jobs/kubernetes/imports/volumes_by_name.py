@@ -73,5 +73,5 @@ def _is_plain(volume: Mapping[str, Any], mounts: Items) -> bool:
     if source.get("readOnly") and not all(mount.get("readOnly") for mount in mounts):
         return False
     if kind == "secret" and "defaultMode" not in source and volume["name"] != labels.SECRET_VOLUME:
-        return False  # hp-ext would render it with another file mode, 0400
+        return False  # hp-ext would render another file mode for the Secret, 0400
     return all(mount.keys() <= _PLAIN_MOUNT.get(kind, {"name", "mountPath"}) for mount in mounts)

@@ -78,7 +78,7 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
 def _place(overlay: KubernetesOverlay, path: str) -> str:
     """Return the field of the overlay that sets the field at `path` of the rendered object.
 
-    If no field of the overlay has exactly this path, a parent field or `overlay.kubernetes.pod` is returned.
+    If the overlay does not set exactly this field, return a parent field or `overlay.kubernetes.pod`.
     """
     parts, here = path.split("."), "overlay.kubernetes.job"
     below: Any = overlay.job

@@ -72,8 +72,8 @@ def problems(job: JobConfig, container: str, pod_type: str = "PodSpec") -> Itera
 
     Args:
         container: name of the training container.
-        pod_type: `PodSpec` if the overlay may change all fields of the pods, `PodSpecPatch` if it may change only the
-            fields that a TrainJob may change.
+        pod_type: `PodSpec` if the overlay may change all fields of a pod; `PodSpecPatch` for a TrainJob, which may
+            change only some.
     """
     overlay = job.overlay.kubernetes
     ours = pod_types()[pod_type]["containers"].removeprefix("[]")
@@ -91,7 +91,7 @@ def _typed(kind: str, patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
         kind: name of the Kubernetes type that is patched.
         path: path of the patch in the spec.
     """
-    if not patch:  # skip building the models of a pod, which takes 0.25 s
+    if not patch:  # do not build the models of a pod, which takes 0.25 s
         return
     model = model_of(kind, patch=True)
     try:
@@ -182,7 +182,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
             if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
                 yield Problem("cannot be removed: hp-ext finds the job by it", path=f"{path}.{parts[0]}.{parts[1]}")
         elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
-            continue  # the loop below reports the whole section
+            continue  # the loop over `section` reports the removal of the whole section
         if _has(patch, parts):
             yield Problem(f"cannot be changed: {why}", path=f"{path}.{field}", hint=hint)
     for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):

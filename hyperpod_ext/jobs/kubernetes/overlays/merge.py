@@ -40,8 +40,8 @@ def merged(original: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, A
 def _merged_list(original: list[Any], patch: list[Any], key: str) -> list[Any]:
     """Return a list with the patch applied.
 
-    An item of the patch is merged with the existing item that has the same value of `key`. If there is no such item,
-    the item of the patch is appended.
+    An item of the patch is merged with the existing item that has the same value of `key`. An item of the patch without
+    a matching item is appended.
     """
     if any(one == {DIRECTIVE: "replace"} for one in patch):
         return [merged({}, one) for one in patch if one != {DIRECTIVE: "replace"}]

@@ -1,7 +1,9 @@
-"""Converts a dataset to a token store during training. One process per node converts; all ranks read the finished part.
+"""Converts a dataset to a token store during training. One process per node converts; all ranks read the converted
+part.
 
-Every rank calls `follow`. One rank gets the store's lock and starts the converter. The other ranks wait for the lock.
-If the converter dies with its rank, the kernel releases the lock, and another rank continues the conversion.
+Every rank calls `follow`. One rank of the node gets the store's lock and starts the converter process; the other ranks
+wait for the lock. If the converter dies together with its rank, the kernel releases the lock, and another rank
+continues the conversion.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ def follow(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> Conversion:
-    """Start the conversion of a dataset unless its store is already finished, and return the conversion.
+    """Start the conversion of a dataset to a token store, unless this store is already finished. Returns the
+    conversion.
 
-    `options` are the fields of `Recipe`. A tokenizer that was given as a function has no name, so another process
-    cannot make it: it converts in a thread of this process. Any other tokenizer converts in a separate process at low
-    priority.
+    `options` are the fields of `Recipe`. The conversion runs in a separate process at low priority. If the tokenizer is
+    a function object, which another process cannot load by name, the conversion runs in a thread of this process.
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
@@ -65,16 +67,15 @@ class Conversion:
         self._stopped = False
 
     def start(self) -> None:
-        """Start to convert. If another process is converting, wait for the lock, and continue the conversion if that
-        process dies."""
+        """Start to convert in the background. While another process converts, only wait for the store's lock, and
+        continue the conversion if the other process dies."""
         make_folder(self.folder)
-        # the kernel kills the converter when the thread that started it ends, so this thread lives as long as the
-        # converter
+        # this thread must live as long as the converter process, which the kernel kills when its starting thread ends
         self._thread = threading.Thread(target=self._watch, name="hpx-convert", daemon=True)
         self._thread.start()
 
     def store(self, timeout_s: float = 60.0) -> TokenStore:
-        """Return the store that is being written, which may have no segment yet.
+        """Return the token store that is being written, which may have no segment (file of documents) yet.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -83,7 +84,7 @@ class Conversion:
         return TokenStore(self.folder)
 
     def wait(self, timeout_s: float | None = None) -> TokenStore:
-        """Wait until the store is finished, and return it.
+        """Wait until the whole dataset is converted, and return the finished token store.
 
         Raises:
             HyperpodExtError: the conversion failed.
@@ -97,7 +98,8 @@ class Conversion:
         return self._process is not None and self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Kill this object's converter. Published segments stay, and the next conversion continues after them."""
+        """Kill the converter that this object has started. Published segments stay, and the next conversion continues
+        after the last of them."""
         self._stopped = True
         if (process := self._process) is not None:
             process.kill()
@@ -169,13 +171,13 @@ class Conversion:
 
 
 def main() -> None:
-    """Run the converter's process. The process reads its settings from stdin as JSON, and writes progress and at most
+    """Main function of the converter process. Reads its settings from stdin as JSON, and writes progress and at most
     one error to stdout, as lines of JSON."""
     from hyperpod_ext.processes import die_with_parent
 
     order = json.loads(sys.stdin.buffer.read())
     die_with_parent(order["parent"])
-    # Ctrl-C is for the trainer; this process ends together with the trainer
+    # the training process handles Ctrl-C; this process ends together with it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICE)
     folder = Path(order["folder"])

@@ -23,13 +23,13 @@ class Findings:
     finished: bool = False
     problems: list[Problem] = field(default_factory=list)
     first_damaged: int | None = None
-    """Index of the first damaged or missing segment; the number of segments if only store.json is wrong; None if
-    nothing is damaged."""
+    """Index of the first damaged or missing segment; number of segments if only store.json is wrong; None if nothing is
+    damaged."""
     source_changes: list[str] = field(default_factory=list)
 
 
 def nbytes_of_segments(folder: Path) -> int:
-    """Return the size of all existing segments."""
+    """Return the total size in bytes of a store's existing segment files."""
     return sum(path.stat().st_size for path in folder.glob("seg-*.tokens"))
 
 
@@ -37,19 +37,19 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
     """Read all segments of a token store, compare them with their checksums, and return the findings.
 
     `on_bytes` receives the size of each segment after its check. With `source`, also compare the source files with the
-    recorded ones.
+    files that were converted, as recorded in about.json.
 
     Raises:
-        NotFoundError: the folder has no store.
+        NotFoundError: the folder has no token store.
     """
     found = Findings()
     about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
     if about is None and not found.problems:
         raise NotFoundError(
-            f"{folder} is no token store", hint="`hp-ext data inspect` lists the token stores in a folder."
+            f"{folder} is not a token store", hint="`hp-ext data inspect` lists the token stores in a folder."
         )
     if about is None:
-        found.first_damaged = 0  # without about.json, the source of the segments is unknown
+        found.first_damaged = 0  # no about.json: source of segments unknown
     elif source:
         found.source_changes = changes(about["source"])
     found.finished = done is not None
@@ -88,8 +88,8 @@ def _document(path: Path, found: Findings) -> dict[str, Any] | None:
 
 
 def drop_from(folder: Path, index: int) -> list[str]:
-    """Remove segment `index`, all later segments, and the file that marks the store as finished. Return the names of
-    the removed segments.
+    """Remove segment `index`, all later segments, and store.json, which marks the store as finished. Return the names
+    of the removed segments.
 
     Raises:
         ConflictError: another process is writing the store.
@@ -100,7 +100,7 @@ def drop_from(folder: Path, index: int) -> list[str]:
     try:
         gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]
         about = [] if index else [folder / ABOUT]
-        for path in [folder / DONE, *gone, *about]:  # DONE first: a crash must leave an unfinished store
+        for path in [folder / DONE, *gone, *about]:  # DONE first: after a crash, the store must count as unfinished
             path.unlink(missing_ok=True)
         return [path.name for path in gone]
     finally:

@@ -1,5 +1,5 @@
-"""Converts a dataset to a token store: reads records, tokenises them, appends them. Continues after a killed
-conversion."""
+"""Converts a dataset to a token store: reads records, tokenises them, and appends them to the store. Continues where a
+killed conversion ended."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ from hyperpod_ext.runtime.data.token_store.writer import SEGMENT_BYTES, StoreWri
 from hyperpod_ext.user_folders import expanded
 
 CODE = 1
-"""Version of this code. Increment it when the same source and tokenizer would produce different tokens."""
+"""Version of the conversion code. Increment the version when a change of the code leads to different tokens from the
+same source."""
 PLACE = "HPX_DATA_DIR"
 _BATCH_TEXTS, _BATCH_CHARS = 256, 1 << 20
 _EXAMPLES = 20
 
 Next = Mapping[str, int]
-"""Position in the source after a document, and the number of records that were skipped before that position."""
+"""Position in the source files after a document, and the number of records that were skipped before this position."""
 
 
 @dataclass(frozen=True)
@@ -39,32 +40,37 @@ class Recipe:
     sources: tuple[str, ...]
     tokenizer: str | Callable[[str], Any] = "bytes"
     field: str = "text"
-    """Field of each record that contains text or a list of tokens. A list of tokens is stored unchanged."""
+    """Field of each record that contains text or a list of tokens. A list of tokens is stored without tokenising it."""
     split: str = "file"
     """Unit of plain text that becomes one document: `file`, `lines` or `paragraphs`."""
     eod: int | None = None
     """Token that is appended to each document; None for no token."""
     on_bad_record: str = "fail"
-    """`fail`: raise at the first bad record. `skip`: leave bad records out and count them."""
+    """`fail`: raise at the first unusable record. `skip`: leave unusable records out and count them."""
     segment_bytes: int = SEGMENT_BYTES
 
     def __post_init__(self) -> None:
         wrong = []
         if self.split not in SPLITS:
-            wrong.append(Problem(f"{self.split} is none", path="split", hint=f"valid: {', '.join(SPLITS)}"))
+            wrong.append(
+                Problem(f"`{self.split}` is not a valid value", path="split", hint=f"valid: {', '.join(SPLITS)}")
+            )
         if self.on_bad_record not in ("fail", "skip"):
-            wrong.append(Problem(f"{self.on_bad_record} is none", path="on_bad_record", hint="valid: fail, skip"))
+            message = f"`{self.on_bad_record}` is not a valid value"
+            wrong.append(Problem(message, path="on_bad_record", hint="valid: fail, skip"))
         if self.eod is not None and self.eod < 0:
-            wrong.append(Problem("a token is 0 or more", path="eod"))
+            wrong.append(Problem(f"{self.eod} is not a token", path="eod", hint="write a number from 0 on, or None"))
         if self.segment_bytes < 1:
-            wrong.append(Problem("at least 1", path="segment_bytes"))
+            wrong.append(
+                Problem(f"{self.segment_bytes} is out of range", path="segment_bytes", hint="it must be at least 1")
+            )
         if wrong:
             raise ConfigError(wrong)
 
 
 @dataclass
 class Prepared:
-    """A recipe with the source files that were found, and the folder and identity of the store."""
+    """A conversion recipe with the source files that were found, and the folder and identity of the token store."""
 
     recipe: Recipe
     files: list[Path]
@@ -80,20 +86,19 @@ class Prepared:
 
 @dataclass
 class Skipped:
-    """Number of skipped records, and the first few of them as examples."""
+    """Number of skipped records, and the first few skipped records as examples."""
 
     count: int = 0
     examples: list[dict[str, Any]] = field(default_factory=list)
 
 
 def default_place() -> Path:
-    """Return the folder for token stores on this node: $HPX_DATA_DIR (best on local NVMe) or, if unset, the user's
-    cache."""
+    """Return this node's folder for token stores: $HPX_DATA_DIR (best on a local NVMe disk), or the user's cache."""
     return expanded(os.environ.get(PLACE) or "~/.cache/hyperpod_ext/data")
 
 
 def prepare(recipe: Recipe, place: str | Path | None = None) -> Prepared:
-    """Find the source files, and compute the store's name.
+    """Find the source files, and compute the token store's name.
 
     Raises:
         ConfigError, NotFoundError: the recipe is invalid, or files are missing.
@@ -125,7 +130,7 @@ def build(
     on_bytes: Callable[[int], None] = lambda nbytes: None,
     **options: Any,
 ) -> TokenStore:
-    """Return the finished token store of a dataset. Convert the dataset first if necessary.
+    """Return the finished token store of a dataset. Converts the dataset first if necessary.
 
     `options` are the fields of `Recipe`.
 
@@ -133,8 +138,7 @@ def build(
         ConfigError, NotFoundError: the dataset cannot be read with these options.
         ConflictError: another process is converting the dataset. `follow` waits for the other process instead.
         DatasetChangedError: the dataset was changed during the conversion.
-        DiskFullError: no space is left. Segments that are complete stay, and the next conversion continues after
-            them.
+        DiskFullError: no space is left. Complete segments stay, and the next conversion continues after them.
     """
     many = [sources] if isinstance(sources, str | Path) else sources
     prepared = prepare(Recipe(tuple(map(str, many)), **options), place)
@@ -151,7 +155,7 @@ def run(
     on_segment: Callable[[SegmentInfo], None] = lambda info: None,
 ) -> None:
     """Convert the rest of the dataset, after the newest published segment. `lock`: the store's lock, if the caller
-    holds it."""
+    already holds this lock."""
     recipe, tokenizer = prepared.recipe, prepared.tokenizer
     vocab_size = None if tokenizer.vocab_size is None else max(tokenizer.vocab_size, (recipe.eod or 0) + 1)
 
@@ -173,7 +177,7 @@ def run(
                 if (info := writer.append(tokens, following)) is not None:
                     on_segment(info)
         except (OSError, ConfigError):
-            _check_unchanged(prepared)  # a file that ends early may still be being written by another process
+            _check_unchanged(prepared)  # a truncated file may still be being written by another process
             raise
         if writer.documents == 0:
             why = f"all {skipped.count} records were left out" if skipped.count else "the dataset has no records"
@@ -184,15 +188,15 @@ def run(
 def _values(
     read: Iterator[tuple[Position, Position, Any]], prepared: Prepared, skipped: Skipped
 ) -> Iterator[tuple[Next, Any]]:
-    """Yield each record's text or array of tokens. A record with neither text nor tokens raises an error or is
-    skipped."""
+    """Yield each record's text or array of tokens. For a record with neither text nor tokens, raises an error or skips
+    the record."""
     for here, following, record in read:
         value = _value(record, prepared.recipe.field)
         if not isinstance(value, ValueError):
             yield {**following.as_dict(), "skipped": skipped.count}, value
             continue
         path = prepared.files[here.file]
-        # the line number if the file has one record per line; otherwise the record's number in the file
+        # in errors: the line number, or the record's number if records are not lines
         number = here.record + 1
         problem = Problem(
             str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
@@ -205,8 +209,8 @@ def _values(
 
 
 def _value(record: Any, name: str) -> Any:
-    """Return the text or tokens of a record. For a record with neither text nor tokens, return a ValueError with the
-    reason."""
+    """Return the text or tokens of a record, or a ValueError with the reason if the record has neither text nor
+    tokens."""
     value = record
     if isinstance(record, dict):
         if name not in record:
@@ -222,7 +226,7 @@ def _value(record: Any, name: str) -> Any:
 
 
 def _tokenised(values: Iterator[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
-    """Yield the tokens of each value, in order. Texts are tokenised in batches."""
+    """Yield the tokens of each text or token array in `values`, in order. Texts are tokenised in batches."""
     waiting: list[tuple[Next, Any]] = []
     chars = 0
     for following, value in values:

@@ -1,5 +1,5 @@
-"""Tokenizers: bytes, a Hugging Face tokenizer, or any function. Each tokenizer has an identity, which is part of a
-store's key."""
+"""Tokenizers: bytes, a Hugging Face tokenizer, or any function. A tokenizer's identity is part of a token store's
+key."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ class Tokenizer:
     """Turns texts into tokens."""
 
     identity: str
-    """Tokenizers with the same identity produce the same tokens. The identity is part of a store's key."""
+    """Identification of the tokenizer, as part of a token store's key. Equal identities mean equal tokens."""
     encode: Encode
-    """Converts a list of texts to a list of rows of integers."""
+    """Function that converts a list of texts to one row of integers (tokens) per text."""
     vocab_size: int | None = None
-    """Number of different tokens: all tokens are smaller. None if unknown: each segment then uses the smallest type
-    that fits."""
+    """Number of different tokens; every token is smaller than this number. If None, each segment uses the smallest
+    integer type that fits its tokens."""
     name: str | None = None
-    """Name from which `find` makes the same tokenizer in another process. None if only this process can use the
+    """Name with which `find` loads the same tokenizer in another process. None if only this process has the
     tokenizer."""
 
 
 def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
     """Return the tokenizer for a name or function.
 
-    A name is `bytes`, `none` (the records are tokens already), `hf:NAME` (from the Hub's cache), the path of a
-    `tokenizer.json`, or `module:function`. A function gets one text, and may have attributes `identity` and
-    `vocab_size`. A function without `identity` is identified by its name and source text, so the data that it reads
-    must not change.
+    A name is `bytes`, `none` (the records are tokens already), `hf:NAME` (from the Hugging Face Hub's local cache), the
+    path of a `tokenizer.json`, or `module:function`. A function gets one text, and may have attributes `identity` and
+    `vocab_size`. Without `identity`, the function's name and source code identify the function, so data that the
+    function reads must not change.
 
     Raises:
         ConfigError: the tokenizer does not exist.
@@ -62,11 +62,11 @@ def find(tokenizer: str | Callable[[str], Any]) -> Tokenizer:
         return _of_file(tokenizer)
     if ":" in tokenizer:
         return _of_function(_imported(tokenizer), tokenizer)
-    raise _unknown(tokenizer, "is no tokenizer")
+    raise _unknown(tokenizer, "is not a tokenizer")
 
 
 def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
-    # a JSON text may contain half of a surrogate pair, which strict UTF-8 would refuse: keep it
+    # "surrogatepass": a JSON text may contain half of a surrogate pair, which strict UTF-8 would refuse
     return [np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts]
 
 
@@ -84,7 +84,7 @@ def _of_file(name: str) -> Tokenizer:
     try:
         return _of_backend(library.Tokenizer.from_buffer(text), name)
     except ValueError as error:
-        raise _unknown(name, f"is no tokenizer.json ({error})") from None
+        raise _unknown(name, f"is not a tokenizer.json ({error})") from None
 
 
 def _of_hub(name: str) -> Tokenizer:

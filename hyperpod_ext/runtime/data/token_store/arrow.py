@@ -1,8 +1,9 @@
-"""Arrow files with rows of tokens, mapped in place: like a token store, they have contiguous numbers and offsets.
+"""Arrow files with rows of tokens, which are memory-mapped without conversion: like a token store, they consist of
+contiguous tokens and offsets.
 
-The rows must be lists of whole numbers, without compression and nulls. The file must be in Arrow's file or stream
-format (Feather, and the cache of Hugging Face's `datasets`). pyarrow locates the numbers in the file; reads then use
-the mapping.
+The rows must be lists of integers, without compression and nulls. The file must be in Arrow's file or stream format
+(Feather, and the cache of Hugging Face's `datasets`). The library pyarrow only locates the tokens in the file; reads
+use the mapping.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Column:
     name: str
     type: str
     converted: str = ""
-    """Why the column cannot be mapped in place; empty if it can."""
+    """Why the column must be converted instead of memory-mapped; empty if the column can be mapped."""
 
 
 class ArrowSegment:
@@ -47,8 +48,7 @@ class ArrowSegment:
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Token offsets of each row's beginning, followed by the end of the last row. The offsets are mapped from the
-        file, too."""
+        """Token offset of the beginning of each row, followed by the end of the last row. Also memory-mapped."""
         self._file.check()
         return self._offsets
 
@@ -57,13 +57,13 @@ class ArrowSegment:
         return self._tokens.dtype
 
     def document(self, at: int, writable: bool = False) -> Tokens:
-        """Return row `at` of the batch, as a view. See `tokens`."""
+        """Return row `at` of the record batch, as a view. See `tokens`."""
         self._file.check()
         item = self._offsets.item
         return (self._writable if writable else self._tokens)[item(at) : item(at + 1)]
 
     def tokens(self, begin: int, end: int, writable: bool = False) -> Tokens:
-        """Return tokens `begin` to `end` of the batch, as a view of shape [end - begin].
+        """Return tokens `begin` to `end` of the record batch, as a view of shape [end - begin].
 
         Raises:
             DatasetChangedError: the file was changed.
@@ -74,24 +74,25 @@ class ArrowSegment:
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
         """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length]."""
         self._file.check()
-        rows = self._rows  # keep a local reference, because another thread may call with a different length
+        rows = self._rows  # a local reference, because another thread may call with another `length`
         if rows is None or rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
 
 class ArrowStore(Documents[ArrowSegment]):
-    """Rows of one column of Arrow files, by row number, as read-only arrays of shape [n].
+    """The rows of one column of Arrow files, by row number, as read-only arrays of shape [n].
 
     Other programs may overwrite these files, so each read checks that the files are unchanged.
     """
 
     def __init__(self, sources: str | Path | Sequence[str | Path], column: str | None = None) -> None:
-        """Map files, folders or patterns, in order. `column`: defaults to the only column that can be mapped.
+        """Memory-map the files in `sources` (files, folders or patterns), in order. `column`: defaults to the only
+        column that can be mapped.
 
         Raises:
             NotFoundError: no file exists.
-            ConfigError: a file cannot be mapped, only converted. The message has the reason.
+            ConfigError: a file cannot be mapped, but only converted. The error's message contains the reason.
         """
         super().__init__()
         many = [sources] if isinstance(sources, str | Path) else sources
@@ -116,7 +117,7 @@ class ArrowStore(Documents[ArrowSegment]):
                 [Problem(f"the files have tokens of types {' and '.join(kinds)}", source=str(self.paths[0]))]
             )
         self.fingerprint = digest.hexdigest()[:32]
-        """Fingerprint of all lengths, and of the size and both ends of each file."""
+        """Fingerprint of all rows' lengths, and of the size, first MiB and last MiB of each file."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -124,7 +125,7 @@ class ArrowStore(Documents[ArrowSegment]):
         return self.segments[0].dtype
 
     def check_source(self) -> None:
-        """Check that the files are still those that were mapped.
+        """Check that the files were not changed or replaced since they were mapped.
 
         Raises:
             DatasetChangedError: a file was changed or replaced.
@@ -137,7 +138,7 @@ class ArrowStore(Documents[ArrowSegment]):
 
 
 def columns_of(path: Path) -> list[Column]:
-    """Return the columns of an Arrow file. The first record batch shows whether each can be mapped in place.
+    """Return the columns of an Arrow file. The first record batch decides whether a column can be mapped.
 
     Raises:
         ConfigError: the file is not an Arrow file.
@@ -178,8 +179,8 @@ def _only_column(path: Path) -> str:
 
 
 def _segments(file: MappedFile, column: str) -> Iterator[ArrowSegment | str]:
-    """Yield the file's record batches that have rows. If a batch cannot be mapped, yield the reason instead and
-    stop."""
+    """Yield the file's record batches that have rows. If a record batch cannot be mapped, yields the reason and
+    stops."""
     arrow = load_pyarrow("pyarrow", file.path)
     schema = _schema(file)
     number = schema.names.index(column_named(file.path, column, schema.names))
@@ -219,7 +220,8 @@ def _segment(file: MappedFile, rows: Any, base: int) -> ArrowSegment | str:
 def _view(
     file: MappedFile, buffer: Any, base: int, dtype: np.dtype[Any], first: int, count: int
 ) -> npt.NDArray[Any] | None:
-    """Return `count` numbers of a buffer as an array over the mapping. None if the buffer is not part of the file."""
+    """Return `count` numbers of a pyarrow buffer as an array in the mapped file. None if the buffer is not in the
+    mapped file."""
     if not count:
         return np.empty(0, dtype)
     at = buffer.address - base + first * dtype.itemsize

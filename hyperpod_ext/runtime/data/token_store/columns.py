@@ -1,4 +1,4 @@
-"""Reads rows of Parquet and Arrow files. Needs pyarrow, which other modules import only through this one."""
+"""Reads rows of Parquet and Arrow files. Needs pyarrow, which other modules import only through this module."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BATCH_ROWS = 1024
 
 
 def parquet_rows(path: Path, column: str, start: int) -> Iterator[tuple[int, Any, int]]:
-    """Yield (row number, value, approximate bytes read) from row `start` on. Row groups before `start` are not read."""
+    """Yield (row number, value, approximate bytes read) from row `start` on. Row groups before `start` are skipped."""
     parquet = load_pyarrow("pyarrow.parquet", path)
     with explained(path), parquet.ParquetFile(path) as file:
         name = column_named(path, column, file.schema_arrow.names)
@@ -53,7 +53,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
     try:
         reader = ipc.open_file(file)
         return reader.schema, (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except arrow.ArrowInvalid:  # not in the file format; Hugging Face datasets use the stream format
+    except arrow.ArrowInvalid:  # Arrow's stream format, which Hugging Face datasets use
         file.seek(0)
         reader = ipc.open_stream(file)
         return reader.schema, iter(reader)
@@ -62,7 +62,7 @@ def open_arrow(file: Any) -> tuple[Any, Iterator[Any]]:
 def _values(values: Any, first: int, start: int, total: int, size: int) -> Iterator[tuple[int, Any, int]]:
     skip = max(start - first, 0)
     part = values.slice(skip)
-    lists = hasattr(part.type, "value_type")  # lists of tokens are converted to arrays, not to Python lists
+    lists = hasattr(part.type, "value_type")  # convert lists of tokens to arrays, not to Python lists
     for number in range(len(part)):
         value = part[number]
         row = first + skip + number
@@ -99,7 +99,7 @@ def load_pyarrow(module: str, path: Path) -> Any:
         raise HyperpodExtError(f"{path}: reading it needs pyarrow", hint="pip install 'hyperpod-ext[arrow]'") from None
 
 
-class explained:  # noqa: N801  # a context, used like a function
+class explained:  # noqa: N801 # used like a function
     """Context manager that converts errors of pyarrow about a damaged file to ConfigError."""
 
     def __init__(self, path: Path) -> None:

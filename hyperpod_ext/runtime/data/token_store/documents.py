@@ -1,4 +1,4 @@
-"""Documents by number over several segments: the base class of token stores and of mapped Arrow files."""
+"""Access to documents by number over several segments: the base class of token stores and of mapped Arrow files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hyperpod_ext.runtime.data.token_store.segment import Tokens
 
 
 class DocumentRange(Protocol):
-    """A segment: several documents whose tokens are contiguous."""
+    """Interface of a segment: several documents whose tokens are contiguous in a file."""
 
     @property
     def offsets(self) -> npt.NDArray[Any]:
-        """Token offsets of each document's beginning, counted from 0, followed by the end of the last document."""
+        """Token offset of the beginning of each document, counted from 0, followed by the end of the last document."""
 
     def document(self, at: int, writable: bool = False) -> Tokens: ...
 
@@ -31,11 +31,11 @@ P = TypeVar("P", bound=DocumentRange)
 
 
 class Documents(Generic[P]):
-    """Documents by number, `[i]`, as read-only arrays of shape [n] that share the mapping's memory."""
+    """Documents by number: `documents[i]` is a read-only array of shape [n] in the memory of the mapped file."""
 
     def __init__(self) -> None:
         self.segments: list[P] = []
-        self._documents = [0]  # number of documents before each segment; the last entry is the total
+        self._documents = [0]  # number of documents before each segment, and last the number of all documents
         self._tokens = [0]
 
     def _add(self, segment: P) -> None:
@@ -55,11 +55,11 @@ class Documents(Generic[P]):
         return self.get(number)
 
     def get(self, number: int, writable: bool = False) -> Tokens:
-        """Return document `number` as a view of shape [n]. If writable, only this process sees writes to the view.
+        """Return document `number` as a view of shape [n]. If `writable`, only this process sees writes to the view.
 
         Raises:
             CorruptSegmentError: the tokens do not match their checksum.
-            DatasetChangedError: the file was changed since it was mapped.
+            DatasetChangedError: the file has changed since it was mapped.
         """
         number = operator.index(number)
         if not 0 <= number < self._documents[-1]:
@@ -70,7 +70,7 @@ class Documents(Generic[P]):
     def read(self, begin: int, end: int, writable: bool = False) -> Tokens:
         """Return tokens `begin` to `end`, counted over all documents, as an array of shape [end - begin].
 
-        The result is a view if one segment contains all these tokens, otherwise a copy."""
+        The array is a view if one segment contains all requested tokens, otherwise a copy."""
         if not 0 <= begin <= end <= self._tokens[-1]:
             raise IndexError(f"tokens {begin} to {end} of {self._tokens[-1]}")
         index = bisect_right(self._tokens, begin) - 1
@@ -82,14 +82,13 @@ class Documents(Generic[P]):
         return self._joined(begin, end, index)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length] and of
-        the stored type."""
+        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length]."""
         places = begins.tolist()
         least, most, ends = min(places), max(places) + length, self._tokens
         if least < 0 or most > ends[-1]:
             raise IndexError(f"tokens {least} to {most} of {ends[-1]}")
         index = bisect_right(ends, least) - 1
-        if most <= ends[index + 1]:  # all windows are in one segment: one gather operation
+        if most <= ends[index + 1]:  # all windows are in one segment, so one gather is enough
             return self.segments[index].windows(begins - before if (before := ends[index]) else begins, length)
         rows = []
         for place in places:
@@ -102,14 +101,14 @@ class Documents(Generic[P]):
         return np.concatenate(rows).reshape(len(rows), length)
 
     def document_starts(self) -> Iterator[Tokens]:
-        """Yield the position of each document's first token among all tokens, as int64, in one array per segment.
+        """Yield the start positions of documents, counted in tokens of the whole store, as one int64 array per segment.
 
         The end of the last document is not included."""
         for segment, first in zip(self.segments, self._tokens, strict=False):
             yield segment.offsets[:-1].astype("i8") + first
 
     def _reached(self, number: int) -> int:
-        """Return the document index for a number that is negative, or not available yet."""
+        """Return the index of a document whose `number` is negative or not available yet."""
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"document {number} of {count}")

@@ -1,4 +1,4 @@
-"""Removes old token stores to make room for new ones, least recently opened first. A store in use is never removed."""
+"""Removes old token stores to make room for new ones, least recently opened first. Never removes a store in use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVICTED = ".evicted-"
 
 @dataclass(frozen=True, slots=True)
 class CachedStore:
-    """Size and last use of a token store, from which `choose_evictions` selects."""
+    """Folder, size and last use of a token store."""
 
     folder: Path
     nbytes: int
@@ -29,9 +29,9 @@ class CachedStore:
 
 
 def choose_evictions(stores: Iterable[CachedStore], budget_bytes: int, keep: Iterable[Path] = ()) -> list[Path]:
-    """Return the stores to evict, least recently used first, so that the remaining stores fit the budget.
+    """Return the token stores to remove, least recently used first, so that the remaining stores fit the budget.
 
-    If the stores in `keep` alone exceed the budget, return all others. This function is pure."""
+    If the stores in `keep` alone exceed the budget, returns all other stores. Pure function."""
     stores, kept = list(stores), set(keep)
     over = sum(store.nbytes for store in stores) - budget_bytes
     chosen = []
@@ -48,7 +48,7 @@ def stores_in(place: Path) -> list[CachedStore]:
     """Return all token stores in a folder, sorted by name."""
     found = []
     for about in sorted(place.glob(f"[!.]*/{ABOUT}")):
-        with suppress(FileNotFoundError):  # another process has evicted the store meanwhile
+        with suppress(FileNotFoundError):  # another process has just evicted the store
             folder = about.parent
             mark = folder / READERS
             used = (mark if mark.exists() else about).stat().st_mtime
@@ -57,9 +57,9 @@ def stores_in(place: Path) -> list[CachedStore]:
 
 
 def nbytes_of(folder: Path) -> int:
-    """Return the total size of a store's files, including unfinished files."""
+    """Return the total size in bytes of a store's files, including unfinished files."""
     total = 0
-    for inside, folders, files in os.walk(folder):  # os.walk continues if another process removes folders
+    for inside, folders, files in os.walk(folder):  # os.walk ignores folders that another process removes
         for name in (*folders, *files):
             with suppress(FileNotFoundError):
                 total += Path(inside, name).stat().st_size
@@ -67,14 +67,14 @@ def nbytes_of(folder: Path) -> int:
 
 
 def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) -> list[Path]:
-    """Remove token stores until the remaining ones fit the budget, and return the removed folders.
+    """Remove token stores until the remaining stores fit the budget, and return the removed folders.
 
-    A store that is being read or written stays.
+    Keeps stores that are being read or written.
 
-    Mappings of a removed store stay valid, because the kernel frees the pages only with the last mapping.
+    Mappings of a removed store stay valid, because the kernel frees pages only after the last mapping has ended.
     """
     root = expanded(place)
-    for left in root.glob(f"{_EVICTED}*"):  # left by an eviction that was killed before it had deleted the folder
+    for left in root.glob(f"{_EVICTED}*"):  # left by a process that was killed while deleting the folder
         _delete(left)
     gone: list[Path] = []
     busy = set(keep)
@@ -93,7 +93,7 @@ def _remove(folder: Path) -> bool:
             return False
         aside = folder.with_name(f"{_EVICTED}{folder.name}-{secrets.token_hex(4)}")
         with explained(folder):
-            folder.rename(aside)  # rename first, so that readers see either the complete store or none
+            folder.rename(aside)  # rename first, so that readers see the complete store or no store
             _delete(aside)
         return True
     except HyperpodExtError:

@@ -1,8 +1,8 @@
-"""Atomically published files, and file locks that the kernel releases when the holder dies.
+"""Functions to publish files atomically, and file locks that the kernel releases when the holder dies.
 
-Readers need no lock, because a file is written under a temporary name, synced, and then renamed. The next writer
-removes the temporary files of a killed writer. Space is reserved before the first byte is written, so a full disk or
-tmpfs raises an error here and never causes SIGBUS in a mapping.
+Readers need no lock, because a file is written under a temporary name, synced, and then renamed. If a writer is killed,
+the next writer removes its temporary files. Space is reserved before the first byte is written, so a full disk or tmpfs
+raises an error in the writer and never causes SIGBUS in a mapping.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def publish(final: Path, parts: Sequence[Bytes]) -> int:
     """Write the consecutive `parts` to the file `final` atomically. Returns the size of the file in bytes.
 
     Raises:
-        DiskFullError: no space is left. The partial file is removed.
+        DiskFullError: the disk has no space left. The partial file was removed.
     """
     views = [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
     nbytes = sum(len(view) for view in views)
@@ -63,7 +63,7 @@ def publish_json(final: Path, document: object) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a document that `publish_json` has written; None if the file does not exist.
+    """Return the contents of a file that `publish_json` has written; None if the file does not exist.
 
     Raises:
         CorruptSegmentError: the file is not a JSON object.
@@ -98,7 +98,7 @@ def sweep(folder: Path) -> int:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and its parents.
+    """Make a folder and its parent folders.
 
     Raises:
         HyperpodExtError: the folder cannot be made.
@@ -109,8 +109,8 @@ def make_folder(path: Path) -> None:
 
 @contextmanager
 def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
-    """Convert an OSError to an error with the name of the file and a hint. `nbytes`: size of the file to write, if
-    known."""
+    """Convert an OSError inside the `with` block to an error with the file's name and a hint. `nbytes`: size of the
+    file to write, if known."""
     try:
         yield
     except OSError as error:
@@ -121,7 +121,9 @@ def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
                 hint="Earlier segments stay, and the next run continues after them. Free space, use `--budget` to have "
                 "old stores evicted, or choose another place with `--out`.",
             ) from error
-        raise HyperpodExtError(f"{path}: {error.strerror or error}", hint="choose another place") from error
+        raise HyperpodExtError(
+            f"{path} cannot be written: {error.strerror or error}", hint="choose another place"
+        ) from error
 
 
 class FileLock:
@@ -137,16 +139,16 @@ class FileLock:
         return self._descriptor is not None
 
     def fileno(self) -> int:
-        """Return the descriptor of the locked file, to pass it to a child. The lock lasts until both processes close
-        the file."""
+        """Return the file descriptor of the locked file, to pass it to a child process. The lock lasts until the parent
+        and the child process have closed the file."""
         if self._descriptor is None:
             raise ValueError(f"{self.path} is not locked")
         return self._descriptor
 
     def acquire(self, *, wait: bool = False, shared: bool = False, timeout_s: float = 0.0) -> bool:
-        """Try to lock for `timeout_s` seconds, or without limit if `wait`. Returns whether the lock is held.
+        """Try to get the lock for `timeout_s` seconds, or without a limit if `wait`. Returns whether the lock is held.
 
-        `shared`: several processes may hold the lock at once. The folder of the lock file must exist."""
+        `shared`: whether several processes may hold the lock at once. The lock file's folder must exist."""
         deadline = time.monotonic() + timeout_s
         how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
         while True:
@@ -168,17 +170,17 @@ class FileLock:
             if _is_at(descriptor, self.path):
                 self._descriptor, self._owner = descriptor, 0 if shared else os.getpid()
                 return True
-            os.close(descriptor)  # the folder was evicted and made again meanwhile: lock the new file
+            os.close(descriptor)  # the folder was evicted and made again: lock the new file
 
     def adopt(self, descriptor: int) -> None:
-        """Take over a lock that the parent process holds, by the inherited descriptor."""
+        """Take over a lock from the parent process. `descriptor`: the inherited file descriptor of the lock file."""
         self._descriptor = descriptor
 
     def release(self) -> None:
         """Release the lock, if it is held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            if self._owner == os.getpid():  # a forked child may have the file open too, but must not unlock it
+            if self._owner == os.getpid():  # a forked child, which has the file open too, must not unlock it
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -187,7 +189,7 @@ class FileLock:
 
 
 def _open_lock(path: Path, shared: bool) -> int:
-    if shared:  # a reader may lack write permission, so it opens the file read-only
+    if shared:  # open read-only, because a reader may lack write permission
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -1,5 +1,5 @@
-"""Identifies source files of a token store by name, size, time and checksum of both ends, without reading all of
-them."""
+"""Identifies source files of a token store by name, size, modification time and a checksum of the file's start and end,
+without reading the whole files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _ENDS = 64 * 1024
 
 
 def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return one entry per file: `path` (absolute), size, modification time, and a checksum of both ends of the
-    file."""
+    """Return one dict per file: `path` (absolute), size, modification time, and a checksum of the file's start and
+    end."""
     found = []
     for path in paths:
         with path.open("rb") as file:
@@ -29,12 +29,13 @@ def identify(paths: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def content_of(identities: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the identities with file names instead of paths, for a store's key: a moved dataset keeps its key."""
+    """Return the identities with file names instead of paths. A store's key contains these names, so that a moved
+    dataset keeps its key."""
     return [{**each, "path": Path(each["path"]).name} for each in identities]
 
 
 def changes(identities: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each changed or missing file. Only sizes and modification times are compared."""
+    """Return one sentence for each changed or missing file. Compares only sizes and modification times."""
     found = []
     for known in identities:
         try:

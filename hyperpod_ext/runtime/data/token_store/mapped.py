@@ -1,4 +1,5 @@
-"""Dataset files that are mapped in place. Other programs may overwrite such a file, so each read first checks it."""
+"""Dataset files that are memory-mapped without conversion. Other programs may overwrite a mapped file, so each read
+first checks that the file is unchanged."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class MappedFile:
-    """A file, mapped as a whole, private and writable: tensors need no copy, and only this process sees writes to
-    them."""
+    """A file that is mapped as a whole. The mapping is private and writable, so that tensors need no copy, and only
+    this process sees writes."""
 
     def __init__(self, path: Path) -> None:
-        """Map `path`, which must not be empty."""
+        """Map the file at `path`. The file must not be empty."""
         self.path = path
         self._file = path.open("rb")
         self._descriptor = self._file.fileno()
@@ -29,7 +30,7 @@ class MappedFile:
         )
 
     def check(self) -> None:
-        """Check that the file is unchanged. Without this check, reading a truncated file would cause SIGBUS.
+        """Check that the file is unchanged. Without this check, reading a truncated file's mapping would cause SIGBUS.
 
         Raises:
             DatasetChangedError: the file was changed.
@@ -49,8 +50,7 @@ class MappedFile:
         self.check()
 
     def identity(self) -> list[int]:
-        """Return the file's size and the checksums of its first and last MiB, which identify it without reading the
-        rest."""
+        """Return the file's size and the checksums of its first and last MiB, which identify the file."""
         end = self._size
         with memoryview(self.map) as view, view[:_ENDS] as head, view[max(end - _ENDS, 0) :] as tail:
             return [end, crc64nvme(head), crc64nvme(tail)]

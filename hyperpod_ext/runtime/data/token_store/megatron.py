@@ -1,4 +1,4 @@
-"""Megatron's .bin and .idx files, mapped in place: like a token store, they have contiguous tokens and an index."""
+"""Megatron's .bin and .idx files, memory-mapped: like a token store, they have contiguous tokens and an index."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def is_megatron(path: str | Path) -> bool:
 
 
 class MegatronStore:
-    """Sequences of a Megatron dataset by number, as read-only arrays of shape [n].
+    """The sequences of a Megatron dataset, by number, as read-only arrays of shape [n].
 
     Other programs may overwrite these files, so each read checks that the files are unchanged.
     """
@@ -78,7 +78,7 @@ class MegatronStore:
             raise self._wrong(self._idx, f"version {version} with type {code} is not supported")
         self._dtype = np.dtype(_DTYPES[code])
         plain = _HEAD.size + 12 * sequences + 8 * documents
-        if len(data) not in (plain, plain + sequences):  # multimodal: one more byte per sequence
+        if len(data) not in (plain, plain + sequences):  # multimodal datasets have one more byte per sequence
             raise self._wrong(self._idx, f"it has {len(data):,} bytes, but its header says {plain:,}")
         at = _HEAD.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
@@ -94,7 +94,7 @@ class MegatronStore:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the whole index, and of the size and both ends of the .bin file."""
+        """Fingerprint of the whole index, and of the size, first MiB and last MiB of the .bin file."""
         return hashlib.sha256(repr([self._crc, *self._file.identity()]).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
@@ -121,20 +121,19 @@ class MegatronStore:
         return self._view(begin, end, writable)
 
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
-        """Return the `length` tokens of the .bin file from each position in `begins` on, as a copy of shape
-        [len(begins), length]."""
+        """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length]."""
         self._need_row()
         places = begins.tolist()
         if min(places) < 0 or max(places) + length > self.tokens:
             raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
-        rows = self._rows  # keep a local reference, because another thread may call with a different length
+        rows = self._rows  # a local reference, because another thread may call with another `length`
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         self._file.check()
         return rows[begins]
 
     def document_starts(self) -> Iterator[npt.NDArray[np.int64]]:
-        """Yield the positions of all sequences in the .bin file, in tokens.
+        """Yield the start positions of all sequences in the .bin file, in tokens.
 
         Raises:
             ConfigError: the sequences are not contiguous in the .bin file, so they cannot be packed.
@@ -143,7 +142,7 @@ class MegatronStore:
         yield self._starts
 
     def check_source(self) -> None:
-        """Check that the files are still those that were mapped.
+        """Check that the files were not changed or replaced since they were mapped.
 
         Raises:
             DatasetChangedError: a file was changed or replaced.

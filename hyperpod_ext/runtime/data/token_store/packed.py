@@ -1,8 +1,9 @@
-"""Samples of equal length from documents of any length. An index array, computed once, makes access by number O(1).
+"""Samples of equal length from documents of any length. An array of sample starts, computed once, makes access by
+number O(1).
 
-With documents="split", all tokens are cut every `sequence_length` tokens, as for GPT pre-training. With "whole", a
-sample has as many complete documents as fit, in order, followed by padding; only documents longer than a sample are
-cut.
+With documents="split", all documents are concatenated and cut every `sequence_length` tokens, as for GPT pre-training.
+With documents="whole", a sample has as many complete documents as fit, in order, followed by padding. Only documents
+longer than a sample are cut.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ INDEXES = "packed"
 
 
 class TokenRow(Protocol):
-    """A store that can be packed: a finished `TokenStore`, a `MegatronStore`, or an `ArrowStore`."""
+    """Interface of a store that can be packed: a finished `TokenStore`, a `MegatronStore`, or an `ArrowStore`."""
 
     @property
     def tokens(self) -> int: ...
@@ -46,8 +47,8 @@ class Packed:
     """Samples of `sequence_length + 1` tokens. The inputs are `sample[:-1]`, and the targets are `sample[1:]`."""
 
     def __init__(self, store: Any, sequence_length: int, *, documents: str = "split", pad: int = 0) -> None:
-        """Pack the documents of `store`. `documents`: "split" or "whole". `pad`: token that fills a sample of whole
-        documents.
+        """Pack the documents of `store`. `documents`: "split" or "whole". `pad`: token that fills the rest of a sample
+        with documents="whole".
 
         Raises:
             UnknownLengthError: the store is still growing.
@@ -76,7 +77,7 @@ class Packed:
     def get(self, number: int, writable: bool = False) -> Tokens:
         """Return sample `number`, of shape [sequence_length + 1].
 
-        The sample is a view, unless it is padded or in two segments: then it is a copy."""
+        The sample is a view, or a copy if it is padded or in two segments."""
         begin, end = self._range(number)
         tokens = self._store.read(begin, end, writable)
         if (short := self.sequence_length + 1 - len(tokens)) > 0:
@@ -85,8 +86,8 @@ class Packed:
         return tokens if self._begins is None else tokens.astype(self._padded_type(tokens), copy=False)
 
     def batch(self, numbers: Sequence[int], dtype: npt.DTypeLike | None = np.int64) -> npt.NDArray[Any]:
-        """Return samples as one array of shape [len(numbers), sequence_length + 1]. The default type, int64, suits an
-        embedding.
+        """Return samples as one array of shape [len(numbers), sequence_length + 1]. The default type int64 can be
+        passed to an embedding.
 
         dtype: type of the result. With None, the array keeps the stored type, which is smaller to transfer and can be
             cast on the device.
@@ -100,7 +101,7 @@ class Packed:
             try:
                 return self._store.windows(ids.astype(np.int64, copy=False) * length, length + 1)
             except IndexError:
-                pass  # some numbers are negative or out of range: the code below handles each number
+                pass  # a number is negative or out of range, which the code below handles
         known = [self._number(number) for number in numbers]
         return self._store.windows(np.array(known or [0], np.int64) * length, length + 1)[: len(known)]
 
@@ -113,12 +114,11 @@ class Packed:
         return out
 
     def _padded_type(self, *parts: Tokens) -> np.dtype[Any]:
-        """Return a type that can represent both the tokens and the padding, for example padding -100 with u16
-        tokens."""
+        """Return a type that can represent both the tokens in `parts` and the padding, for example u16 and -100."""
         return np.result_type(np.min_scalar_type(self.pad), *{part.dtype for part in parts})
 
     def boundaries(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the offsets at which documents begin in sample `number`, for attention masks. The first offset is
+        """Return the offsets in sample `number` at which documents begin, for attention masks. The first offset is
         0."""
         begin, end = self._range(number)
         starts = self._document_starts()
@@ -147,15 +147,15 @@ class Packed:
         return self._starts
 
     def _unsplit_begins(self) -> npt.NDArray[np.int64]:
-        """Return the index array of `whole` packing. The first process computes and publishes the array; later
-        processes map it."""
+        """Return the array of sample starts for documents="whole". The first process computes the array and publishes
+        it as a file, which later processes map."""
         folder = getattr(self._store, "folder", None)
         path = None if folder is None else Path(folder) / INDEXES / f"{self.fingerprint}.i64"
         if path is not None and path.exists():
             return _read_index(path)
         begins = unsplit_begins(self._document_starts(), self._store.tokens, self.sequence_length + 1)
         if path is not None:
-            # on a read-only or full disk the array cannot be published, so each process computes it again
+            # on a read-only or full disk, the array is not published, and each process computes it
             with suppress(HyperpodExtError, OSError):
                 path.parent.mkdir(exist_ok=True)
                 publish(path, [begins.data, crc64nvme(begins.data.cast("B")).to_bytes(8, "little")])
@@ -165,11 +165,11 @@ class Packed:
 def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
     """Return the positions at which samples of whole documents begin, as int64 of shape [samples + 1]. Pure.
 
-    Sample i has tokens begins[i] to begins[i + 1], at most `size` of them. The last entry is `tokens`, the number of
-    all tokens. `starts`: positions at which the documents begin.
+    Sample i has the tokens from begins[i] to begins[i + 1], at most `size` tokens. The last entry is `tokens`, the
+    number of all tokens. `starts`: positions at which the documents begin.
     """
     ends = np.append(starts[1:], tokens)
-    pieces = np.maximum(-(-(ends - starts) // size), 1)  # a document longer than a sample is cut into pieces
+    pieces = np.maximum(-(-(ends - starts) // size), 1)  # documents longer than a sample are cut
     first = np.repeat(starts, pieces)
     number = np.arange(len(first)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     piece_ends = np.minimum(first + (number + 1) * size, np.repeat(ends, pieces))

@@ -1,7 +1,7 @@
-"""Reads a token store: documents by number, without locking and without copying.
+"""Reads the documents of a token store by number, without locking and without copying.
 
-The published part of a store that is still being written can be read. Document numbers never change; only the total
-number of documents is not known yet.
+While a token store is still being written, its published part can be read. The numbers of published documents never
+change, even while more documents are written.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from hyperpod_ext.runtime.data.token_store.writer import ABOUT, DONE, LOCK, READ
 
 _POLL_S = 0.05
 _TAKEOVER_S = 1.0
-"""Time in seconds within which another writer must take over after a writer has died."""
+"""Number of seconds in which another writer must take over after a writer has died."""
 
 
 class TokenStore(Documents[Segment]):
     """Documents of a token store by number, `store[i]`, as read-only arrays of shape [n].
 
-    A store is pickled as its path, and opened again in worker processes.
+    Only the path of a store is pickled, and worker processes open the store again.
     """
 
     def __init__(self, folder: str | Path, *, segments: int | None = None) -> None:
-        """Open a token store. `segments`: use only this many segments, as `prefix` does; None for all.
+        """Open a token store. `segments`: number of segments to use, as in `prefix`; None for all.
 
         Raises:
             NotFoundError: the folder has no store.
@@ -48,7 +48,7 @@ class TokenStore(Documents[Segment]):
         about = read_json(self.folder / ABOUT)
         if about is None:
             raise NotFoundError(
-                f"{self.folder} is no token store",
+                f"{self.folder} is not a token store",
                 hint="`hp-ext data build` makes a store; `hp-ext data inspect` lists stores.",
             )
         self.about: Mapping[str, Any] = about
@@ -56,7 +56,7 @@ class TokenStore(Documents[Segment]):
         if not self._readers.acquire(shared=True):
             raise NotFoundError(f"{self.folder} is being evicted", hint="`hp-ext data build` makes it again.")
         with suppress(OSError):  # the folder of the store may be read-only
-            os.utime(self.folder / READERS)  # eviction takes this file's time as the time of the store's last use
+            os.utime(self.folder / READERS)  # time of last use, for eviction
         self._limit = segments
         self.done: Mapping[str, Any] | None = None
         """Contents of store.json; None while the store is still growing."""
@@ -65,7 +65,7 @@ class TokenStore(Documents[Segment]):
     def refresh(self) -> int:
         """Map the segments that were published since the last call. Returns the number of documents."""
         if self.done is None:
-            self.done = read_json(self.folder / DONE)  # read first: all segments that it counts exist by then
+            self.done = read_json(self.folder / DONE)  # read first: all segments that store.json counts exist
             while self._limit is None or len(self.segments) < self._limit:
                 try:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
@@ -77,7 +77,7 @@ class TokenStore(Documents[Segment]):
 
     @property
     def finished(self) -> bool:
-        """Whether the length of the store is known: the store is complete, or was opened as a `prefix`."""
+        """Whether the store's length is known, because it is complete or was opened as a `prefix`."""
         return self.done is not None or self._limit is not None
 
     @property
@@ -87,7 +87,7 @@ class TokenStore(Documents[Segment]):
 
     @property
     def key(self) -> str:
-        """Key of the store's source and options. The key is known before the conversion ends."""
+        """Key of the store's source files and options, which is known before the conversion ends."""
         return key_of(self.about)
 
     @property
@@ -110,8 +110,7 @@ class TokenStore(Documents[Segment]):
         return self.documents_from(0)
 
     def documents_from(self, number: int) -> Iterator[Tokens]:
-        """Yield documents in order from `number` on. In a growing store, wait for each document until it is
-        published."""
+        """Yield documents in order from `number` on. In a growing store, waits until each document is published."""
         while True:
             while number < self.available:
                 yield self[number]
@@ -123,7 +122,7 @@ class TokenStore(Documents[Segment]):
     def prefix(self, segments: int | None = None) -> TokenStore:
         """Return the first `segments` published segments (None: all) as a store of known length.
 
-        Training can start with this store while the rest is written.
+        Training can start with the returned part while the rest of the store is written.
 
         Raises:
             UnknownLengthError: no segment is published yet.
@@ -135,7 +134,7 @@ class TokenStore(Documents[Segment]):
         return TokenStore(self.folder, segments=count)
 
     def wait(self, *, documents: int | None = None, timeout_s: float | None = None) -> int:
-        """Wait until this many documents are available or the store is finished. Returns the number of available
+        """Wait until `documents` documents are available or the store is finished. Returns the number of available
         documents.
 
         Raises:
@@ -146,7 +145,7 @@ class TokenStore(Documents[Segment]):
         deadline = None if timeout_s is None else now + timeout_s
         while True:
             now = time.monotonic()
-            if self._is_written():  # check before reading the files: a writer publishes its last files before it ends
+            if self._is_written():  # check before reading files: a writer ends after publishing its last files
                 written_at = now
             if self.refresh() >= (documents or float("inf")) or self.finished:
                 return self.available
@@ -160,7 +159,7 @@ class TokenStore(Documents[Segment]):
             time.sleep(_POLL_S)
 
     def check_source(self) -> None:
-        """Compare the present source files with the files that were converted.
+        """Check that the source files have not changed since they were converted.
 
         Raises:
             DatasetChangedError: a file was changed or is missing.
@@ -175,7 +174,7 @@ class TokenStore(Documents[Segment]):
             )
 
     def close(self) -> None:
-        """Release the lock that protects the store from eviction. Arrays from the store stay valid."""
+        """Release the lock that protects the store from eviction. Arrays that were read from the store stay valid."""
         self._readers.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -186,7 +185,7 @@ class TokenStore(Documents[Segment]):
             self.wait(documents=number + 1)
             if number < self._documents[-1]:
                 return number
-        if not self.finished:  # while the store grows, a negative number cannot be counted from its end
+        if not self.finished:  # negative numbers need the final number of documents
             raise IndexError(f"document {number} of {self._documents[-1]}")
         return super()._reached(number)
 

@@ -1,7 +1,8 @@
-"""A cache on the node for batches that are expensive to make. The key of a batch is its stream, step and slot.
+"""A cache on the node's disk for micro-batches that are expensive to make. The key of an entry is stream, step and slot
+(number of the micro-batch in the step).
 
-A slot has the same samples at any world size, so cached batches stay valid after a resize and for another rank.
-Missing, damaged or foreign entries are made again and counted. The cache never changes the training data.
+A slot has the same samples at any world size, so cached batches stay valid after a resize and for another rank. Missing
+or damaged cache entries are made again and counted. The cache never changes the training data.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ _ABANDONED_S = 600.0
 
 @dataclass
 class RingStats:
-    """Counts of this process's requests to the cache, by result."""
+    """Numbers of this process's requests to the cache, by result."""
 
     hits: int = 0
     made: int = 0
     damaged: int = 0
-    """Number of damaged cache entries, whose batches are made again."""
+    """Number of damaged cache entries, whose batches were made again."""
     not_kept: int = 0
-    """Number of batches that were made but not cached, because the disk was full."""
+    """Number of batches that could not be cached, because the disk was full."""
 
 
 class ReadyRing:
@@ -54,10 +55,10 @@ class ReadyRing:
     def __init__(
         self, place: str | Path, stream: str, *, budget_bytes: int = 1 << 30, stale_after_s: float = 86400.0
     ) -> None:
-        """`stream`: fingerprint of everything that determines a slot, such as source, seed, batch size and collate
+        """`stream`: fingerprint of everything that determines a batch, such as source, seed, batch size, collate
         function.
 
-        Streams under `place` that were not used for `stale_after_s` seconds are removed.
+        Removes streams under `place` that were not used for `stale_after_s` seconds.
         """
         self.stream, self.budget_bytes = stream, budget_bytes
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", stream)[:40]
@@ -68,7 +69,8 @@ class ReadyRing:
         _sweep(self.folder, stale_after_s)
 
     def fetch(self, step: int, slot: int, make: Callable[[], Mapping[str, npt.NDArray[Any]]]) -> Arrays:
-        """Return the cached arrays. Without an entry, call `make`, and cache its arrays if there is room."""
+        """Return the cached arrays. If the arrays are not cached, calls `make`, and caches its result if there is
+        room."""
         if (found := self.get(step, slot)) is not None:
             return found
         made = dict(make())
@@ -80,7 +82,7 @@ class ReadyRing:
         return made
 
     def get(self, step: int, slot: int) -> Arrays | None:
-        """Return the cached arrays as a mapping; None if they are not cached. Only this process sees writes to the
+        """Return the cached arrays from a mapped file; None if not cached. Only this process sees writes to the
         arrays."""
         path = self._path(step, slot)
         try:
@@ -101,7 +103,7 @@ class ReadyRing:
     def put(self, step: int, slot: int, arrays: Mapping[str, npt.NDArray[Any]]) -> bool:
         """Cache `arrays`, and remove the oldest steps to make room. Returns whether the arrays were cached.
 
-        The arrays are not cached if later steps fill the budget, or if `slot` is below 0 (a ghost slot).
+        Arrays are not cached if later steps fill the budget, or for a ghost slot (below 0), whose loss does not count.
 
         Raises:
             DiskFullError: the disk has no room, even after removing old steps.
@@ -140,7 +142,7 @@ class ReadyRing:
             if over <= 0:
                 break
             if oldest >= step:
-                return False  # keep later steps, which are still to be read, rather than this one
+                return False  # later steps, which are still to be read, fill the budget
             path.unlink(missing_ok=True)
             over -= size
         return over <= 0
@@ -157,7 +159,7 @@ class ReadyRing:
         return self.folder / f"{step:012d}-{slot:06d}.batch"
 
     def _parse(self, mapped: mmap.mmap, step: int, slot: int) -> Arrays | None:
-        """Return the arrays of a cache entry. None if the entry is damaged, or belongs to another stream, step or
+        """Return the arrays in a cache entry. None if the entry is damaged, or belongs to another stream, step or
         slot."""
         view = memoryview(mapped)
         if len(view) < _FRAME.size:
@@ -181,7 +183,7 @@ class ReadyRing:
 
 
 def _sweep(folder: Path, stale_after_s: float) -> None:
-    """Remove temporary files of killed writers, and streams that are no longer used."""
+    """Remove temporary files of killed writers, and streams that were not used for `stale_after_s` seconds."""
     now = time.time()
     for path in folder.glob(f".*{TEMPORARY}"):
         with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@
            offsets: u64[documents + 1], in tokens
            CRC64-NVME of each 256 KiB from 4096 on: u64
 
-All numbers are little-endian. A block's checksum is verified when a process first reads from the block.
+All numbers are little-endian. A process verifies the checksum of a block (256 KiB) when it first reads from the block.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class SegmentInfo:
 
     index: int
     store: str
-    """Key of the token store that the segment belongs to."""
+    """Key of the token store to which the segment belongs."""
     dtype: str
     documents: int
     tokens: int
     nbytes: int
     """Size of the whole segment file, in bytes."""
     crc64nvme: str
-    """Checksum of all block checksums, and therefore of all tokens and offsets."""
+    """Checksum of the checksums of all blocks, and so of all tokens and offsets."""
     next: Mapping[str, int] = field(default_factory=dict)
-    """Position in the source at which the next segment begins."""
+    """Position in the source files at which the next segment begins."""
     format: int = FORMAT
 
     @property
@@ -70,16 +70,16 @@ class SegmentInfo:
 
 
 def segment_name(index: int) -> str:
-    """Return the file name of a segment."""
+    """Return the file name of the segment with this index."""
     return f"seg-{index:06d}.tokens"
 
 
 def write_segment(
     folder: Path, index: int, tokens: Tokens, offsets: Tokens, *, store: str, following: Mapping[str, int]
 ) -> SegmentInfo:
-    """Publish a segment of flat `tokens`, shape [n]. `offsets` are u64, one more than the number of documents.
+    """Publish a segment file. `tokens` has shape [n]. `offsets` (u64) has one entry more than there are documents.
 
-    `store`: key of the token store. `following`: position in the source after the segment.
+    `store`: key of the token store. `following`: position in the source files after the segment.
 
     Raises:
         DiskFullError: no space is left. The partial file is removed.
@@ -104,7 +104,7 @@ def read_info(path: Path) -> SegmentInfo:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        CorruptSegmentError: the segment is damaged. The message names the damaged bytes.
+        CorruptSegmentError: the segment is damaged. The error's message names the damaged bytes.
     """
     with path.open("rb") as file:
         return _parse(path, file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size)
@@ -138,7 +138,7 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
 
 
 class Segment:
-    """A memory-mapped segment. Reads take no lock and copy no data. The mapping stays valid after the file is
+    """A memory-mapped segment file. Reads take no lock and copy no data. The mapping stays valid if the file is
     deleted."""
 
     def __init__(self, path: Path) -> None:
@@ -146,7 +146,7 @@ class Segment:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             self.info = _parse(path, os.pread(descriptor, HEADER_BYTES, 0), os.fstat(descriptor).st_size)
-            # mapped as private and writable: tensors need no copy, and only this process sees writes to them
+            # a private and writable mapping: tensors need no copy, and only this process sees writes to them
             self._map = mmap.mmap(
                 descriptor,
                 self.info.nbytes,
@@ -162,7 +162,7 @@ class Segment:
         self._tokens = self._writable.view()
         self._tokens.flags.writeable = False
         self.offsets: npt.NDArray[np.uint64] = np.frombuffer(self._map, "<u8", info.documents + 1, info.offsets_at)
-        """Token offsets of each document's beginning, followed by the end of the last document."""
+        """Token offset of the beginning of each document, followed by the end of the last document."""
         self.offsets.flags.writeable = False
         self._crcs = np.frombuffer(self._map, "<u8", info.blocks, info.crcs_at)
         if f"{crc64nvme(self._crcs.data.cast('B')):016x}" != info.crc64nvme:
@@ -186,7 +186,7 @@ class Segment:
         """Return tokens `begin` to `end` of this segment as a view of shape [end - begin], read-only unless `writable`.
 
         Raises:
-            CorruptSegmentError: a block does not match its checksum.
+            CorruptSegmentError: a block of the segment does not match its checksum.
         """
         if end > begin and not self._all_seen:
             first, last = begin * self._itemsize // BLOCK_BYTES, (end * self._itemsize - 1) // BLOCK_BYTES
@@ -198,18 +198,18 @@ class Segment:
         """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length].
 
         Raises:
-            CorruptSegmentError: a block does not match its checksum.
+            CorruptSegmentError: a block of the segment does not match its checksum.
         """
         if not self._all_seen:
             for begin in begins.tolist():
                 self.tokens(begin, begin + length)
-        rows = self._rows  # keep a local reference, because another thread may call with a different length
+        rows = self._rows  # a local reference, because another thread may call with another `length`
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
 
     def damage(self) -> list[str]:
-        """Verify all blocks of the segment, and return a sentence for each damaged block."""
+        """Verify all blocks of the segment, and return one sentence for each damaged block."""
         return [self._problem(block) for block in range(self.info.blocks) if not self._matches(block)]
 
     def _see(self, first: int, last: int) -> None:
@@ -237,14 +237,14 @@ class Segment:
 
 
 def windows_of(tokens: Tokens, length: int) -> Tokens:
-    """Return a view of all windows of `length` tokens. `tokens` has shape [n]; the view has [n - length + 1,
+    """Return a view of all windows of `length` tokens. `tokens` has shape [n], and the view [n - length + 1,
     length]."""
     shape = (max(len(tokens) - length + 1, 0), length)
     return np.lib.stride_tricks.as_strided(tokens, shape, tokens.strides * 2, writeable=False)
 
 
 def _block_crcs(parts: Sequence[Bytes]) -> Iterator[int]:
-    """Yield the CRC64-NVME of each block of the concatenated `parts`."""
+    """Yield the CRC64-NVME of each 256 KiB block of the concatenated `parts`."""
     checksum, filled = 0, 0
     for part in parts:
         view = memoryview(part).cast("B") if memoryview(part).nbytes else memoryview(b"")

@@ -1,6 +1,6 @@
 """Reads the records of a dataset in order, from any position.
 
-Formats: JSON, JSONL and plain text (each also gzipped), Parquet, Arrow."""
+The formats are JSON, JSONL and plain text (each also gzipped), Parquet, and Arrow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hyperpod_ext.user_folders import expanded
 Rows = Iterator[tuple["Position", Any]]
 SPLITS = ("file", "lines", "paragraphs")
 _TEXT_LIMIT = 1 << 30
-_TELL_BYTES = 256 * 1024  # report progress rarely, because updates of a progress bar are slow
+_TELL_BYTES = 256 * 1024  # bytes between two progress reports, because progress bars are slow
 _KINDS = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -39,9 +39,9 @@ class Position:
 
     file: int = 0
     record: int = 0
-    """Number of the record in the file, from 0."""
+    """Number of the record in the file, counted from 0."""
     offset: int = 0
-    """Byte offset in the file's text. 0 for formats whose records have no offset (JSON arrays, Parquet, Arrow)."""
+    """Byte offset in the uncompressed file; 0 for records that have no offset (in JSON arrays, Parquet, Arrow)."""
 
     @classmethod
     def of(cls, known: Mapping[str, int]) -> Position:
@@ -50,16 +50,17 @@ class Position:
 
     def as_dict(self) -> dict[str, int]:
         """Return the position as a dict for a segment's header."""
-        # dataclasses.asdict() would be too slow to call for each record
+        # dataclasses.asdict() is too slow to call for each record
         return {"file": self.file, "record": self.record, "offset": self.offset}
 
 
 def find_files(sources: Sequence[str | Path]) -> list[Path]:
-    """Return the files in `sources` (files, folders, patterns), sorted within each source, so that all nodes agree.
+    """Return the files in `sources` (files, folders, patterns), sorted within each source, for the same order on all
+    nodes.
 
     Raises:
         NotFoundError: a source matches no file.
-        ConfigError: a file is of an unsupported kind.
+        ConfigError: a file has an unsupported format.
     """
     found: list[Path] = []
     for source in map(str, sources):
@@ -94,8 +95,8 @@ def kind_of(path: Path) -> str | None:
 def rows(
     files: Sequence[Path], start: Position, *, field: str, split: str, on_bytes: Callable[[int], None]
 ) -> Iterator[tuple[Position, Position, Any]]:
-    """Yield records from `start` on, as (position, next position, value). `on_bytes` receives the number of new bytes
-    read.
+    """Yield records from `start` on, as (position, next position, value). `on_bytes` is called with the number of bytes
+    read since its last call.
 
     An unreadable record is yielded as a `ValueError`, which the caller handles.
 
@@ -118,7 +119,7 @@ def rows(
 
 
 def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tuple[Position, Any, int]]:
-    """Yield (position of the next record, value or ValueError, number of bytes of the file read so far)."""
+    """Yield (position of the next record, value or ValueError of this record, bytes of the file read so far)."""
     kind = kind_of(path)
     if kind in ("parquet", "arrow"):
         read = parquet_rows if kind == "parquet" else arrow_rows
@@ -154,7 +155,7 @@ def _lines(
 
 
 def _paragraphs(text: IO[bytes]) -> Iterator[bytes]:
-    """Yield the paragraphs of a text. A paragraph includes the blank lines after it."""
+    """Yield the paragraphs of a text, each with the blank lines after it."""
     piece, ended = b"", False
     for line in text:
         if ended and line.strip():
@@ -181,7 +182,7 @@ def _decoded(piece: bytes) -> Any:
 
 
 def _array_of(path: Path, text: IO[bytes]) -> list[Any] | None:
-    """Return the records of a JSON array. None if the file is not an array, but has one record per line."""
+    """Return the records of a file with one JSON array. None if the file has one record per line instead."""
     head = text.read(4096).lstrip()
     text.seek(0)
     if not head.startswith(b"["):

@@ -1,5 +1,4 @@
-"""Samples as torch tensors that share the mapping's memory, without a copy, and without warnings about read-only
-arrays."""
+"""Samples as torch tensors in the mapped file's memory: no copies, and no warnings about read-only arrays."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ import torch
 
 
 class TensorSource:
-    """Wraps a store or `Packed`: `source[i]` is a tensor of shape [n] and of the stored type.
+    """Wraps a token store or `Packed`, so that `source[i]` is a tensor of shape [n] and of the stored type.
 
-    The mapping is private: only this process sees writes to a tensor, but it also sees them in later epochs. Before
-    writing to a tensor, copy it, for example with `.long()`. Micro-batches of `Packed` are read at once, and are copies
-    already.
+    Only this process sees writes to a tensor, but it also sees them when it reads the same sample in a later epoch.
+    Before writing to a tensor, copy the tensor, for example with `.long()`. Micro-batches of `Packed` are already
+    copies.
     """
 
     def __init__(self, source: Any) -> None:
@@ -22,7 +21,7 @@ class TensorSource:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the source."""
+        """Fingerprint of the wrapped store or `Packed`."""
         return str(self.source.fingerprint)
 
     def __len__(self) -> int:
@@ -32,8 +31,8 @@ class TensorSource:
         return torch.from_numpy(self.source.get(number, writable=True))
 
     def __getitems__(self, numbers: Sequence[int]) -> list[torch.Tensor]:
-        """Return several samples, read at once. torch's DataLoader and ElasticDataLoader call this method if it
-        exists."""
+        """Return several samples, which are read together. torch's DataLoader and ElasticDataLoader call this
+        method."""
         batch = getattr(self.source, "batch", None)
         if batch is None:
             return [self[number] for number in numbers]

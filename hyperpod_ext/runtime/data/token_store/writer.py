@@ -1,11 +1,11 @@
-"""The only writer of a token store. `flock` excludes other writers, and renaming makes files atomic.
+"""Writes a token store. `flock` excludes other writers, and files are published atomically by renaming.
 
     FOLDER/about.json            source and options of the store; its hash is the store's key
            lock, readers         files locked by the writer, and by readers
            seg-000000.tokens     ...
            store.json            written last; without it the store is still growing
 
-The writer can be killed at any moment. The next writer continues after the newest segment.
+The writer may be killed at any moment. The next writer continues after the newest published segment.
 """
 
 from __future__ import annotations
@@ -26,26 +26,25 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_TIMEOUT_S = 0.5  # a reader holds the lock for a moment, to check whether a writer holds it
+_TIMEOUT_S = 0.5  # a reader holds the lock for a moment to check for a writer
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 
 def key_of(about: Mapping[str, Any]) -> str:
-    """Return the key of a token store. Equal keys mean equal tokens. The folder of the source files has no
-    influence."""
+    """Return the key of a token store with the given contents of about.json. Equal keys mean equal tokens. The key does
+    not depend on the folder of the source files."""
     content = {**about, "source": content_of(about["source"])}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def digest_of(segments: Sequence[SegmentInfo]) -> str:
-    """Return the fingerprint of all tokens. The fingerprint is equal on every node, whenever and wherever the store was
-    built."""
+    """Return the fingerprint of all tokens, which does not depend on when and where the store was built."""
     content = [[each.dtype, each.documents, each.tokens, each.crc64nvme] for each in segments]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
 def smallest_dtype(largest: int) -> np.dtype[Any]:
-    """Return the smallest unsigned type that holds tokens up to `largest`."""
+    """Return the smallest unsigned integer type for tokens up to `largest`."""
     for name in ("uint8", "uint16", "uint32", "uint64"):
         if largest <= np.iinfo(name).max:
             return np.dtype(name)
@@ -81,7 +80,8 @@ class StoreWriter:
     ) -> None:
         """Open a new or unfinished token store.
 
-        `lock`: a lock that the caller already holds. `before_publish` is called before each publication, and may raise.
+        `lock`: the store's lock, if the caller already holds it. `before_publish` is called before each segment is
+        published, and may raise an error.
 
         Raises:
             ConflictError: another writer has the lock.
@@ -122,22 +122,22 @@ class StoreWriter:
 
     @property
     def position(self) -> Mapping[str, int]:
-        """Position in the source after the last published document. Empty if no segment is published."""
+        """Position in the source files after the last published document. Empty if no segment is published."""
         return self.segments[-1].next if self.segments else {}
 
     @property
     def documents(self) -> int:
-        """Number of documents: the published ones and those that are not published yet."""
+        """Number of documents in the store, including documents that are not published yet."""
         return sum(info.documents for info in self.segments) + len(self._offsets) - 1
 
     def append(self, tokens: Tokens, following: Mapping[str, int]) -> SegmentInfo | None:
-        """Add a document, as integers of shape [n]. `following`: position in the source after the document.
+        """Add a document, given as integers of shape [n]. `following`: position in the source files after the document.
 
-        Returns the info of the segment that this call published, or None.
+        Returns the header of the segment if this call has published a segment, otherwise None.
 
         Raises:
             HyperpodExtError: `tokens` are invalid.
-            DiskFullError: no space is left. Published segments stay.
+            DiskFullError: the disk has no space left. Published segments stay.
         """
         largest = _largest(tokens, self.documents)
         if self._declared is not None and largest > np.iinfo(self._declared).max:
@@ -161,7 +161,7 @@ class StoreWriter:
         return done
 
     def publish(self) -> SegmentInfo | None:
-        """Publish the documents that were appended since the last segment, if there are any."""
+        """Publish the documents that were appended since the last segment, if any. Returns the new segment's header."""
         if len(self._offsets) == 1:
             return None
         self._before_publish()
@@ -178,7 +178,8 @@ class StoreWriter:
         return info
 
     def finish(self, more: Mapping[str, Any]) -> None:
-        """Publish the remaining documents, and mark the store as finished. `more`: further entries for store.json."""
+        """Publish the remaining documents, and mark the store as finished by writing store.json. `more`: further
+        entries for store.json."""
         self.publish()
         self._before_publish()
         known = {
@@ -193,7 +194,7 @@ class StoreWriter:
         publish_json(self.folder / DONE, {**known, **more})
 
     def close(self) -> None:
-        """Release the store's lock. Documents that are not published yet are lost."""
+        """Release the store's lock. Drops documents that are not published yet."""
         self._lock.release()
 
     def __enter__(self) -> StoreWriter:
@@ -217,7 +218,6 @@ def _largest(tokens: Tokens, document: int) -> int:
     if not len(tokens):
         return 0
     if tokens.dtype.kind == "i" and (least := int(tokens.min())) < 0:
-        raise HyperpodExtError(
-            f"document {document}: token {least} is negative", hint="Is it a padding or an error mark?"
-        )
+        hint = "Tokens are numbers from 0 on. Remove numbers that mark padding or errors from the records."
+        raise HyperpodExtError(f"document {document}: token {least} is negative", hint=hint)
     return int(tokens.max())

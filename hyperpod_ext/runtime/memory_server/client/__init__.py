@@ -1,1 +1,1 @@
-"""Clients of memory servers, for workers and agents, and code that starts a server."""
+"""Clients of memory servers, for workers and agents, and code that starts a memory server."""

@@ -25,28 +25,27 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, wit
 
 _START_S = 60.0
 _REPLACED_S = 1.0
-"""While a call waits for an answer, seconds between two checks whether a new server has replaced the connected one."""
+"""Seconds between two checks whether a new server has replaced the connected one, while a call waits for an answer."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
-"""Seconds between two checks of how many pages the server has allocated, and maximum seconds to wait without
-progress."""
+"""Seconds between two checks of the number of allocated pages, and seconds to wait while this number does not grow."""
 
 
 class MemoryLostError(errors.JobFailedError):
-    """The memory server has ended, and its agent is starting a new one."""
+    """The memory server has ended, and the agent is starting a new memory server."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """The slots of this rank, mapped as writable into this process."""
+    """The snapshot slots of this rank in shared memory, mapped as writable into this process."""
 
     memory: memoryview
     slot_bytes: int
     slots: int
     inode: int
-    """Inode of the slots' memfd, which identifies the memory."""
+    """Inode of the slots' memfd, which identifies the shared memory."""
     may_populate: threading.Event
-    """Cleared while a restore reads the memory, to pause the thread that maps the memory's pages in advance. Two
-    threads that build page tables at the same time slow each other down."""
+    """Cleared while a restore reads the memory, to pause the thread that maps the memory's pages in advance. The pause
+    is needed because two threads that map pages at the same time slow each other down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +65,32 @@ class MappedSnapshot:
 
 
 class MemoryClient:
-    """Sends requests to the memory server. `begin`, `seal` and `resolve` return at once, and the next call waits for
-    their answers.
+    """Sends requests to the memory server. `begin`, `seal` and `resolve` return at once; the next call reads their
+    answer.
 
     The server handles every request that was sent, even if this process dies right after sending it. The server answers
-    later requests about this rank only after it has handled the earlier ones.
+    later requests about this rank only after it has handled all earlier requests.
 
     One thread may call `seal` while another thread makes any other call.
 
     Errors of the server are raised with their original types, for example MemoryTierFullError or StaleGenerationError.
 
     Args:
-        another: whether a new server is started at the same path if the server ends. After the end of a server, calls
-            raise MemoryLostError until `connect` is called.
+        another: whether the agent starts a new server at the same path if the server ends. Calls after the end of a
+            server raise MemoryLostError until `connect` is called.
     """
 
     def __init__(self, path: str, *, another: bool = False) -> None:
         self._path, self._another = path, another
         self._speaking = threading.RLock()
-        """Lock that is held while a request is sent. A call that waits for an answer holds the lock until the answer
-        has arrived."""
+        """Lock held while a request is sent, and until its answer has arrived if the caller waits for the answer."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connect()
 
     def connect(self) -> None:
-        """Connect to the current server. If `another` was set, wait until a new server listens.
+        """Connect to the memory server. If `another` was set, wait until a new memory server listens.
 
-        A new server has none of the state of the server that it replaces.
+        A new memory server has no snapshots or other state of the memory server that it replaces.
 
         Raises:
             JobFailedError: no new server listens within 60 s.
@@ -121,13 +119,13 @@ class MemoryClient:
         self._socket.close()
 
     def map(self, owner: int, slot_bytes: int) -> Mapping:
-        """Return shared memory whose slots have at least `slot_bytes` each."""
+        """Return the rank's shared memory for snapshots, whose slots have at least `slot_bytes` each."""
         mapping = self._map(owner, slot_bytes)
         assert mapping is not None
         return mapping
 
     def attach(self, owner: int) -> Mapping | None:
-        """Return the slots of an earlier process of this rank; None if there are no slots."""
+        """Return the snapshot slots that an earlier process of this rank has left; None if there are none."""
         return self._map(owner, 0)
 
     def _map(self, owner: int, slot_bytes: int) -> Mapping | None:
@@ -147,13 +145,13 @@ class MemoryClient:
         return Mapping(memory, answer.slot_bytes, answer.slots, inode, may)
 
     def add_plan(self, plan: Plan) -> None:
-        """Send a plan to the server, so that saves can refer to it."""
+        """Send a plan (layout of the rank's state) to the server, so that later saves can refer to its digest."""
         self.ask(r.AddPlan(digest=plan.digest, document=plan.to_json()))
 
     def begin(self, owner: int, step: int, save_id: str, generation: int, when_busy: r.WhenBusy = "wait") -> int | None:
         """Begin a save. Returns the index of the slot to write, or None if the save must be skipped.
 
-        When this method returns, the snapshot of the previous save is sealed.
+        When `begin` returns, the server has sealed the snapshot of the previous save.
         """
         self.flush()
         if self._next_slot is None:
@@ -169,8 +167,7 @@ class MemoryClient:
         self._ask_later(r.Seal(owner=owner, slot=slot, record=r.SaveRecord.model_validate(record)))
 
     def resolve(self, owner: int, save_id: str, *, keep: bool) -> None:
-        """If `keep`, confirm a provisional snapshot, so that it may be copied to other tiers; otherwise drop the
-        snapshot."""
+        """If `keep`, confirm a provisional snapshot, so that it may be copied to other tiers; otherwise drop it."""
         self._ask_later(r.Resolve(owner=owner, save_id=save_id, keep=keep))
 
     def _ask_later(self, request: r.Begin | r.Seal | r.Resolve) -> None:
@@ -179,29 +176,29 @@ class MemoryClient:
             self._pending.append(request)
 
     def stepped(self, owner: int) -> None:
-        """Report a step without a save. From the durations of steps, the server measures how much copies slow down
-        training."""
+        """Report that the rank has made a step without a save. The server measures how much copies slow down training,
+        from the times of these reports."""
         self._send(r.Stepped(owner=owner))
 
     def flush(self) -> None:
-        """Wait until all requests are done, and raise the first error among their answers."""
+        """Wait until the server has answered all requests, and raise the first error among the answers."""
         with self._speaking:
             self._take_answers(wait=True)
-            if self._another and self._has_answer():  # readable although no answer is due: the server has ended
+            if self._another and self._has_answer():  # readable without a due answer: the server has ended
                 raise self._gone()
 
     def busy(self) -> bool:
-        """Return whether a save is still in flight."""
+        """Return whether the server has not answered all requests of a save yet."""
         return not self._take_answers(wait=False)
 
     def forget_slot(self) -> None:
-        """Forget the slot for the next save, so that the next save requests a slot again. A restore may have changed
-        which snapshot is the newest."""
+        """Forget the slot that the server chose for the next save, so that the next save requests another slot. Called
+        after a restore, which may have changed which snapshot is the newest and must not be overwritten."""
         self._next_slot = None
 
     def _take_answers(self, *, wait: bool) -> bool:
-        """Read all pending answers, or without `wait` only the answers that were already received. Returns whether all
-        requests are now answered."""
+        """Read the pending answers; without `wait`, read only the answers that have already arrived. Returns whether
+        all requests are now answered."""
         errors_met = []
         with self._speaking:
             while self._pending and (wait or self._has_answer()):
@@ -239,12 +236,13 @@ class MemoryClient:
         this node or be a replica.
 
         Args:
-            mapped: this rank's slots, whose pages are already mapped; used if the snapshot is in this memory.
-            plan: a plan that the caller already has, and that the server does not send again if the snapshot uses it.
+            mapped: this rank's slots, whose pages are already mapped; used instead of a new mapping if the snapshot is
+                in one of these slots.
+            plan: a plan that the caller already has, and that the server need not send if the snapshot uses it.
 
         Raises:
             NotFoundError: the snapshot is not on this node.
-            CorruptSnapshotError: the manifest belongs to another job or another snapshot.
+            CorruptSnapshotError: the manifest of the snapshot belongs to another job or another snapshot.
         """
         request = r.Open(owner=owner, save_id=save_id, known_plan=plan.digest if plan else "")
         held = self._map_image(request, secret, job, mapped, plan)
@@ -253,7 +251,7 @@ class MemoryClient:
         return held
 
     def fetch(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> MappedSnapshot:
-        """Return a rank's snapshot from a durable checkpoint, after the server has read the snapshot into memory."""
+        """Let the server read a rank's snapshot from a durable checkpoint into memory, and return the snapshot."""
         return self._map_image(r.Fetch(url=url, folder=folder, rank=rank), secret, job)
 
     def fetch_head(self, url: str, folder: str, rank: int, *, secret: bytes, job: str) -> tuple[Manifest, Plan, bool]:
@@ -276,7 +274,7 @@ class MemoryClient:
             check_manifest(manifest, secret, job=job)
             if mapped is not None and mapped.inode == os.fstat(fds[0]).st_ino:
                 memory = mapped.memory
-            else:  # map it private, so that a bug here cannot write to a snapshot that other processes restore
+            else:  # a private mapping, so that a bug here cannot write to a snapshot that other processes restore
                 memory = map_memory(fds[0], os.fstat(fds[0]).st_size, private=True)
         finally:
             _close(fds)
@@ -287,7 +285,7 @@ class MemoryClient:
         return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:
-        """Send a request and return the answer. Only for requests whose answers contain no file descriptor."""
+        """Send a request and return the answer. The request's answer must not contain a file descriptor."""
         return self._call(request)[0]
 
     def _call(self, request: Request[A]) -> tuple[A, list[int]]:
@@ -312,7 +310,7 @@ class MemoryClient:
     def _wait_answer(self) -> None:
         """Wait for an answer, or for a new server at the same path.
 
-        Checks for a new server, because a killed server that still waits for a disk keeps its connections open.
+        Checks for a new server, because a killed server that hangs in a disk access keeps its connections open.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -336,7 +334,7 @@ class MemoryClient:
             raise self._gone()
         try:
             return read_answer(request, answer), fds
-        except Exception:  # the caller does not get the descriptors, so they are closed here
+        except Exception:  # the caller does not get the file descriptors, so close them here
             _close(fds)
             raise
 
@@ -344,8 +342,8 @@ class MemoryClient:
 def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
     """Map the pages of this process's slots in advance. Runs in a background thread.
 
-    The thread waits until the server has allocated the pages, because two processes that allocate the same pages slow
-    each other down.
+    The thread waits until the server has allocated the pages, because two processes that allocate pages of the same
+    memory slow each other down.
     """
 
     def follow(start: int, end: int) -> bool:

@@ -1,4 +1,4 @@
-"""Reads lists of snapshots, manifests, plans and snapshots' bytes from another node's memory server."""
+"""Client for another node's memory server: reads its list of snapshots, and their manifests, plans and bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class PeerClient:
         return list(held.own), list(held.replicas)
 
     def send_events(self, epoch: float, lines: Sequence[str]) -> None:
-        """Send events for the job's metrics. `epoch` is the Unix time at which the events' clock was 0."""
+        """Send event log lines for the job's metrics. `epoch` is the Unix time at which this node's monotonic clock was
+        0."""
         with self._connection() as sock:
             _ask(sock, PeerEvents(epoch=epoch, lines=tuple(lines)))
 
@@ -99,7 +100,7 @@ class PeerClient:
         self._receive(PieceRead(owner=owner, save_id=save_id, start=start, nbytes=len(destination)), [destination])
 
     def read_into(self, owner: int, save_id: str, start: int, destination: memoryview) -> int:
-        """Fill `destination` with the snapshot's bytes from `start` on. Returns the CRC64-NVME of these bytes."""
+        """Fill `destination` with a snapshot's bytes from offset `start` on. Returns the CRC64-NVME of these bytes."""
         return self._read(owner, save_id, start, [destination])
 
     def read_scattered(
@@ -109,8 +110,8 @@ class PeerClient:
         compare with the manifest.
 
         Args:
-            pieces: offset in the snapshot and writable buffer of each wanted part, in order of offsets; all other bytes
-                are dropped after their checksum is computed.
+            pieces: offset in the snapshot and writable buffer of each wanted part, in order of offsets. Bytes outside
+                the wanted parts are only used for the checksum.
             nbytes: size of the snapshot in bytes.
         """
         ends = [0, *(start + len(piece) for start, piece in pieces)]
@@ -162,14 +163,14 @@ class PeerClient:
 
     @contextmanager
     def _connection(self) -> Iterator[socket.socket]:
-        """Yield an idle connection to the node, or a new one, for one request and its answer."""
+        """Yield a connection to the node for one request and its answer: an idle connection, or else a new one."""
         try:
             sock = self._take_idle() or ps.connect(
                 self._host, self._port, self._secret, self._timeout_s, encrypted=self._encrypted
             )
             try:
                 yield sock
-            except HyperpodExtError:  # the server has sent a complete answer, so the connection can be used again
+            except HyperpodExtError:  # this error was the server's complete answer, so the connection can be used again
                 self._give_back(sock)
                 raise
             except BaseException:
@@ -185,7 +186,7 @@ class PeerClient:
                 sock = self._idle.pop()
                 if not ps.wait_readable(sock, 0):
                     return sock
-                sock.close()  # the socket is readable although no answer is due, so the peer has closed it
+                sock.close()  # a readable socket although no answer is due: the peer has closed the connection
         return None
 
     def _give_back(self, sock: socket.socket) -> None:
@@ -209,7 +210,7 @@ def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> lis
 
     Bytes outside all `pieces` are received into scratch memory.
     """
-    # twice the size of one receive call, so that no byte is overwritten before its checksum is computed
+    # twice the size of one receive call: the next call must not overwrite bytes whose checksum is not computed yet
     scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0
     segments: list[memoryview] = []
     position = first

@@ -1,4 +1,4 @@
-"""Sockets between memory servers: functions to connect, to set time limits, and to receive bytes with a checksum."""
+"""Functions for sockets between memory servers: connect, set time limits, and receive bytes with a checksum."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from hyperpod_ext.runtime.ipc.declared import with_version
 from hyperpod_ext.runtime.snapshot.manifest import crc64nvme
 
 CHUNK = 4 << 20
-"""Size in bytes of the chunks in which a replica is sent. Between two chunks, the sender checks whether the copy was
-cancelled."""
+"""Size in bytes of the chunks in which a replica is sent. After each chunk, the sender checks for cancellation."""
 PIECE = 1 << 20
-"""Number of bytes in one receive call. The number is so small that the bytes are still in the CPU cache when their
-checksum is computed."""
+"""Maximum bytes of one receive call, so few that they are still in the CPU cache when their checksum is computed."""
 TIMEOUT_S = 30.0
 """Seconds after which a peer counts as gone if it has neither sent nor accepted a byte."""
 _BUFFERS = 256  # maximum number of buffers in one receive call; the kernel allows 1024
 _SEND_BUFFER = 192 << 10
-"""Size of the send buffer in bytes. With this size, bytes in flight stay in the CPU cache, so both sides need a fifth
-less CPU time than with the kernel's default of several megabytes. A buffer of only a few loopback segments would be too
-small, because the sender would wait for delayed acknowledgements."""
+"""Size of the send buffer in bytes. With this size, unsent bytes stay in the CPU cache, so sender and receiver need a
+fifth less CPU time than with the kernel's default of several megabytes. A send buffer of only a few loopback segments
+would make the sender wait for delayed acknowledgements."""
 _FLOW_BYTES_PER_S = 1.25e9
-"""Maximum rate of one connection in EC2, which is 10 Gbit/s within a placement group."""
+"""Maximum rate of one connection in EC2, in bytes per second: 10 Gbit/s within a placement group."""
 _TCP_INFO_RTT = struct.Struct("=68xI")
 
 
@@ -68,11 +66,11 @@ def accept(sock: socket.socket, secret: bytes, timeout_s: float) -> None:
 
 
 def prepare(sock: socket.socket, timeout_s: float) -> None:
-    """Set the options of a blocking socket. `timeout_s` limits the time without a byte and not a whole transfer,
-    because one transfer may take minutes."""
+    """Set the options of a blocking socket. `timeout_s` limits the time without a transferred byte, but not a whole
+    transfer, which may take minutes."""
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # keepalive detects the loss of a node while the connection is idle
+    # detect the loss of the peer's node even while the connection is idle
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     (microseconds,) = _TCP_INFO_RTT.unpack(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_RTT.size))
     if (buffer := send_buffer(microseconds / 1e6)) is not None:
@@ -85,8 +83,8 @@ def prepare(sock: socket.socket, timeout_s: float) -> None:
 
 
 def send_buffer(rtt_s: float) -> int | None:
-    """Return the size in bytes of a small send buffer if the buffer does not slow down a connection with this round
-    trip time.
+    """Return the size in bytes of a small send buffer, if a small buffer does not slow down a connection with round
+    trip time `rtt_s`.
 
     Returns None if the kernel should choose the size.
     """
@@ -94,7 +92,7 @@ def send_buffer(rtt_s: float) -> int | None:
 
 
 def wait_readable(sock: socket.socket, seconds: float | None = None) -> bool:
-    """Wait until the socket is readable or the peer has closed it. Returns False after `seconds`."""
+    """Wait until the socket has data to read or the peer has closed the connection. Returns False after `seconds`."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()

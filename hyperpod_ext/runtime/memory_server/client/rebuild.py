@@ -18,16 +18,16 @@ from hyperpod_ext.runtime.snapshot.xor import xor_into
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """A snapshot to rebuild, with a verified manifest. The caller must verify the bytes that `load` returns against the
-    manifest."""
+    """A lost rank's snapshot that can be rebuilt. The manifest is verified; the caller must verify the bytes that
+    `load` returns against the manifest."""
 
     manifest: Manifest
     plan: Plan
     _lost: int
     _stripe: Stripe
     _nbytes: Mapping[int, Mapping[int, int]]
-    """Sizes of the snapshots that have parts in the parity pieces. The first key is the rank under which a piece is
-    stored, and the second key is the rank of a snapshot."""
+    """Sizes of the snapshots that have parts in the parity pieces. The outer key is the rank under which a parity piece
+    is stored, and the inner key is the rank of a snapshot."""
     _peers: Mapping[int, PeerClient]
 
     @classmethod
@@ -35,8 +35,8 @@ class Rebuilt:
         """Read the descriptions of the parity pieces from which a lost rank's snapshot is rebuilt.
 
         Args:
-            peers: for each other rank in the stripe, its node's memory server, which has the rank's snapshot and one
-                parity piece.
+            peers: by rank, the memory server of each other rank's node in the stripe, which has the rank's snapshot and
+                one parity piece.
 
         Raises:
             NotFoundError: a node no longer has its parity piece.
@@ -56,7 +56,7 @@ class Rebuilt:
         return cls(first.manifest, plan, lost, Stripe(tuple(first.stripe)), nbytes, peers)
 
     def load(self) -> memoryview:
-        """Return the lost rank's snapshot. All parts of the snapshot are rebuilt at the same time, in one thread each.
+        """Return the lost rank's snapshot. Each part of the snapshot is rebuilt in its own thread.
 
         Raises:
             NotFoundError: a snapshot or a parity piece no longer exists.

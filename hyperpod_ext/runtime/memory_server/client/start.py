@@ -1,6 +1,6 @@
 """Finds a job's memory server on this node, or starts one.
 
-The server runs in a session of its own, so that it outlives the training processes.
+The memory server runs in its own session (`setsid`), so that it outlives the training processes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hyperpod_ext.user_folders import state_folder
 
 EVENTS = ".events"
 _START_S = 60.0
-_LONGEST_SOCKET = 107  # the kernel's limit, in bytes
+_LONGEST_SOCKET = 107  # the kernel's limit for the path of a Unix socket, in bytes
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
@@ -52,8 +52,8 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def place_of(directory: Path) -> str:
-    """Return an identifier of the machine and of the directory on it. Two containers get the same identifier only if
-    they share the directory."""
+    """Return an identifier of this machine and of `directory`. Two containers get the same identifier only if they
+    share the directory."""
     known = directory.stat()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{known.st_dev}-{known.st_ino}"
@@ -63,8 +63,7 @@ def place_of(directory: Path) -> str:
 class ServerFiles:
     """The files in the socket directory that belong to one node of one job.
 
-    `index` distinguishes nodes that share a machine, as in a rehearsal. `index` is 0 for a node that has a machine of
-    its own, whatever number torchrun assigns to the node.
+    `index` distinguishes nodes that share a machine, as in a rehearsal. If each node has its own machine, `index` is 0.
     """
 
     directory: Path
@@ -87,8 +86,8 @@ class ServerFiles:
 
     @property
     def events(self) -> Path:
-        """Directory to which the node's processes write events in a job without our agent. The memory server uploads
-        the events."""
+        """Directory to which the node's processes write events in a job without our agent, and from which the memory
+        server uploads the events."""
         return self.socket.with_suffix(EVENTS)
 
     @property
@@ -99,11 +98,12 @@ class ServerFiles:
 def secret_file_of(job: str, environ: Mapping[str, str] = os.environ, *, durable: bool = False) -> Path:
     """Return the file with the job's secret on this machine. Creates the file if it does not exist.
 
-    The file is in the user's state folder, because durable checkpoints survive a reboot and cannot be read without the
-    secret. If the user has no state folder and the job has no durable checkpoints, the file is next to the socket.
+    The file is in the user's state folder, which survives a reboot, because durable checkpoints cannot be read without
+    the secret. If the user has no state folder and the job has no durable checkpoints, the file is next to the memory
+    server's socket.
 
     Raises:
-        HyperpodExtError: there is no state folder, but the job has durable checkpoints.
+        HyperpodExtError: the user has no state folder, but the job has durable checkpoints.
     """
     try:
         return _secret_in(state_folder(environ) / "hyperpod_ext" / "secrets", job)
@@ -125,7 +125,7 @@ def _secret_in(directory: Path, job: str) -> Path:
     if not path.exists():
         write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # a link never exposes half a file, and never replaces another process's file
+            os.link(partial, path)  # linking never exposes half a file, and never replaces another process's file
         partial.unlink()
     return path
 
@@ -149,7 +149,7 @@ def start_server(
     Raises:
         UnreachableError: the server does not start; the error's message contains the end of the server's output.
     """
-    # without the lock, an idle server could end before it has accepted our connection
+    # the lock keeps an idle server from ending before it has accepted our connection
     with locked(place.lock):
         client = _connect(place.socket) or _start(place, config, node, secret_file, idle_exit_s)
         client.ask(Handshake())
@@ -164,7 +164,7 @@ def _connect(path: Path) -> MemoryClient | None:
 
 
 def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Path, idle_exit_s: float) -> MemoryClient:
-    # a killed server may have left its socket; because of the lock, no other process is starting a server now
+    # a killed server may have left its socket file; the caller's lock keeps other processes from starting a server now
     place.socket.unlink(missing_ok=True)
     command = [sys.executable, "-m", "hyperpod_ext.runtime.memory_server", "--socket", str(place.socket)]
     command += ["--node", str(node), "--lock", str(place.lock), "--idle-exit-s", str(idle_exit_s)]
@@ -183,5 +183,5 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
             output = place.log.read_text(errors="replace").strip().splitlines()[-5:]
             raise UnreachableError("the memory server does not start:\n" + "\n".join(output), hint=f"See {place.log}.")
         time.sleep(0.02)
-    process.returncode = 0  # keeps Popen from warning that this process has not waited for the server
+    process.returncode = 0  # prevents Popen's warning that the server is still running
     return client

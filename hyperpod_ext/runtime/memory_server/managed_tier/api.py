@@ -1,8 +1,9 @@
 """Serves `Blobs` over HTTP/1.1 with the paths, methods and answers of AWS's API. Each connection has its own thread.
 
 A blob is received directly into the memory in which it stays, and is sent from this memory. An error is a JSON object
-with the field `detail`. Clients are not authenticated, because AWS's client sends no credentials. So the server must
-listen on an address that only the job's own nodes can reach. Only the request that deletes everything requires a token.
+with the field `detail`. Clients are not authenticated, because AWS's client sends no credentials; the server must
+therefore listen on an address that only the job's own nodes can reach. The request that deletes everything is the only
+one that requires a token.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hyperpod_ext.errors import ConflictError, MemoryTierFullError, NotFoundErro
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 from hyperpod_ext.runtime.memory_server.managed_tier.blobs import Blobs
 
-# bytes that are received and hashed at once: few enough for the CPU cache, and to be sent within the timeout
+# maximum bytes to receive and hash at once: they fit into the CPU cache, and arrive within the timeout
 PIECE = 1 << 20
 IDLE_S = 120.0
 MAX_RANKS = 1 << 20
@@ -35,12 +36,12 @@ _log = logging.getLogger(__name__)
 
 
 def reset_token(secret: bytes) -> str:
-    """Return the bearer token that clients must send to delete everything."""
+    """Return the bearer token that a client must send with the request that deletes all blobs."""
     return hmac.new(secret, b"cluster/reset", hashlib.sha256).hexdigest()
 
 
 def holders_of(secret: bytes) -> Callable[[str], bool]:
-    """Return a function that compares a token with the reset token derived from `secret`."""
+    """Return a function that returns whether a token is the reset token derived from `secret`."""
     return lambda token: hmac.compare_digest(token.encode(), reset_token(secret).encode())
 
 
@@ -91,7 +92,8 @@ class _Conversation(BaseHTTPRequestHandler):
         pass  # one log line per request would hide the job's own log lines
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that the standard library refuses. The standard library then closes the connection."""
+        """Answer a request that the standard library's HTTP server refuses. The standard library closes the connection
+        after the answer."""
         status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
         self._answer({"detail": message or explain or status.phrase}, status, Connection="close")
 
@@ -169,7 +171,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _put(self, name: str, rank: int, step: int) -> None:
         header = self.headers.get("Shard-Meta", "")
-        if not header.isprintable():  # clients that read the blob get this header, which must not contain line breaks
+        if not header.isprintable():  # without line breaks, because it is sent to clients
             raise ValueError("Shard-Meta has characters that are not printable")
         algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
         checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
@@ -222,7 +224,7 @@ class _Conversation(BaseHTTPRequestHandler):
         return int(lengths[0])
 
     def _receive(self, memory: memoryview, checksum: shard_meta.Checksum | None = None) -> None:
-        """Fill `memory` from the request's body. Bytes that the reader has not buffered yet are received directly into
+        """Fill `memory` from the request's body. Bytes that `rfile` has not buffered yet are received directly into
         `memory`."""
         for start in range(0, len(memory), PIECE):
             with memory[start : start + PIECE] as piece:
@@ -234,10 +236,10 @@ class _Conversation(BaseHTTPRequestHandler):
                     checksum.update(piece)
 
     def _drain(self) -> None:
-        """Read the rest of a refused request's body, because a client reads the answer only after it has sent the whole
+        """Read the rest of a refused request's body, because clients read the answer only after sending the whole
         body."""
         if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
-            self.close_connection = True  # it is unknown whether the client still sends its body
+            self.close_connection = True  # close: it is unknown whether the client still sends its body
         scratch = memoryview(bytearray(min(self._unread, PIECE)))
         try:
             while self._unread and not self.close_connection:

@@ -1,7 +1,7 @@
 """Stores blobs in memory by namespace, step and rank, and evicts old blobs. Thread-safe. This module uses no sockets.
 
-A step is complete once each rank of its namespace has stored a blob. AWS's client counts the metadata as one more rank.
-The newest complete step of a namespace is never evicted in favour of a newer, incomplete step.
+A step is complete once each rank of its namespace has stored a blob. AWS's client stores a step's metadata under the
+number of one more rank. The newest complete step of a namespace is never evicted in favour of a newer, incomplete step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Blob:
 
     memory: memoryview
     cost: int
-    """Number of bytes that count against the budget, in whole pages."""
+    """The blob's size in bytes, rounded up to whole pages, which counts against the budget."""
     namespace: Namespace
     shard_meta: str = ""
     users: int = 1
@@ -33,7 +33,7 @@ class Blob:
 
 @dataclass(eq=False)
 class Namespace:
-    """The stored steps of one job. `num_ranks` and `steps_to_retain_per_rank` are names of AWS's API."""
+    """The stored steps of one job. The names `num_ranks` and `steps_to_retain_per_rank` come from AWS's API."""
 
     num_ranks: int
     steps_to_retain_per_rank: int
@@ -58,7 +58,7 @@ class Blobs:
         self._budget, self._usable_bytes = budget, usable_bytes
         self._namespaces: dict[str, Namespace] = {}
         self._reserved = 0
-        self._arriving = 0  # reserved bytes that the system may still count as free, because they are not written yet
+        self._arriving = 0  # bytes of blobs being received; the system still counts unwritten bytes as free
         self._lock = threading.Lock()
 
     @property
@@ -112,7 +112,7 @@ class Blobs:
             except OSError as error:
                 raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
             with suppress(OSError):  # the kernel does not support huge pages
-                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time to store a blob, most of which is page faults
+                pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time to store a blob by avoiding page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
             self._reserved += cost
             self._arriving += cost
@@ -184,11 +184,11 @@ class Blobs:
         blob.users -= 1
         if blob.users == 0:
             self._reserved -= blob.cost
-            blob.memory = memoryview(b"")  # drops the last reference to the pages, which are then unmapped
+            blob.memory = memoryview(b"")  # unmaps the pages, because this was the last reference to them
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
-        """Delete as many of the steps before the newest complete step as needed to free `cost` bytes. Deletes no step
-        if that would not free enough."""
+        """Free `cost` bytes by deleting steps before the newest complete step. Deletes no step if deleting all older
+        steps would not free enough."""
         usable = self._usable_bytes() - self._arriving
         room = usable if self._budget is None else min(usable, self._budget - self._reserved)
         complete = namespace.newest_complete()

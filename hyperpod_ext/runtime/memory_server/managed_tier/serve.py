@@ -1,5 +1,4 @@
-"""Starts the HTTP API, with its command-line arguments, budget and secret. Other commands add the API's arguments to
-their own arguments."""
+"""Starts the HTTP API of the managed tier, and defines its command-line arguments, which other commands include."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from hyperpod_ext.runtime.memory_server.slots.host_memory import usable_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command-line arguments that `serve` needs, except `--parent`, which every memory server has."""
+    """Add the command-line arguments that `serve` needs, except `--parent`, which the caller adds."""
     parser.add_argument(
         "--listen", required=True, type=_address, metavar="HOST:PORT", help="AWS's client connects to port 9200"
     )
@@ -27,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> NoReturn:
-    """Answer requests until this process ends."""
+    """Serve the HTTP API until this process ends."""
     host, port = arguments.listen
     budget = None if arguments.budget_mib is None else arguments.budget_mib << 20
     blobs = Blobs(budget=budget, usable_bytes=usable_bytes)
@@ -42,7 +41,8 @@ def serve(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _may_reset(anybody: bool) -> Callable[[str], bool]:
-    """Return a function that checks the reset token. If the process has no secret, the function refuses every token."""
+    """Return a function that checks the token of requests that delete everything. Without a secret in this process, the
+    function refuses every token."""
     if anybody:
         return lambda _: True
     secret_file = os.environ.get(ENV_SECRET_FILE)

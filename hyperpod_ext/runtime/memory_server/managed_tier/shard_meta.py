@@ -1,8 +1,8 @@
 """The HTTP header `Shard-Meta`, which contains a blob's checksum, computed by the client that stores the blob.
 
 AWS's client sends `{"checksum": <base64 of xxh3_128>, "algorithm": "xxh3_128"}`. `xxhash` is an optional package.
-Without this package, the server stores and returns the header without checking the blob, and clients still check the
-blobs that they read.
+Without `xxhash`, the server stores and returns the header without checking the blob; clients still check what they
+read.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def _importable(module: str) -> Any:
 
 
 def algorithms() -> dict[str, Callable[[], Checksum]]:
-    """Return the checksum algorithms that can be computed in this process, by name. The algorithm of AWS's client comes
-    first."""
+    """Return the checksum algorithms that this process can compute, by name. The algorithm of AWS's client is first."""
     known: dict[str, Callable[[], Checksum]] = {}
     if xxhash := _importable("xxhash"):
         known[XXH3] = xxhash.xxh3_128
@@ -57,12 +56,12 @@ def algorithms() -> dict[str, Callable[[], Checksum]]:
 
 
 def encode(algorithm: str, digest: bytes, more: dict[str, Any] | None = None) -> str:
-    """Return the value of the header. `more` has additional fields, which AWS's client ignores."""
+    """Return the value of a `Shard-Meta` header. `more` has additional fields, which AWS's client ignores."""
     return json.dumps({**(more or {}), "checksum": base64.b64encode(digest).decode(), "algorithm": algorithm})
 
 
 def decode(header: str) -> tuple[str, bytes, dict[str, Any]]:
-    """Return the algorithm, the digest, and all fields of the header.
+    """Return the checksum's algorithm and digest from a `Shard-Meta` header, and all fields of the header.
 
     Raises:
         ValueError: the header does not have the form that AWS's client uses.

@@ -1,8 +1,8 @@
 """Stores snapshots in AWS's managed tier, or in another server of its HTTP API, as one blob per rank and step.
 
-AWS's service does not authenticate clients: every process that can reach the service can read, replace and delete
-blobs. The checksum in this module detects damage, but not an attack. To detect an attack, put a signed record at the
-start of the blob. The service decides where it stores copies, and how long it keeps them.
+AWS's service does not authenticate clients, so every process that can reach it can read, replace and delete blobs. The
+checksum in this module detects damage, but not an attack. To detect an attack, the caller must put a signed record at
+the start of the blob. AWS's service decides where it stores copies of a blob, and how long it keeps the copies.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hyperpod_ext.errors import (
 )
 from hyperpod_ext.runtime.memory_server.managed_tier import shard_meta
 
-# bytes that are sent or received at once: few enough for the CPU cache when hashed, and for the timeout
+# maximum bytes to send or receive at once: they fit into the CPU cache, and are sent within the timeout
 PIECE = 1 << 20
-MAX_META = 16 << 10  # maximum bytes in the Shard-Meta header; servers commonly refuse a header line of 64 KiB
+MAX_META = 16 << 10  # maximum bytes in the Shard-Meta header; many servers refuse header lines of 64 KiB
 MAX_MESSAGE = 1 << 20
 
 
@@ -80,7 +80,7 @@ class ManagedTier:
     def put(
         self, rank: int, step: int, parts: Sequence[memoryview | bytes], meta: dict[str, Any] | None = None
     ) -> None:
-        """Store the concatenated parts as the blob of `rank` for `step`. The parts are not copied in memory.
+        """Store the concatenated parts, which are sent without a copy in memory, as the blob of `rank` for `step`.
 
         `meta` has a few plain values, which are sent in a header together with the checksum.
 
@@ -101,7 +101,7 @@ class ManagedTier:
             connection.putheader("Content-Type", "application/octet-stream")
             connection.putheader("Shard-Meta", header)
             connection.endheaders()
-            with suppress(ConnectionError):  # a server may refuse a blob before it is sent; the answer says why
+            with suppress(ConnectionError):  # a server may refuse a blob before it is fully sent; its answer says why
                 for piece in _pieces(views):
                     connection.send(piece)
             self._check(connection.getresponse())
@@ -135,8 +135,7 @@ class ManagedTier:
         return data, {key: value for key, value in meta.items() if key not in ("checksum", "algorithm")}
 
     def latest(self) -> list[int]:
-        """Return the newest steps that any rank has stored, newest first. Some ranks may have stored no blob for a
-        returned step."""
+        """Return the newest steps that any rank has stored, newest first. A step may lack the blobs of some ranks."""
         try:
             found = self._ask("GET", f"{self._blobs_path()}/latest?limit={self._steps_retained + 2}")
         except NotFoundError:
@@ -212,7 +211,7 @@ def _receive(response: http.client.HTTPResponse, into: memoryview | None) -> mem
         HTTPException: the body ended too early.
     """
     length = response.length
-    if length is None:  # a chunked body has no known length before its end
+    if length is None:  # a body with chunked encoding, whose length is unknown before its end
         body = memoryview(response.read())
         if into is None:
             return body

@@ -1,2 +1,1 @@
-"""Requests to memory servers, from processes on the same node and from other nodes, and requests to the NIXL
-process."""
+"""Requests to memory servers, from the same node and from other nodes, and requests to the NIXL process."""

@@ -1,4 +1,4 @@
-"""Requests of a memory server to its NIXL process over socket pairs, and the answers to them."""
+"""Requests of a memory server to its NIXL process over socket pairs, and the process's answers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 
 class Started(Declared):
-    """NIXL is loaded. If loading fails, the process sends an error instead of this message."""
+    """The NIXL process has loaded NIXL. If loading fails, the process sends an error instead of this message."""
 
     version: str
     """Version of NIXL."""
 
 
 class Lane(Request[Done]):
-    """Read requests from one more socket, whose file descriptor comes with this message. There is no answer."""
+    """Read requests from one more socket, whose file descriptor comes with this message. This request has no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["lane"] = "lane"
@@ -49,7 +49,7 @@ class Expose(Request[Exposed]):
 
 
 class Withdraw(Request[Done]):
-    """End the access that one `expose` request has allowed. There is no answer."""
+    """End other nodes' access to a region that one `expose` request has allowed. This request has no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["withdraw"] = "withdraw"
@@ -57,7 +57,7 @@ class Withdraw(Request[Done]):
 
 
 class Forget(Request[Done]):
-    """Unmap a region. There is no answer."""
+    """Unmap a region. This request has no answer."""
 
     sender, reader = "memory server", "NIXL process"
     op: Literal["forget"] = "forget"
@@ -70,9 +70,9 @@ class ReadRemote(Request[Done]):
     sender, reader = "memory server", "NIXL process"
     op: Literal["read_remote"] = "read_remote"
     metadata: str
-    """Metadata from the other node's `Exposed` answer."""
+    """Metadata from the `Exposed` answer of the other node's NIXL process."""
     address: Count
-    """Address of the bytes on the other node."""
+    """Address of the bytes in the memory of the other node's NIXL process."""
     region: Count
     start: Bytes
     """Offset in the region at which the bytes are written."""

@@ -1,5 +1,5 @@
-"""Requests to the memory server of another node over TCP, and the answers. Memory servers and restoring workers send
-these requests.
+"""Requests to the memory server of another node over TCP, and the server's answers. The requests are sent by memory
+servers, and by workers that restore a snapshot.
 
 Before the first request on a connection, both sides have proved that they have the job's secret. The first message of a
 connection contains only the version of the protocol.
@@ -32,7 +32,7 @@ class PeerHeld(Request[PeerSnapshots]):
 class SnapshotHead(Declared):
     manifest: dict[str, Any]
     plan: dict[str, Any]
-    """The layout."""
+    """The snapshot's layout."""
 
 
 class PeerOpen(Request[SnapshotHead]):
@@ -46,13 +46,13 @@ class PeerOpen(Request[SnapshotHead]):
 
 
 class SnapshotPart(Declared):
-    """The requested bytes of a snapshot or parity piece follow this message."""
+    """Header of an answer. The requested bytes of a snapshot or parity piece follow this message."""
 
     nbytes: Bytes
 
 
 class Read(Request[SnapshotPart]):
-    """Return a part of a snapshot."""
+    """Return a part of a snapshot's bytes."""
 
     sender = "worker"
     op: Literal["read"] = "read"
@@ -72,8 +72,8 @@ class VerifiedParts(Declared):
 
 
 class ReadParts(Request[VerifiedParts]):
-    """Verify all bytes of a snapshot, then return parts of the snapshot. Sent to restore with a different number of
-    ranks."""
+    """Verify all bytes of a snapshot, then return parts of the snapshot. Sent by a worker that restores with a
+    different number of ranks."""
 
     sender = "worker"
     op: Literal["read_parts"] = "read_parts"
@@ -106,14 +106,14 @@ class PieceOpen(Request[PieceHead]):
     sender = "worker"
     op: Literal["piece_open"] = "piece_open"
     owner: Count
-    """Rank under which the receiving node stores the piece, which is the node's own rank in the stripe."""
+    """Rank under which the receiving node stores the piece: the node's own rank in the stripe."""
     save_id: str
     lost: Count
     """Lost rank whose state is to be rebuilt."""
 
 
 class PieceRead(Request[SnapshotPart]):
-    """Return a part of a parity piece."""
+    """Return a part of a parity piece's bytes."""
 
     sender = "worker"
     op: Literal["piece_read"] = "piece_read"
@@ -125,29 +125,28 @@ class PieceRead(Request[SnapshotPart]):
 
 
 class ReplicaBegun(Declared):
-    """The receiver's answer to `replica_begin` or `part_begin`. Exactly one of `token`, `need_plan` and `have` is
-    set."""
+    """The receiver's answer to `replica_begin` or `part_begin`. One of `token`, `need_plan` and `have` is set."""
 
     token: Count | None = None
-    """Token that the sender must put into each chunk; null if the sender must not send chunks now."""
+    """Token that the sender must put into each `chunk` message; null if the sender must not send chunks now."""
     first: Count = 0
     """Number of bytes at the snapshot's start that the receiver already has from an earlier replica, because they are
     frozen parameters."""
     need_plan: bool = False
-    """Whether the receiver lacks the layout, so that the request must be sent again with the layout."""
+    """Whether the receiver lacks the snapshot's layout, so that the sender must repeat the request with the layout."""
     have: bool = False
     """Whether the receiver already has the replica, or the complete parity piece."""
 
 
 class ReplicaBegin(Request[ReplicaBegun]):
-    """Prepare to receive a copy of a snapshot."""
+    """Prepare to receive a replica (copy) of a snapshot."""
 
     sender = "memory server"
     op: Literal["replica_begin"] = "replica_begin"
     manifest: dict[str, Any]
     """Manifest of the snapshot, signed with the job's secret."""
     plan: dict[str, Any] | None = None
-    """The layout, if the receiver lacks it (`need_plan`)."""
+    """The snapshot's layout, sent only after an answer with `need_plan`."""
 
 
 class PartBegin(Request[ReplicaBegun]):
@@ -158,7 +157,7 @@ class PartBegin(Request[ReplicaBegun]):
     manifest: dict[str, Any]
     """Manifest of the whole snapshot, signed with the job's secret."""
     plan: dict[str, Any] | None = None
-    """The layout, if the receiver lacks it (`need_plan`)."""
+    """The snapshot's layout, sent only after an answer with `need_plan`."""
     stripe: Listed[Count]
     """Ranks that share the parity (the stripe), according to the sender."""
     crc64nvme: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$", examples=["00000000000000ab"])]
@@ -171,13 +170,13 @@ class PieceComplete(Declared):
 
 
 class AskPiece(Request[PieceComplete]):
-    """Return whether a parity piece has the parts of all ranks that share it. Until the piece is complete, the sender
-    keeps its snapshot of the previous step."""
+    """Return whether a parity piece has the parts of all ranks that share it. Until the parity piece is complete, the
+    sender keeps its snapshot of the previous step."""
 
     sender = "memory server"
     op: Literal["ask_piece"] = "ask_piece"
     owner: Count
-    """Rank of the sender's node whose part was sent for the piece."""
+    """The sender's rank whose part was sent for the parity piece."""
     save_id: str
     step: Count
     wait_s: Annotated[Seconds, Field(le=10.0)]
@@ -204,8 +203,8 @@ class OfferMemory(Request[OfferAnswer]):
     address: Count
     """Start address of the snapshot in the offered memory."""
     signature: str
-    """Signature of all fields with the job's secret, because NIXL must be given only metadata from the job's own
-    processes."""
+    """Signature of all fields with the job's secret, which proves that the metadata comes from a process of this
+    job."""
 
 
 class ChunksRead(Declared):
@@ -235,7 +234,7 @@ class Chunk(Request[Done]):
 
 
 class ReplicaEnd(Request[Done]):
-    """Complete a replica, or a part for a parity piece, after its last chunk."""
+    """Complete a replica, or a part for a parity piece. Sent after the last chunk."""
 
     sender = "memory server"
     op: Literal["replica_end"] = "replica_end"
@@ -243,12 +242,13 @@ class ReplicaEnd(Request[Done]):
 
 
 class PeerEvents(Request[Done]):
-    """Add events of a node's processes to the job's metrics, which node 0's memory server exports."""
+    """Add events of a node's processes to the job's metrics. Sent to node 0's memory server, which exports the
+    metrics."""
 
     sender = "memory server"
     op: Literal["events"] = "events"
     epoch: float
-    """Unix time at which the clock of the events was 0."""
+    """Unix time at which the monotonic clock of the sender's node was 0."""
     lines: Listed[str]
     """Lines of an event log."""
 

@@ -1,4 +1,4 @@
-"""Base class of requests to a memory server. Each request class names the type of its answer."""
+"""Base class of requests to a memory server. Each request class declares the type of its answer."""
 
 from __future__ import annotations
 
@@ -21,21 +21,20 @@ class Request(Declared, Generic[A_co]):
     @classmethod
     def answer_kind(cls) -> type[A_co]:
         """Return the type of the answer."""
-        # pydantic keeps a generic model's type arguments in this attribute, and has no public function that returns
-        # them
+        # pydantic has no public function that returns a generic model's type arguments
         kind: type[A_co] = cls.__mro__[1].__pydantic_generic_metadata__["args"][0]  # type: ignore[attr-defined]
         return kind
 
 
 class Done(Declared):
-    """The request was carried out, and has no result."""
+    """The answer to a request that was carried out and returns nothing."""
 
 
 def read_answer(request: Request[A], answer: Mapping[str, Any]) -> A:
     """Return the parsed answer to a request.
 
     Raises:
-        HyperpodExtError: the server has sent an error, which is raised with its original type.
+        HyperpodExtError: the server has answered with an error, which is raised with its original type.
         WireError: the message is not an answer to this request.
     """
     if "error" in answer:

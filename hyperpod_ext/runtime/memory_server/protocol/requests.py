@@ -68,8 +68,8 @@ class FreeSlot(Declared):
 
 
 class NextSlot(Request[FreeSlot]):
-    """Return the slot for a rank's next save. Sent only if the rank has no slot from the answer to an earlier `seal`
-    request."""
+    """Return the slot for a rank's next save. Not sent if the answer to the rank's last `seal` request already
+    contained a slot."""
 
     sender = "worker"
     op: Literal["next_slot"] = "next_slot"
@@ -80,7 +80,7 @@ class NextSlot(Request[FreeSlot]):
 
 
 class Begin(Request[Done]):
-    """Allow a rank to write to a slot. The rank continues at once, and reads the answer later."""
+    """Allow a rank to write to a slot. The rank does not wait for the answer."""
 
     sender = "worker"
     op: Literal["begin"] = "begin"
@@ -93,7 +93,7 @@ class Begin(Request[Done]):
 
 
 class Stepped(Request[Done]):
-    """Record that a rank has made a step without a save. There is no answer."""
+    """Record that a rank has made a step without a save. This request has no answer."""
 
     sender = "worker"
     op: Literal["stepped"] = "stepped"
@@ -120,7 +120,7 @@ class SaveRecord(Declared):
     """Number of bytes from the snapshot's start whose CRC64-NVME the rank has already computed, and this checksum; null
     if it has computed none."""
     provisional: bool = False
-    """Whether the snapshot must not be copied to other tiers before a `resolve` request."""
+    """Whether the snapshot may be copied to other tiers only after a `resolve` request has confirmed it."""
 
 
 class Sealed(Declared):
@@ -130,8 +130,8 @@ class Sealed(Declared):
 
 
 class Seal(Request[Sealed]):
-    """Compute the checksum of a written slot, and mark the snapshot in it as complete (sealed). The rank continues at
-    once, and reads the answer later."""
+    """Compute the checksum of a written slot, and mark the slot's snapshot as complete (sealed). The rank does not wait
+    for the answer."""
 
     sender = "worker"
     op: Literal["seal"] = "seal"
@@ -142,7 +142,7 @@ class Seal(Request[Sealed]):
 
 
 class Resolve(Request[Done]):
-    """Confirm or drop a provisional snapshot. The rank continues at once, and reads the answer later."""
+    """Confirm or drop a provisional snapshot. The rank does not wait for the answer."""
 
     sender = "worker"
     op: Literal["resolve"] = "resolve"
@@ -176,7 +176,7 @@ class Open(Request[Image]):
     """Rank that saved the snapshot."""
     save_id: str
     known_plan: str = ""
-    """Digest of a layout that the sender already has, so that the server need not send this layout; empty if none."""
+    """Digest of a layout that the sender already has and that the server need not send; empty if none."""
 
 
 class Fetch(Request[Image]):
@@ -200,8 +200,7 @@ class ImageHead(Declared):
 
 
 class FetchHead(Request[ImageHead]):
-    """Return the description of a snapshot in a durable tier, so that a rank can choose which parts of the snapshot to
-    read."""
+    """Return the description of a snapshot in a durable tier, so that a rank can choose which parts to read."""
 
     sender = "worker"
     op: Literal["fetch_head"] = "fetch_head"
@@ -229,7 +228,7 @@ class Held(Request[Snapshots]):
     owner: Count | None = None
     """If set, the server answers only after it has handled all requests of this rank's earlier processes."""
     pid: Count = 0
-    """Process id of the current process of rank `owner`, for whose requests the server does not wait."""
+    """Process id of the current process of rank `owner`. The server does not wait for requests of this process."""
 
 
 class DurableCheckpoints(Declared):
@@ -248,32 +247,31 @@ class Durable(Request[DurableCheckpoints]):
     sender = "agent, rank 0 of a node"
     op: Literal["durable"] = "durable"
     exclude: Listed[CheckpointId] = ()
-    """Checkpoints that ranks have refused, and that the answer must not contain."""
+    """Checkpoints to leave out of the answer, because ranks have refused to restore them."""
 
 
 # --- generations, nodes and ranks ---------------------------------------------------------------
 
 
 class Fence(Request[Done]):
-    """Begin a generation, and refuse writers of earlier generations."""
+    """Begin a new generation of the job, and refuse writes from processes of earlier generations."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["fence"] = "fence"
     generation: Count
     step: Start | None = None
-    """Step after which the generation begins. Snapshots of earlier generations after this step are dropped. If null,
-    the step is not decided yet, and no snapshot is dropped."""
+    """Step after which the generation begins, and after which snapshots of earlier generations are dropped. Null if the
+    step is not decided yet, so that no snapshot is dropped."""
     run: str = ""
     """Name of this run, which distinguishes it from other runs of jobs with the same name."""
     stored: Listed[str] = ()
     """URLs of the durable tiers that already have `step`."""
     again: bool = True
-    """Whether the generation saves `step` again, so that an upload of an earlier snapshot of this step must be
-    cancelled."""
+    """Whether the generation saves `step` again, which cancels the upload of an earlier snapshot of `step`."""
 
 
 class Enter(Request[Done]):
-    """Begin a generation on a node without our agent, possibly with different ranks than in the previous run."""
+    """Begin a new generation on a node without our agent. The node's ranks may differ from the previous run."""
 
     sender = "rank 0 of a node"
     op: Literal["enter"] = "enter"
@@ -303,7 +301,7 @@ class Listen(Request[PeerPort]):
     sender = "agent, rank 0 of a node"
     op: Literal["listen"] = "listen"
     host: str
-    """Address of this node."""
+    """Address of this node, at which the server must listen."""
 
 
 class Peers(Request[Done]):
@@ -343,8 +341,8 @@ class ReleaseDeparted(Request[Done]):
 
 
 class KeepOnly(Request[Done]):
-    """Free the memory of all ranks except `ranks`, because other ranks belong to earlier runs. Sent once this node's
-    ranks have several snapshots."""
+    """Free the memory of all ranks except `ranks`, because all other ranks belong to earlier runs. Sent once this
+    node's ranks have several snapshots."""
 
     sender = "rank 0 of a node"
     op: Literal["keep_only"] = "keep_only"
@@ -353,7 +351,7 @@ class KeepOnly(Request[Done]):
 
 
 class Ended(Request[Done]):
-    """Stop receiving requests from a dying worker, after the requests that it has already sent."""
+    """Receive no more requests from a dying worker. Requests that the worker has already sent are still handled."""
 
     sender = "agent"
     op: Literal["ended"] = "ended"
@@ -362,11 +360,11 @@ class Ended(Request[Done]):
 
 class Others(Declared):
     others: Listed[Count]
-    """Process ids of other scripts that may still be saving under the job's name."""
+    """Process ids of other scripts' processes that may still be saving under the job's name."""
 
 
 class WaitOthers(Request[Others]):
-    """Wait until no process of another script may still be saving under the job's name. Sent when a script begins."""
+    """Wait until no process of another script can still be saving under the job's name. Sent when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["wait_others"] = "wait_others"
@@ -380,8 +378,8 @@ class WaitOthers(Request[Others]):
 
 
 class ScheduleCopy(Request[Done]):
-    """Copy a step to a tier. Sent for tiers whose interval is in seconds, and for tiers whose steps the coordinator
-    chooses."""
+    """Copy the snapshots of a step to a tier. Sent for tiers whose interval is in seconds, and for tiers whose steps
+    the coordinator chooses."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["schedule_copy"] = "schedule_copy"
@@ -391,12 +389,12 @@ class ScheduleCopy(Request[Done]):
 
 
 class PeerSchedule(Request[Done]):
-    """Forget the steps scheduled for peer copies, because a new generation begins."""
+    """Forget which steps were scheduled for copies to peers, because a new generation begins."""
 
     sender = "agent"
     op: Literal["peer_schedule"] = "peer_schedule"
     step: Count | None
-    """Step that was scheduled last for copies to peers; null if the policy's `every_steps` applies."""
+    """Last step scheduled for copies to peers; null if the policy's `every_steps` decides which steps are copied."""
 
 
 class ReplicateNow(Request[Done]):
@@ -408,7 +406,7 @@ class ReplicateNow(Request[Done]):
 
 class UploadProgress(Declared):
     idle: bool
-    """Whether all uploads are done; false if the time limit was reached before."""
+    """Whether all uploads are done; false if the time limit was reached first."""
     tiers: Listed[dict[str, Any]]
     """Fields of each tier: tier, arrived, newest_step, left_ranks, left_bytes, error. The list is empty if this node
     has no snapshot of the checkpoint."""
@@ -425,11 +423,11 @@ class UploadNow(Request[UploadProgress]):
 
 class Idle(Declared):
     idle: bool
-    """Whether all due copies are done; false if the time limit was reached before."""
+    """Whether all due copies are done; false if the time limit was reached first."""
 
 
 class WaitIdle(Request[Idle]):
-    """Wait until all due copies have arrived or failed. Sent before the sending process ends."""
+    """Wait until all due copies have arrived or failed. Sent by a process that is about to end."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["wait_idle"] = "wait_idle"
@@ -438,7 +436,7 @@ class WaitIdle(Request[Idle]):
 
 class Reached(Declared):
     reached: bool
-    """Whether the snapshot has reached the state; false if the time limit was reached before."""
+    """Whether the snapshot has reached the requested state; false if the time limit was reached first."""
 
 
 class WaitState(Request[Reached]):
@@ -469,12 +467,12 @@ class ServerStatus(Declared):
     pieces: Listed[dict[str, Any]] = ()
     """Parity pieces, in the form of the answer to `held`."""
     copying: Listed[dict[str, Any]]
-    """Fields of each tier: numbers of copies, bytes_sent, the newest step, last_error."""
+    """For each tier: numbers of copies, bytes_sent, the newest step, last_error."""
 
 
 class Status(Request[ServerStatus]):
-    """Return the state of the server's snapshots and copies. Sent by the agent every few seconds to log events about
-    copies, and by `hp-ext checkpoints`."""
+    """Return the state of the server's snapshots and copies. Sent by `hp-ext checkpoints`, and every few seconds by the
+    agent, which logs events about copies."""
 
     sender = "agent, command line"
     op: Literal["status"] = "status"
@@ -498,7 +496,7 @@ AnyOrder = (
     AddPlan | Begin | Stepped | Resolve | Ended | Fence | Enter | Peers | Rescale | ReleaseDeparted | KeepOnly
     | ScheduleCopy | PeerSchedule | ReplicateNow | CheckTiers
 )
-"""Requests whose answer is `Done`."""
+"""All requests whose answer is `Done`."""
 AnyQuestion = (
     Map | NextSlot | Seal | Open | Fetch | FetchHead | Held | Durable | Listen | WaitOthers | UploadNow | WaitIdle
     | WaitState | Status | Handshake

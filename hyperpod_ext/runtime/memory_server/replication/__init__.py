@@ -1,1 +1,1 @@
-"""Copies of snapshots on other nodes: choosing these nodes, sending copies, and receiving copies."""
+"""Copies snapshots to other nodes: chooses the nodes, sends copies, and receives copies."""

@@ -1,5 +1,4 @@
-"""Sets the CPU priority of copies during training, with the nice values of threads and of this process's scheduling
-group.
+"""Lowers the CPU priority of copies, with the nice values of threads and of this process's scheduling group.
 
 The kernel compares the nice values of threads only within one scheduling group. On hosts without a CPU cgroup for the
 job, the kernel's autogroup feature makes one scheduling group per session. With one group per session, workers and this
@@ -19,25 +18,24 @@ from pathlib import Path
 
 _NICEST = 19
 _STEP = 1.25
-"""Ratio between the CPU shares that threads with two neighbouring nice values get."""
+"""Factor between the CPU shares of two threads whose nice values differ by 1."""
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Seconds until another attempt to change the group's nice value. Without root, the kernel allows ten changes per
-second."""
+"""Seconds between attempts to change the group's nice value. The kernel allows users ten changes per second."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def niceness_for(max_slowdown: float) -> int:
     """Return the smallest nice value with which a busy thread slows down a training thread on the same core by at most
-    the share `max_slowdown`. If no nice value is high enough, return the highest nice value."""
+    the share `max_slowdown`. If no nice value is high enough, return the highest possible nice value."""
     needed = math.log(1 / max_slowdown) / math.log(_STEP)
     return min(_NICEST, max(0, math.ceil(needed - 1e-9)))
 
 
 def own_group() -> Path | None:
-    """Return the file with the nice value of this process's scheduling group. None if other processes share this
-    process's session, so that the process has no scheduling group of its own."""
+    """Return the file with the nice value of this process's scheduling group. None if this process shares its session,
+    and so its scheduling group, with other processes."""
     return _AUTOGROUP if os.getsid(0) == os.getpid() and _AUTOGROUP.exists() else None
 
 
@@ -45,32 +43,32 @@ class CpuPriority:
     """The CPU priority of one memory server's copies. Thread-safe.
 
     Args:
-        max_slowdown: how much longer training may take during copies, as a share.
+        max_slowdown: how much longer training may take during copies, as a share (0.1 for 10 %).
         group: the result of `own_group()`, or None to leave the group's priority unchanged.
     """
 
     def __init__(self, max_slowdown: float, group: Path | None = None) -> None:
         self._niceness, self._group = niceness_for(max_slowdown), group
         self.timeout_s = _TIMEOUT_S
-        """Maximum seconds for which copies run with lowered priority. If training leaves no core idle, copies with
-        lowered priority might not finish before the next copies are due."""
+        """Maximum seconds for which copies run with lowered priority. Without this limit, copies might not finish
+        before the next copies are due if training leaves no core idle."""
         self._timer: threading.Timer | None = None
         self._copies = self._urgent = self._written = self._busy = 0
         self._asking_again = self._late = False
         self._lock = threading.Lock()
 
     def lower_this_thread(self) -> None:
-        """Give the calling thread a lower priority than training. Other threads of the process are not changed."""
+        """Give the calling thread a lower CPU priority than training. Other threads keep their priority."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._niceness)
 
     def lower_process(self, pid: int) -> None:
-        """Lower the priority of another process's first thread, and of all threads that this thread will start."""
+        """Lower the CPU priority of another process's main thread, and of threads that it starts later."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, pid, self._niceness)
 
     def copy_begins(self) -> None:
-        """Lower the priority of this whole process until all copies that have begun have ended."""
+        """Lower the CPU priority of this whole process until all running copies have ended."""
         with self._lock:
             self._copies += 1
             if self._copies == 1 and self._group is not None:
@@ -88,18 +86,18 @@ class CpuPriority:
             self._apply()
 
     def unthrottle(self) -> None:
-        """Restore the normal priority of the process until the running copies have ended. If no copy is running, the
-        next copies do not lower the priority."""
+        """Restore the normal CPU priority of the process until the running copies have ended. If no copy is running,
+        the next copies run with normal priority."""
         with self._lock:
             self._late = True
             self._apply()
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Keep the normal priority of the process inside the `with` block. Used for work that training waits for, and
+        """Keep the process's normal CPU priority inside the `with` block. Used for work that training waits for, and
         for work that protects data against loss.
 
-        Even inside the `with` block, threads that copy have a lower priority than the other threads of the process.
+        Even inside the `with` block, copying threads have a lower priority than the other threads of the process.
         """
         with self._lock:
             self._urgent += 1
@@ -119,9 +117,9 @@ class CpuPriority:
             self._group.write_text(str(wanted))
         except OSError as error:
             if error.errno in _FOR_GOOD:
-                self._group = None  # the kernel has no autogroups, or the process has no permission
+                self._group = None  # the kernel has no autogroup feature, or this process has no permission
                 return
-            self._asking_again = True  # try again later; for example, the last change was too recent
+            self._asking_again = True  # try again later: for example, the last change was too recent
             _later(_AGAIN_S, self._apply_again)
         else:
             self._written = wanted
@@ -133,7 +131,7 @@ class CpuPriority:
 
     def _time_out(self, busy: int) -> None:
         with self._lock:
-            # if `_busy` differs, the copies for which the timer was started have ended, and other copies have begun
+            # `_busy` differs if the copies for which the timer was started have ended and other copies have begun
             if busy == self._busy and self._copies:
                 self._late = True
                 self._apply()

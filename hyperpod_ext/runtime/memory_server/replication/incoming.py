@@ -1,5 +1,5 @@
-"""Receives replicas of other nodes' snapshots: stores the received chunks in a slot, and ensures that no thread writes
-to the slot of a dropped replica."""
+"""Receives replicas of other nodes' snapshots, and stores their chunks in slots. No thread writes to a slot after its
+replica was dropped."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 
 ReadInto = Callable[[int, Region, int, int, Callable[[], bool]], None]
 """Function that reads bytes of a snapshot from the sender's memory. The function's arguments are: offset in the
-snapshot, region to write to, offset in the region, number of bytes, and a function that returns whether to stop. After
-the function has returned or raised, it writes no more bytes."""
+snapshot, region to write to, offset in the region, number of bytes, and a function that returns whether to stop. The
+function writes no bytes after it has returned or raised."""
 
 MOST_CHUNKS_READ = 4
-"""Maximum number of chunks that are read for one message. A cancelled read ends after at most this many chunks."""
-_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a replica's slot is in use only while a node reads it
+"""Maximum number of chunks in one `read_chunks` request, after which a cancelled read ends at the latest."""
+_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a sealed slot is in use only while a node reads it
 
 
 @dataclass(eq=False, slots=True)
@@ -47,17 +47,17 @@ class Incoming:
     data: memoryview
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """Checksum of each chunk, by the chunk's start; None while the chunk is being received."""
+    """Checksum of each chunk, by the chunk's start offset; None while the chunk is being received."""
     receiving: set[socket.socket] = field(default_factory=set)
     read_into: ReadInto | None = None
-    """Function that reads from the sender's memory; None if the sender has not offered its memory."""
+    """Function that reads chunks from the sender's memory; None if the sender has not offered its memory."""
     unreadable: str = "the sender has not offered its memory"
     given_up: bool = False
 
 
 class IncomingReplicas:
-    """The replicas that this node is receiving, at most one per rank. A newer attempt to send a rank's replica replaces
-    an older attempt."""
+    """The replicas that this node is receiving, at most one per rank. A new `begin` for a rank drops the rank's
+    incomplete replica."""
 
     def __init__(self, replicas: Regions, cpu_priority: CpuPriority) -> None:
         self._replicas, self._cpu_priority = replicas, cpu_priority
@@ -73,7 +73,7 @@ class IncomingReplicas:
         in the slot.
 
         Raises:
-            MemoryTierFullError: this node has not enough memory, or every slot for the rank's replicas is being read.
+            MemoryTierFullError: this node has not enough memory, or all slots for the rank's replicas are being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id, nbytes = int(manifest["rank"]), str(manifest["save_id"]), int(manifest["nbytes"])
@@ -94,10 +94,10 @@ class IncomingReplicas:
             return token, len(known) * ps.CHUNK
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Receive one chunk from `sock` directly into the replica's slot.
+        """Receive one chunk of a replica from `sock`, directly into the replica's slot.
 
         Raises:
-            NotFoundError: this chunk is not expected; no byte of the chunk was read from `sock`.
+            NotFoundError: no replica expects this chunk. No byte of the chunk was read from `sock`.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -112,12 +112,12 @@ class IncomingReplicas:
             self._find(token).read_into = read_into
 
     def read(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Read several chunks from the sender's memory directly into the replica's slot. After a failure, the same
-        chunks are expected again.
+        """Read several chunks from the sender's memory directly into the replica's slot. If the read fails, the sender
+        must send these chunks again.
 
         Raises:
-            NotFoundError: these chunks are not expected.
-            NixlFailure: the read failed, and no further chunks of this replica will be read from the sender's memory.
+            NotFoundError: no replica expects these chunks.
+            NixlFailure: the read failed. Later chunks of this replica are not read from the sender's memory either.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
@@ -135,11 +135,11 @@ class IncomingReplicas:
             self._end_chunks(sock, replica, checksums, due_again=() if checksums else starts)
 
     def _begin_chunks(self, sock: socket.socket, token: int, start: int, nbytes: int, chunks: int) -> Incoming:
-        """Return the replica with this token, and reserve the given chunks for `sock`, so that no other connection can
-        send them.
+        """Return the replica with this token, and reserve `chunks` chunks for `sock`, so that no other connection can
+        send the same chunks.
 
         Raises:
-            NotFoundError: the chunks are not expected.
+            NotFoundError: the replica does not expect the chunks.
         """
         with self._changed:
             replica = self._find(token)
@@ -165,7 +165,7 @@ class IncomingReplicas:
         due_again: Iterable[int] = (),
     ) -> None:
         """End the reservation of chunks for `sock`, and store the checksums of received chunks. Chunks in `due_again`
-        are expected again, from the sender's memory or over any connection."""
+        may be sent again over any connection."""
         with self._changed:
             for start in due_again:
                 del replica.checksums[start]
@@ -174,7 +174,7 @@ class IncomingReplicas:
             self._changed.notify_all()
 
     def end(self, token: int) -> None:
-        """Verify the checksum of the whole replica after its last chunk, and register the replica.
+        """After the last chunk, verify the checksum of the whole replica, and register the replica as complete.
 
         Raises:
             CorruptSnapshotError: the bytes do not match the manifest.
@@ -193,7 +193,7 @@ class IncomingReplicas:
             self._replicas.adopt(owner, replica.index, replica.manifest)
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the incomplete replicas that were begun over the lost connection `sock`."""
+        """Drop the incomplete replicas whose `begin` request came over the lost connection `sock`."""
         self._give_up(lambda other: other.begun_by is sock)
 
     def close(self) -> None:
@@ -205,8 +205,7 @@ class IncomingReplicas:
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:
-        """Drop the replicas for which `which` returns true. Returns once no thread writes to the slots of these
-        replicas any more."""
+        """Drop the incomplete replicas for which `which` returns true. Returns once no thread writes to their slots."""
         with self._changed:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():
@@ -220,9 +219,9 @@ class IncomingReplicas:
 
 
 def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dict[int, int]:
-    """Return the checksums, by start, of the first chunks of a snapshot that are already in the slot, because they
-    contain frozen parameters. The slot's old snapshot `before` must have the same frozen parameters (`frozen` in both
-    manifests). The bytes in the slot are read to verify the frozen parameters."""
+    """Return the checksums, by start offset, of a snapshot's first chunks with frozen parameters, if the slot already
+    contains these chunks. The slot's old snapshot `before` must have the same frozen parameters (`frozen` in both
+    manifests), which are verified by reading the slot's bytes."""
     frozen = manifest.get("extras", {}).get("frozen")
     if not frozen or (before.get("plan"), before.get("extras", {}).get("frozen")) != (manifest["plan"], frozen):
         return {}
@@ -235,8 +234,7 @@ def _known_chunks(before: Manifest, manifest: Manifest, data: memoryview) -> dic
 
 
 def _received(replica: Incoming) -> tuple[int, int]:
-    """Return the number of received bytes, and the checksum of all these bytes. Raises CorruptSnapshotError if a chunk
-    is missing."""
+    """Return number and checksum of a replica's received bytes. Raises CorruptSnapshotError if a chunk is missing."""
     nbytes, parts = len(replica.data), []
     for start in range(0, nbytes, ps.CHUNK):
         if (checksum := replica.checksums.get(start)) is None:

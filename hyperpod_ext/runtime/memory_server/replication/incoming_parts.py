@@ -1,8 +1,8 @@
 """Receives parts of other nodes' snapshots, and XORs all parts of a step into one parity piece on this node.
 
-A piece can be used once all its parts have arrived and match their checksums. Until a piece is complete, the piece of
-an earlier step is used. If the transfer of a part is interrupted, only some of the part's bytes are in the piece, so
-the piece is dropped, and a new piece is made at the next step.
+A parity piece can be used once all its parts have arrived and match their checksums. Until a piece is complete, a lost
+rank is rebuilt from the piece of an earlier step. If the transfer of a part is interrupted, the whole piece is dropped,
+because it contains only some of the part's bytes. The next due step makes a new piece.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 from hyperpod_ext.runtime.snapshot.xor import fill_with_zeros, xor_into
 
 _FIRST_TOKEN = 1 << 32
-"""First token that is used for parts. Tokens of replicas are smaller."""
-_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a piece's slot is in use only while a node reads it
+"""Smallest token of a part. All tokens of replicas are smaller."""
+_SLOT_WAIT_S = 10.0  # seconds to wait for a free slot; a complete piece's slot is in use only while a node reads it
 _TIMEOUT_S = 2 * ps.TIMEOUT_S
-"""Maximum seconds without a received byte to wait for nodes that have not sent their parts of a piece."""
+"""Maximum seconds to wait for missing parts of a parity piece while no byte of a part arrives."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ class _Piece:
     stripe: Stripe
     holder: int
     number: tuple[int, int]
-    """Generation and step of the piece."""
+    """Generation and step of the snapshots whose parts are in the piece."""
     save_id: str
     index: int
     data: memoryview
@@ -49,7 +49,7 @@ class _Piece:
     ended: set[int] = field(default_factory=set)
     given_up: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while bytes are XORed into the piece."""
+    """Lock held while bytes are XORed into the piece."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class _Part:
     checksum: str
     begun_by: socket.socket
     checksums: dict[int, int | None] = field(default_factory=dict)
-    """Checksum of each chunk, by the chunk's start; None while the chunk is being received."""
+    """Checksum of each chunk, by the chunk's start offset; None while the chunk is being received."""
 
     def is_due(self, start: int, nbytes: int) -> bool:
         """Return whether this chunk of the part is expected and has not arrived yet."""
@@ -70,10 +70,10 @@ class _Part:
 
 class IncomingParts:
     """The parity pieces on this node. Each rank of the node belongs to a different stripe (ranks that share parity),
-    and the node has one piece for each of these stripes. Thread-safe.
+    and the node has one parity piece per stripe. Thread-safe.
 
     Args:
-        pieces: memory of the pieces, each of which is stored under the rank of this node that is in the piece's stripe.
+        pieces: memory of the pieces. A piece is stored under the rank of this node that belongs to the piece's stripe.
     """
 
     def __init__(self, pieces: Regions, cpu_priority: CpuPriority, timeout_s: float = _TIMEOUT_S) -> None:
@@ -82,11 +82,11 @@ class IncomingParts:
         self._unfinished: dict[int, _Piece] = {}
         self._parts: dict[int, _Part] = {}
         self._given_up: dict[int, tuple[int, int]] = {}
-        """Generation and step of the newest piece that was dropped, by this node's rank in the stripe. Parts that
-        arrive later for the dropped piece are refused."""
+        """Generation and step of the newest dropped piece, by this node's rank in the stripe. Parts for a dropped piece
+        are refused."""
         self._asked: dict[int, tuple[tuple[int, int], float]] = {}
-        """For each rank of this node, the step of the piece about which a sender has asked last (`AskPiece`), and the
-        time of the first request for this step."""
+        """Generation and step of the last `AskPiece` request for each rank of this node, and the time of the first
+        request for this step."""
         self._tokens = itertools.count(_FIRST_TOKEN)
         self._beginning = threading.Lock()
         self._changed = threading.Condition()
@@ -105,8 +105,8 @@ class IncomingParts:
             self.group = group
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Begin a generation: drop pieces of earlier generations after `step`, as `Regions.fence` does for snapshots,
-        and end all waits for the dropped pieces."""
+        """Begin a generation: drop pieces of earlier generations after `step`, as `Regions.fence` does for snapshots.
+        Ends all waits for the dropped pieces."""
         self.pieces.fence(generation, step)
         with self._changed:
             if step is not None:
@@ -117,8 +117,8 @@ class IncomingParts:
         Returns the part's token, or None if the piece is already complete.
 
         Raises:
-            NotFoundError: this node keeps no parity piece for these ranks, or has dropped the piece of this step.
-            MemoryTierFullError: this node has not enough memory, or every slot for the piece is being read.
+            NotFoundError: this node keeps no parity piece for `ranks`, or has dropped the parity piece of this step.
+            MemoryTierFullError: this node has not enough memory, or all slots for the piece are being read.
             StaleGenerationError: a newer generation has begun.
         """
         owner, save_id = int(manifest["rank"]), str(manifest["save_id"])
@@ -151,11 +151,11 @@ class IncomingParts:
                 return token
 
     def receive(self, sock: socket.socket, token: int, start: int, nbytes: int) -> None:
-        """Receive one chunk from `sock`, and XOR it into its parity piece. A chunk that was received before is read and
-        dropped.
+        """Receive one chunk of a part from `sock`, and XOR it into the parity piece. If the chunk was received before,
+        its bytes are read and dropped.
 
         Raises:
-            NotFoundError: this chunk is not expected.
+            NotFoundError: no part expects this chunk.
         """
         with self._changed:
             part = self._parts.get(token)
@@ -171,8 +171,8 @@ class IncomingParts:
             part.piece.moved_at = time.monotonic()
 
     def _take(self, sock: socket.socket, piece: _Piece | None, start: int, nbytes: int) -> int:
-        """Receive bytes, and XOR them into `piece` from offset `start` on, unless the piece is dropped. Returns the
-        checksum of the received bytes."""
+        """Receive bytes of a part, and XOR them into `piece` from offset `start` on, unless the piece was dropped.
+        Returns the checksum of the received bytes."""
         scratch = getattr(self._scratch, "buffer", None)
         if scratch is None:
             scratch = self._scratch.buffer = memoryview(bytearray(ps.PIECE))
@@ -239,7 +239,7 @@ class IncomingParts:
             return False
 
     def _is_decided(self, stripe: Stripe, holder: int, number: tuple[int, int]) -> bool:
-        """Return whether the piece of this step is complete, or will never be complete."""
+        """Return whether the parity piece of step `number` is complete, or can never be completed."""
         piece = self._unfinished.get(holder)
         if self._given_up.get(holder, (0, -1)) >= number or (piece is not None and piece.number > number):
             return True
@@ -250,7 +250,7 @@ class IncomingParts:
         )
 
     def held(self) -> list[dict[str, Any]]:
-        """Return summaries of all complete pieces."""
+        """Return summaries of all complete parity pieces."""
         return [
             {
                 "rank": manifest["rank"],
@@ -265,7 +265,7 @@ class IncomingParts:
         ]
 
     def lost(self, sock: socket.socket) -> None:
-        """Drop the incomplete pieces for which the lost connection `sock` has begun a part."""
+        """Drop the incomplete pieces with a part whose `begin` request came over the lost connection `sock`."""
         with self._changed:
             self._give_up([part.piece for part in self._parts.values() if part.begun_by is sock])
 
@@ -276,8 +276,8 @@ class IncomingParts:
     # --- inside ---------------------------------------------------------------------------------
 
     def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
-        """Return the stripe of rank `owner`, and the rank of this node in the stripe. `ranks` is the stripe according
-        to the sender, or None if unknown."""
+        """Return the stripe of rank `owner`, and the rank of this node in the stripe. `ranks` is the stripe that the
+        sender has sent, or None if it has sent none."""
         group = self.group
         stripe = group.stripe(owner) if group is not None else None
         if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):
@@ -293,7 +293,7 @@ class IncomingParts:
     def _reserve(
         self, holder: int, number: tuple[int, int], save_id: str, nbytes: int
     ) -> tuple[int, memoryview, float]:
-        """Reserve a slot for a piece, and fill it with zeros."""
+        """Reserve a slot for a new parity piece, and fill the slot with zeros."""
         region, fd = self.pieces.map(holder, nbytes)
         os.close(fd)
         index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
@@ -305,7 +305,7 @@ class IncomingParts:
         return index, data[:nbytes], time.monotonic()
 
     def _grow(self, piece: _Piece, nbytes: int) -> None:
-        """Enlarge a piece for a part that is longer than the piece's earlier parts."""
+        """Enlarge a parity piece, if a part of `nbytes` is longer than all its earlier parts."""
         region, fd = self.pieces.map(piece.holder, nbytes)
         os.close(fd)
         with piece.lock:
@@ -317,8 +317,8 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Drop incomplete pieces. After this call, no thread writes to the slots of the dropped pieces. The caller must
-        hold `_changed`."""
+        """Drop incomplete parity pieces. Returns once no thread writes to their slots. The caller must hold
+        `_changed`."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue
@@ -344,8 +344,8 @@ def _incomplete(part: _Part) -> str | None:
 
 
 def _record(piece: _Piece) -> Manifest:
-    """Return the manifest of a complete piece. This manifest is unsigned, because a rebuilt snapshot is verified with
-    the lost rank's own manifest."""
+    """Return the manifest of a complete parity piece. A piece's manifest is unsigned: a rebuilt snapshot is verified
+    with the lost rank's own manifest."""
     any_of_them = next(iter(piece.manifests.values()))
     return {
         "rank": piece.holder,

@@ -2,8 +2,8 @@
 
 python -m hyperpod_ext.runtime.memory_server.replication.nixl_process DESCRIPTOR
 
-NIXL runs in a separate process because of UCX, which may end its own process, patch `mmap`, and listen for any client.
-The NIXL process has neither the job's secret nor the manifests, and makes no decisions. The memory server can kill the
+NIXL runs in a separate process because its library UCX may end the process, patch `mmap`, and serve any client. The
+NIXL process has neither the job's secret nor manifests, and only carries out requests. The memory server can kill the
 NIXL process at any moment to stop its writes to shared memory. The NIXL process ends when the memory server closes the
 socket or ends.
 """
@@ -34,22 +34,21 @@ from hyperpod_ext.runtime.memory_server.protocol import nixl_requests as n
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, refusal
 
 MODULES = ("nixl_cu13", "nixl_cu12")
-"""Python modules of NIXL's wheels for two CUDA versions. Either module works for CPU memory."""
+"""Python modules of NIXL's wheels for two CUDA versions. Each of these modules can copy CPU memory."""
 _SETTINGS = {
-    # exclude UCX's TCP transport, which serves any client, and is slower than the memory server's own TCP transfer
+    # exclude UCX's TCP transport, which serves any client and is slower than the memory server's own TCP transfer
     "UCX_TLS": "^tcp",
     "UCX_CMA_SEG_SIZE": "4m",  # bytes per system call; the default of 512 KiB needs more CPU time
     "UCX_LOG_LEVEL": "error",
     "NIXL_LOG_LEVEL": "ERROR",
 }
 _READING_S = 0.0001
-"""Seconds between two checks of a running read, while the network hardware copies the bytes and no core of this machine
-does."""
+"""Seconds between two checks of a running read whose bytes are copied by network hardware instead of CPU cores."""
 _EXPOSED_S = (0.0001, 0.016)
-"""Minimum and maximum seconds between two checks for requests of other nodes, while other nodes may read a region.
-Doubled after each check that found no request."""
+"""Minimum and maximum seconds between two checks for reads by other nodes, while a region is exposed. The time is
+doubled after each check that found nothing to do."""
 _WORKED = 8
-"""A check that takes at least this many times as long as the shortest check has done work."""
+"""A check counts as having done work if it takes at least this many times as long as the shortest check."""
 _MOST_REMOTES = 64
 
 
@@ -59,7 +58,7 @@ class _Region:
     address: int
     registered: Any
     exposed: int = 0
-    """Number of copies for which other nodes may be reading the region."""
+    """Number of copies that currently allow other nodes to read the region."""
     reads: int = 0
     closed: bool = False
 
@@ -73,8 +72,8 @@ class _Read:
 
 @dataclass(eq=False)
 class NixlProcess:
-    """Answers requests of the memory server, and calls NIXL repeatedly while transfers run, so that the transfers make
-    progress.
+    """Answers requests of the memory server, and calls NIXL repeatedly during transfers, because NIXL makes progress
+    only inside calls.
 
     Args:
         agent: a `nixl_agent` with a UCX backend.
@@ -89,7 +88,7 @@ class NixlProcess:
     _remotes: dict[str, str] = field(default_factory=dict)
     """Names of other nodes' NIXL agents, by the agents' metadata, oldest first."""
     _shortest_s: float = math.inf
-    """Duration of the shortest check so far, in seconds."""
+    """Duration in seconds of the shortest call so far that checks for reads by other nodes."""
 
     def serve(self) -> None:
         """Answer requests until the memory server has ended."""
@@ -113,7 +112,7 @@ class NixlProcess:
             wait_s = self._wait_s(wait_s, idle=took_s < _WORKED * self._shortest_s)
 
     def _wait_s(self, before: float | None, *, idle: bool) -> float | None:
-        """Return the seconds until the next check; None to wait until the next request."""
+        """Return the seconds until the next call to NIXL; None to wait for the next request of the memory server."""
         if self._reads:
             return _READING_S if idle else 0.0
         if not self._is_exposed():
@@ -128,7 +127,7 @@ class NixlProcess:
         try:
             answered = self._answer(sock, n.NIXL_REQUESTS.decode(message), fds)
             answer = encode(answered) if answered is not None else None
-        except Exception as error:  # NIXL may raise any error; the memory server can copy over TCP instead
+        except Exception as error:  # NIXL may raise any error; the memory server then copies over TCP
             answer = refusal(_described(error))
         if answer is not None:
             wire.send(sock, answer)
@@ -172,8 +171,8 @@ class NixlProcess:
         return _Region(memory, address, self.agent.register_memory([(address, nbytes, 0, "")], "DRAM"))
 
     def _expose(self, region: _Region) -> n.Exposed:
-        """Allow other nodes to read a region. The returned metadata gives access only to this region, not to regions
-        that are being written."""
+        """Allow other nodes to read a region. The returned metadata gives access only to this region, and not to
+        regions that are being written."""
         region.exposed += 1
         metadata = self.agent.get_partial_agent_metadata(region.registered, True, ["UCX"])
         return n.Exposed(metadata=base64.b64encode(metadata).decode(), address=region.address)
@@ -208,7 +207,7 @@ class NixlProcess:
 
     def _progress(self) -> None:
         if not self._reads and self._is_exposed():
-            self.agent.get_new_notifs()  # this call makes NIXL handle connections of other nodes
+            self.agent.get_new_notifs()  # makes NIXL handle connections of other nodes
         for read in list(self._reads):
             answer = encode(Done())
             try:
@@ -217,7 +216,7 @@ class NixlProcess:
                 if state != "DONE":
                     raise HyperpodExtError("NIXL reports an error")
                 read.handle.release()
-            # after this answer, the memory server kills this process, because NIXL can no longer be relied on
+            # the memory server kills this process after the error answer, because NIXL is no longer reliable
             except Exception as error:
                 answer = refusal(_described(error))
             self._reads.remove(read)
@@ -242,8 +241,7 @@ def make_agent() -> tuple[Any, str]:
     for name in MODULES:
         try:
             api = importlib.import_module(f"{name}._api")
-            # with UCX's error handling, UCX would not use shared memory, because shared memory cannot detect a peer's
-            # death
+            # with its error handling, UCX would not use shared memory, which cannot detect a peer's death
             options = {"ucx_error_handling_mode": "none"}
             agent = api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
             agent.create_backend("UCX", options)
@@ -257,7 +255,7 @@ def make_agent() -> tuple[Any, str]:
 
 def main() -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # ignore signals from a terminal or a scheduler, because this process must end only with its memory server
+        # ignore signals from a terminal or scheduler: this process must not end before its memory server
         signal.signal(signum, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
     try:
@@ -266,7 +264,7 @@ def main() -> None:
         wire.send(control, refusal(error))
         return
     wire.send(control, encode(n.Started(version=version)))
-    with contextlib.suppress(ConnectionError):  # the memory server ended while it sent or received a message
+    with contextlib.suppress(ConnectionError):  # the memory server ended during a message
         NixlProcess(agent, control).serve()
     os._exit(0)  # skip UCX's clean-up
 

@@ -2,8 +2,8 @@
 the process if it hangs.
 
 The receiver of a copy reads from the sender's memory, so that no other node gets access to a slot that is being
-written. If a cancelled read does not end within a second, the NIXL process is killed, so that the read can no longer
-write to the slot.
+written. If a cancelled read does not end within a second, the receiver's NIXL process is killed, so that it can no
+longer write to the slot.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from hyperpod_ext.runtime.snapshot.manifest import sign
 
 _START_S = 20.0
 _ANSWER_S = 10.0
-"""Seconds without an answer after which the NIXL process counts as hung. The sender of a copy waits longer than
-`_START_S` and `_ANSWER_S`."""
+"""Seconds without an answer after which the NIXL process counts as hung. `_ANSWER_S` must be less than the time for
+which the sender of a copy waits."""
 _GIVEN_UP_S = 1.0
-"""Seconds within which a cancelled read must end; after this time, the NIXL process is killed."""
+"""Seconds after which the NIXL process is killed if a cancelled read has not ended."""
 _LOOK_S = 0.1
 _SEND_S = 1.0
 
 Stop = Callable[[], bool]
 
 
-class NixlFailure(Exception):  # noqa: N818  no data is lost, because TCP can be used instead
-    """NIXL is not available, or has failed to copy the bytes."""
+class NixlFailure(Exception):  # noqa: N818 not an error: TCP is used instead
+    """NIXL is not available, or has failed to copy bytes."""
 
 
 def signed_offer(token: int, version: str, exposed: n.Exposed, start: int, secret: bytes) -> OfferMemory:
-    """Return a signed offer, with which the receiver can read the snapshot at offset `start` in an exposed region."""
+    """Return a signed `OfferMemory` request for the snapshot at offset `start` in an exposed region."""
     fields = {"token": token, "version": version, "metadata": exposed.metadata, "address": exposed.address + start}
     return OfferMemory.model_validate(sign(fields, secret))
 
 
 def is_signed(offer: OfferMemory, secret: bytes) -> bool:
-    """Return whether a process of this job has signed the offer."""
+    """Return whether the offer's signature proves that a process of this job made the offer."""
     fields = offer.model_dump(exclude={"op", "signature"})
     expected = str(sign(fields, secret)["signature"])
     return hmac.compare_digest(offer.signature.encode(errors="replace"), expected.encode())
@@ -68,14 +68,14 @@ class _Process:
     control: socket.socket
     version: str
     ended: str = "the NIXL process has ended"
-    """Why the process has ended, as far as the memory server knows."""
+    """Why the process has ended, for error messages."""
     lanes: list[socket.socket] = field(default_factory=list)
-    """Idle connections to the process. Each request uses a connection of its own."""
+    """Idle connections to the NIXL process. Each request uses its own connection."""
     regions: dict[Region, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def kill(self, why: str = "") -> None:
-        """Kill the process. After this call, the process writes no more bytes to shared memory."""
+        """Kill the NIXL process. Returns once the process can write no more bytes to shared memory."""
         if why and self.popen.poll() is None:
             self.ended = why
         self.popen.kill()
@@ -86,7 +86,7 @@ class _Process:
         try:
             with self.lock:
                 wire.send(self.control, encode(request), None if fd is None else [fd])
-        except OSError:  # the process has ended, or hangs and does not read the request
+        except OSError:  # the NIXL process has ended, or hangs and does not read the request
             self.kill()
 
     def lane(self) -> socket.socket:
@@ -147,7 +147,7 @@ class NixlTransfer:
 
     def read(self, offer: OfferMemory, at: int, region: Region, start: int, nbytes: int, stop: Stop) -> None:
         """Read `nbytes` bytes from offset `at` of the offered memory to offset `start` of a region. After an error, no
-        more bytes are written to the region.
+        more bytes are written.
 
         Raises:
             NixlFailure: the read failed, or `stop()` returned true.
@@ -158,11 +158,11 @@ class NixlTransfer:
         try:
             self._ask(process, request, stop=stop)
         except NixlFailure as failure:
-            process.kill(str(failure))  # other parts of the failed read may still be running
+            process.kill(str(failure))  # parts of the failed read may still be running
             raise
 
     def close(self) -> None:
-        """Stop all reads by killing the NIXL process."""
+        """Kill the NIXL process, which ends all reads."""
         with self._lock:
             self._unusable = self._unusable or "it was closed"
             process, self._process = self._process, None
@@ -202,7 +202,7 @@ class NixlTransfer:
             if "error" in answer:
                 raise error_of(answer["error"])
             process.version = str(answer["version"])
-            # lower the CPU priority only now, because a copy waits for the start of the process
+            # lower the CPU priority only after the start of the process, because a copy waits for the start
             self._cpu_priority.lower_process(popen.pid)
             ours.settimeout(_SEND_S)
         except (OSError, HyperpodExtError) as error:
@@ -214,8 +214,7 @@ class NixlTransfer:
         return process
 
     def _number(self, process: _Process, region: Region, stop: Stop) -> int:
-        """Return the number that identifies a region in requests to the process. Maps the region into the process first
-        if necessary."""
+        """Return a region's number in requests to the process. If necessary, first maps the region into the process."""
         with self._lock:
             if region in process.regions:
                 return process.regions[region]
@@ -243,7 +242,7 @@ class NixlTransfer:
             with process.lock:
                 process.lanes.append(lane)
             return read_answer(request, answer)
-        except HyperpodExtError as error:  # the process works, and has answered with an error
+        except HyperpodExtError as error:  # the NIXL process works, and has answered with an error
             raise NixlFailure(str(error)) from error
         except (OSError, NixlFailure) as error:
             why = process.ended if isinstance(error, ConnectionError) else str(error)

@@ -1,5 +1,4 @@
-"""The group of nodes that keep parity for each other's snapshots, from the point of view of one node. Pure
-functions."""
+"""Which nodes and ranks share parity with a given node. Pure functions."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class ParityGroup:
 
     @classmethod
     def of(cls, node: int, ranks: Mapping[int, tuple[int, ...]]) -> ParityGroup | None:
-        """Return the parity group of the nodes in `ranks`. None if these nodes do not form a group that contains
-        `node`."""
+        """Return the parity group of the nodes in `ranks`; None if the nodes form no group that contains `node`."""
         counts = {len(each) for each in ranks.values()}
         return cls(node, dict(ranks)) if node in ranks and len(ranks) > 2 and len(counts) == 1 else None
 
@@ -41,5 +39,5 @@ class ParityGroup:
         return next(node for node, ranks in self.ranks.items() if rank in ranks)
 
     def holder(self, stripe: Stripe) -> int:
-        """Return which of this node's ranks is in `stripe`."""
+        """Return the rank of this node that is in `stripe`."""
         return next(rank for rank in stripe.ranks if rank in self.ranks[self.node])

@@ -1,5 +1,4 @@
-"""Sends the parts of one snapshot to the nodes of its parity group, which XOR them into parity pieces, and waits until
-these pieces are complete."""
+"""Sends the parts of one snapshot to the nodes of its parity group, and waits until all parity pieces are complete."""
 
 from __future__ import annotations
 
@@ -16,18 +15,17 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_crc, crc64nvm
 from hyperpod_ext.runtime.snapshot.parity import Stripe
 
 _POLL_S = 0.2
-"""Maximum seconds that one check of a parity piece waits for the parts of other nodes."""
+"""Maximum seconds for which one check of a parity piece waits for other nodes' parts."""
 
 
 class SentParts:
     """Sends the parts of a snapshot, and pins the snapshot until all parity pieces of its stripe are complete.
 
-    While a piece is incomplete, other nodes may still need the snapshot to rebuild a lost rank's snapshot, so no save
-    may overwrite it.
+    No save may overwrite the snapshot while a piece is incomplete, because a lost rank's rebuild may need the snapshot.
 
     Args:
-        senders: for each other rank in the stripe, the sender to the rank's node, which keeps one parity piece.
-        own: the parity pieces on this node, one of which belongs to the same stripe.
+        senders: by rank, the sender to the node of each other rank in the stripe, which keeps one parity piece.
+        own: the parity pieces on this node; one of them belongs to the snapshot's stripe.
         stop: returns whether the parity group has changed, so that sending must stop.
     """
 
@@ -47,7 +45,7 @@ class SentParts:
         self._held = ExitStack()
         self._pin: Pin | None = None
         self._left = [*senders]
-        """Ranks whose nodes' parity pieces may still be incomplete."""
+        """Ranks on whose nodes the parity piece may still be incomplete."""
 
     def send(self, plan: Plan) -> int:
         """Send each part of the snapshot to the node that keeps the part's parity piece. All parts are sent at the same
@@ -57,8 +55,8 @@ class SentParts:
             Superseded: the copy was cancelled.
             NotFoundError: the snapshot is no longer on this node, or a peer has dropped its parity piece.
             UnreachableError: a peer is lost, or does not accept bytes.
-            CorruptSnapshotError: the snapshot differs from the sealed one, or received bytes differ from the bytes
-                sent.
+            CorruptSnapshotError: the snapshot's bytes have changed since it was sealed, or received bytes differ from
+                the bytes sent.
         """
         nbytes, sent = int(self.manifest["nbytes"]), dict[int, int]()
         spans = [(rank, *span) for rank, span in self._stripe.spans(self._owner, nbytes).items()]
@@ -70,7 +68,7 @@ class SentParts:
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
             joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
-            check_crc(self.manifest, nbytes, joined)  # without this check, a damaged byte would get into a piece
+            check_crc(self.manifest, nbytes, joined)  # keeps damaged bytes out of the pieces
 
             def work(index: int) -> None:
                 rank, start, length = spans[index]
@@ -79,7 +77,7 @@ class SentParts:
                     sent[rank] = self._senders[rank].send_part(pin, plan, self._stripe, part, checksum, self._stop)
 
             failures = ps.in_threads(work, len(spans), "parts")
-        if failures:  # the first failure that is not `Superseded` may have caused the other failures
+        if failures:  # other failures may only follow from the first one that is not `Superseded`
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
         return sum(sent.values())
 
@@ -87,7 +85,7 @@ class SentParts:
         """Return whether all parity pieces of the stripe are complete, including the piece on this node. Waits for at
         most 0.2 seconds.
 
-        Raises: the same errors as `send`.
+        Raises the same errors as `send`.
         """
         assert self._pin is not None
         if self._stop():
@@ -99,7 +97,7 @@ class SentParts:
         return self._own.wait_complete(self._owner, self._save_id, int(self.manifest["step"]), _POLL_S)
 
     def release(self) -> None:
-        """Release the snapshot's slot, so that a save may overwrite it."""
+        """Unpin the snapshot, so that a save may overwrite its slot."""
         self._held.close()
 
     def _stop(self) -> bool:

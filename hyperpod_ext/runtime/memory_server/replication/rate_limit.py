@@ -1,8 +1,7 @@
-"""Limits the rate of copies, so that training steps take only a little longer.
+"""Limits the rate of copies, so that they slow down training only a little.
 
-How much a copy slows down training depends on the node's cores, memory and network, so the slowdown is measured. The
-duration of steps during a copy is compared with the duration of other steps. If a lower rate does not reduce the
-slowdown, the rate is not limited.
+The slowdown depends on the node's cores, memory and network, so it is measured: the duration of steps during a copy is
+compared with the duration of other steps. If a lower rate does not reduce the slowdown, the rate is not limited.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ from statistics import median
 
 _IDLE_STEPS = 16
 _ENOUGH = 6
-"""Minimum number of steps with a copy, and of steps without one, before the rate is changed, so that a single late step
-does not change the rate."""
+"""Number of steps with a copy, and number of steps without a copy, that must be measured before the rate is changed. A
+single slow step must not change the rate."""
 _SENDING = 0.25
-"""Minimum share of a step during which a copy must run for the step to count as a step with a copy. If a copy begins
-only at the end of a step, the step was longer because of the snapshot, and not because of the copy."""
-_LOOK_S = 0.1  # seconds between two checks whether a copy that waits was cancelled
+"""Minimum share of a step during which a copy must run for the step to count as a step with a copy. A step in which a
+copy only begins is longer because of its snapshot, and not because of the copy."""
+_LOOK_S = 0.1  # seconds between two checks whether a waiting copy was cancelled
 _NO_BETTER = 1.5
 """A lower rate counts as worse if the training time lost per byte grows by more than this factor. The lost time per
-byte can grow, because a copy that waits between chunks wakes up often."""
+byte can grow, because a slowed copy wakes up often."""
 _REST = 16
-"""Number of decisions until a lower rate is tried again after a lower rate was worse. Doubled each time a lower rate is
-worse."""
+"""Number of decisions to wait before another lower rate is tried, after a lower rate was worse. Doubled each time a
+lower rate is worse."""
 _LONGEST_REST = 1024
 
 
@@ -41,12 +40,13 @@ def next_rate(rate: float, achieved: float, slowdown: float, max_slowdown: float
         share = min(0.9, max(0.5, max_slowdown / slowdown))
         return max(floor, share * min(rate, achieved))
     faster = rate * (1.5 if slowdown < max_slowdown / 2 else 1.1)
-    # no limit if copies sent less than half of what `faster` would allow
+    # no limit if copies used less than half of the rate `faster`
     return max(floor, faster if faster < 2 * achieved else math.inf)
 
 
 class RateLimit:
-    """Limits the rate of senders. The limit is adapted to the measured durations of training steps. Thread-safe."""
+    """Limits the rate at which senders of copies send bytes. The rate limit is adapted to the measured durations of
+    training steps. Thread-safe."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class RateLimit:
         self._idle: deque[float] = deque(maxlen=_IDLE_STEPS)
         self._busy: list[float] = []
         self._before: float | None = None
-        """Training time lost per byte when a lower rate was chosen; None if no lower rate is in use."""
+        """Training seconds lost per byte before the rate was lowered; None if no lower rate is being tried."""
         self._resting, self._rest = 0, _REST
         self._free_at = 0.0
         self._copies = 0
         self._since, self._in_flight_s = 0.0, 0.0
-        self._decided_at, self._sent = 0.0, 0  # copying seconds at the last decision, and bytes sent since then
+        self._decided_at, self._sent = 0.0, 0  # copying seconds at the last decision, and bytes sent since the decision
         self._lock = threading.Lock()
 
     def copy_begins(self) -> None:
@@ -87,14 +87,14 @@ class RateLimit:
         return self._in_flight_s + (self._now() - self._since if self._copies else 0.0)
 
     def finish_within(self, nbytes: int, seconds: float) -> None:
-        """Keep the rate high enough to send `nbytes` within `seconds`, because the next copy is due after this time."""
+        """Keep the rate high enough to send `nbytes` within `seconds`, the time until the next copy is due."""
         with self._lock:
             self.floor = nbytes / seconds if seconds > 0 else math.inf
             self.rate = max(self.rate, self.floor)
 
     def unthrottle(self) -> None:
-        """Remove the limit until the next copy is due, because the current copy is more important than the time that
-        training loses."""
+        """Remove the rate limit until the next copy is due, because the current copy matters more than training
+        speed."""
         with self._lock:
             self.rate = self.floor = math.inf
             self._free_at = self._now()
@@ -125,15 +125,14 @@ class RateLimit:
             self._resting, self._rest = self._rest, min(2 * self._rest, _LONGEST_REST)
             return
         if self._before is not None and slowdown <= self._max_slowdown:
-            self._rest = _REST  # the lower rate has helped
+            self._rest = _REST  # the lower rate has reduced the slowdown enough
         before = self.rate
         if slowdown <= self._max_slowdown or not self._resting:
             self.rate = next_rate(before, achieved, slowdown, self._max_slowdown, self.floor)
         self._before = min(lost, self._before or lost) if self.rate < min(before, achieved) else None
 
     def _achieved(self) -> float:
-        """Return the number of bytes sent per second since the last decision, counting only the time in which copies
-        were running."""
+        """Return the bytes sent per second since the last decision, counting only time in which copies were running."""
         return self._sent / (self._sending_s() - self._decided_at) if self._sent else 0.0
 
     def take(self, nbytes: int, stop: Callable[[], bool]) -> None:

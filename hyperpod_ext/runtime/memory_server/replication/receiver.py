@@ -1,7 +1,7 @@
 """Serves a node's snapshots to the other nodes of the job over TCP, and receives copies of their snapshots.
 
-Each connection has one thread. A client without the job's secret gets no answer, and cannot make this process reserve
-memory.
+Each connection has one thread. A client that does not have the job's secret gets no answer, and cannot make this
+process reserve memory.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from hyperpod_ext.runtime.snapshot.layout_plan import Plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_bytes, check_manifest, crc64nvme, crc_text
 
 _UNPROVEN = 256  # maximum number of unauthenticated connections, each of which has a thread
-_OUT_OF_DESCRIPTORS_S = 0.1  # seconds between two checks for free file descriptors
+_OUT_OF_DESCRIPTORS_S = 0.1  # seconds to wait for a free file descriptor
 
 
 class Plans(Protocol):
-    """Interface of `memory_server/plans.py`: the layouts that this node knows, by digest."""
+    """Interface of `memory_server/plans.py`: the snapshot layouts that this node knows, by digest."""
 
     def get(self, digest: str) -> Plan | None: ...
 
@@ -98,10 +98,10 @@ class PeerServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering requests of other nodes."""
         self._closed.set()
         ps.disconnect(self._listener)
-        if self._accepting.is_alive():  # without the join, the thread could accept on a reused descriptor
+        if self._accepting.is_alive():  # the thread must not accept on a reused file descriptor
             self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -120,14 +120,14 @@ class PeerServer:
             except OSError:
                 if self._closed.is_set():
                     return
-                # no file descriptor is left, or the peer closed the connection at once
+                # the system has no free file descriptor, or the peer has closed the connection already
                 if not self._unproven.hang_up_oldest():
                     self._closed.wait(_OUT_OF_DESCRIPTORS_S)
                 continue
             self._unproven.enter(connection)
             try:
                 threading.Thread(target=self._meet, args=(connection,), name="peer", daemon=True).start()
-            except RuntimeError:  # the system allows no further thread now; the peer may try again
+            except RuntimeError:  # the system allows no further thread; the peer may try again
                 self._unproven.leave(connection)
                 connection.close()
 
@@ -161,7 +161,7 @@ class PeerServer:
         while ps.wait_readable(connection) and (message := wire.receive(connection)) is not None:
             try:
                 request = p.PEER_REQUESTS.decode(message)
-            except wire.WireError as error:  # an unknown number of bytes may follow the message
+            except wire.WireError as error:  # close: an unknown number of bytes may follow the invalid message
                 wire.send(connection, refusal(error))
                 return
             try:
@@ -228,13 +228,12 @@ class PeerServer:
             return p.ReplicaBegun(need_plan=True)
         if self._has(manifest):
             return p.ReplicaBegun(have=True)
-        self._cpu_priority.lower_this_thread()  # from now on, this connection transfers only replicas
+        self._cpu_priority.lower_this_thread()  # the connection transfers only replicas from now on
         token, first = self._incoming.begin(manifest, connection)
         return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
-        """Verify a manifest, and return whether this node knows the manifest's plan. If the plan is unknown and
-        `document` contains it, adds the plan first."""
+        """Verify a manifest, and return whether this node knows its plan. Adds the plan first if `document` has it."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)
@@ -249,7 +248,7 @@ class PeerServer:
     # --- NIXL -----------------------------------------------------------------------------------
 
     def _take_offer(self, offer: p.OfferMemory) -> str:
-        """Return why this node will not read the memory that the sender offers; empty if it will read it."""
+        """Return why this node will not read the memory that the sender offers; empty if this node will read it."""
         if self._nixl is None:
             return "the checkpoint policy of the other node does not use NIXL"
         if not is_signed(offer, self._secret):
@@ -275,7 +274,7 @@ class PeerServer:
         parts = self._keeps_parity()
         if not self._knows_plan(request.manifest, request.plan):
             return p.ReplicaBegun(need_plan=True)
-        self._cpu_priority.lower_this_thread()  # from now on, this connection transfers only parts for parity
+        self._cpu_priority.lower_this_thread()  # the connection transfers only parity parts from now on
         token = parts.begin(request.manifest, request.stripe, request.crc64nvme, connection)
         return p.ReplicaBegun(token=token, have=token is None)
 
@@ -312,7 +311,7 @@ class PeerServer:
         try:
             self._incoming.receive(connection, token, start, nbytes)
         except NotFoundError:
-            # read and drop the chunk's bytes, because the next request follows them
+            # read and drop the refused chunk's bytes, because the next request follows these bytes
             ps.receive_checked(connection, memoryview(bytearray(nbytes)))
             raise
 
@@ -335,8 +334,7 @@ class PeerServer:
                 connection.sendall(part)
 
     def _send_parts(self, connection: socket.socket, request: p.ReadParts) -> None:
-        """Send parts of a snapshot. Verifies the whole snapshot first, because the receiver of parts cannot verify
-        it."""
+        """Send parts of a snapshot. Verifies the whole snapshot first, because the receiver cannot verify parts."""
         owner, save_id = request.owner, request.save_id
         who, parts = f"read by {connection.getpeername()}", list(zip(request.starts, request.nbytes, strict=True))
         with self._where(owner, save_id).pin(owner, save_id, who, restoring=True) as pin, pin.data as data:

@@ -1,13 +1,13 @@
 """Copies this node's snapshots to the memory of other nodes, in a background thread.
 
-The snapshots of a step, one for each rank on this node, are copied together, because replicas of different ranks at
-different steps could not be restored. The copies of a step begin only when no rank of this node is still writing its
-snapshot of an earlier step. If copies of a step began earlier, the slots of a peer might contain no step of all ranks.
+The snapshots of one step of all ranks on this node are copied together, because only replicas of the same step can be
+restored. The copies of a step begin only when no rank of this node is still writing its snapshot of an earlier step. If
+copies of a step began earlier, a peer might have no single step of all ranks.
 
 The newest snapshot with replicas stays on this node until the next snapshot has replicas, because a node with a replica
-may be lost. If no save needs the snapshot's slot, the snapshot stays even until the copy of the snapshot after the next
-begins. If a slower node is lost while it still copies the next step, the kept snapshot belongs to the newest step of
-which all ranks have a copy.
+may be lost. Unless a save needs its slot, a snapshot with replicas stays even until a newer snapshot has replicas and
+the next copy begins. Without the older snapshot, no step of all ranks would be left if a slower node were lost while it
+still copied the newer step.
 """
 
 from __future__ import annotations
@@ -42,15 +42,14 @@ from hyperpod_ext.runtime.snapshot.manifest import Manifest
 Address = tuple[str, int]
 
 _NAMED = 16
-"""Number of requested steps to remember. A step is requested only a few steps before it is saved."""
+"""Number of requested steps to remember, few because a step is requested only shortly before it is saved."""
 _SEALED = 4
-"""Number of a rank's last snapshots that a late request may refer to, which is about as many as the memory tier
-keeps."""
+"""Number of a rank's last snapshots that a late copy request may refer to: about as many as the memory tier keeps."""
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """The snapshots of one step that are due to be copied."""
+    """One step whose snapshots are due to be copied."""
 
     save_id: str
     number: tuple[int, int]
@@ -58,16 +57,16 @@ class _Step:
     waiting: dict[int, Manifest] = field(default_factory=dict)
     begun: bool = False
     sent: dict[int, SentParts] = field(default_factory=dict)
-    """With parity: snapshots whose parts were sent, but whose parity pieces may still be incomplete, by rank."""
+    """With parity, by rank: snapshots whose parts were sent, but whose parity pieces may still be incomplete."""
     at_once: bool = False
-    """Whether to copy without waiting until other ranks have sealed their snapshots of earlier steps."""
+    """Whether to begin the copies even if other ranks are still writing their snapshots of earlier steps."""
     nbytes: int = 0
     pins: ExitStack = field(default_factory=ExitStack)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A pinned snapshot that has replicas."""
+    """A pinned snapshot that has replicas or complete parity."""
 
     save_id: str
     pin: Pin
@@ -87,7 +86,7 @@ class Replicator:
         node: this node's number.
         parts: the parity pieces on this node; None if the tier does not use parity.
         when_busy: what to do if a step is due while an earlier step is still being copied.
-        nixl: transfers copies with NIXL if it works; None if NIXL is not configured.
+        nixl: transfers copies with NIXL if NIXL works; None if NIXL is not configured.
     """
 
     def __init__(
@@ -115,28 +114,29 @@ class Replicator:
         self._parts = parts
         self._group: ParityGroup | None = None
         self._group_number = 0
-        """Increased by one when the parity group or one of its memory servers changes."""
+        """Counter of changes of the parity group and of its memory servers."""
         self._due: list[_Step] = []
         self._closed = False
         self._skipped = ""
         self._asked: deque[int] | None = None
-        """Newest steps that were requested; None if the tier's own interval applies."""
+        """Newest steps that were requested to be copied; None if the tier's own interval applies."""
         self._sealed: dict[int, deque[Manifest]] = {}
         self._behind: set[int] = set()
-        """Ranks whose newest snapshot is still provisional, and must be copied once the rank has confirmed it."""
+        """Ranks whose newest snapshot is provisional, and is copied once the rank has confirmed it."""
         self._writing: dict[int, tuple[int, int]] = {}
         """Generation and step of the snapshot that each rank is writing, by rank."""
         self._superseded = (0, 0)
-        """Generation and number of the newest superseded step, which ranks that save it later do not copy either."""
+        """Generation and number of the newest step whose copy was cancelled. Ranks that seal this step later do not
+        copy it either."""
         self._copying = False
         self._kept: dict[int, _Kept] = {}
         """For each rank on this node, the pinned newest snapshot with replicas."""
         self._kept_before: dict[int, _Kept] = {}
-        """For each rank, the previous snapshot with replicas (before the one in `_kept`), pinned until the next copy
+        """For each rank, the last snapshot with replicas before the snapshot in `_kept`, pinned until another copy
         begins."""
         self._done: dict[int, _Kept] = {}
-        """With parity: snapshots of this node's ranks whose parity is complete, of a step whose parity is still
-        incomplete for other ranks on this node."""
+        """With parity, by rank: snapshots with complete parity, of a step whose parity is still incomplete for other
+        ranks on this node."""
         self._stepped_at: dict[int, tuple[float, float]] = {}
         self._due_at, self._latest = 0.0, _Step("", (0, 0))
         self._changed = threading.Condition()
@@ -161,19 +161,19 @@ class Replicator:
         """Record that a rank has begun to write its snapshot of a step."""
         with self._changed:
             stale = [rank for rank, number in self._writing.items() if number[0] < generation]
-            for rank in stale:  # ranks never seal the snapshots that they wrote in an older generation
+            for rank in stale:  # no rank seals a snapshot that it wrote in an older generation
                 del self._writing[rank]
             self._writing[owner] = generation, step
             self._changed.notify_all()
 
     def left_out(self, owner: int) -> None:
-        """Record that the snapshot that this rank has begun to write will not be copied."""
+        """Record that the snapshot that a rank is writing will not be copied."""
         with self._changed:
             self._writing.pop(owner, None)
             self._changed.notify_all()
 
     def sealed(self, owner: int, manifest: Manifest) -> None:
-        """Record a sealed snapshot, and copy the snapshot if its step is due."""
+        """Record that a rank's snapshot is sealed (complete), and copy the snapshot if its step is due."""
         with self._changed:
             self.left_out(owner)
             self._sealed.setdefault(owner, deque(maxlen=_SEALED)).append(manifest)
@@ -197,8 +197,8 @@ class Replicator:
                     self._take_due(owner, late[-1])
 
     def go_by(self, step: int | None) -> None:
-        """Begin a generation in which all nodes copy the same steps. `step` is the step that was requested last, or
-        None if the tier's own interval applies."""
+        """Begin a generation of the job in which all nodes copy the same steps. `step` is the step that was requested
+        last, or None if the tier's own interval applies."""
         with self._changed:
             self._asked = None if step is None else deque([step], maxlen=_NAMED)
             self._sealed.clear()
@@ -212,8 +212,8 @@ class Replicator:
             self._take(owner, manifest)
 
     def catch_up(self, owner: int, manifest: Manifest) -> None:
-        """Copy this snapshot at once and at full speed, even if it is not due, because this node may be about to leave.
-        With parity, does nothing, because a parity piece needs the parts of all nodes in the group."""
+        """Copy a snapshot at once and at full speed, even if it is not due, because this node may leave soon. Does
+        nothing with parity, because a parity piece needs the parts of all nodes in the group."""
         with self._changed:
             if self._targets and self._parts is None:
                 self.rate_limit.unthrottle()
@@ -231,11 +231,11 @@ class Replicator:
         domains: Mapping[int, str] | None = None,
         group: Mapping[int, tuple[int, ...]] | None = None,
     ) -> None:
-        """Set the nodes and their failure domains. If a node with replicas of this node's snapshots was lost or
-        restarted, the newest snapshots are copied again at once.
+        """Set the job's nodes and their failure domains. If a memory server with replicas of this node's snapshots was
+        lost or restarted, the newest snapshots are copied again at once.
 
-        `group` has the ranks of each node in this node's parity group. If the group has changed, its parity pieces are
-        made again at the next due step.
+        `group` has the ranks of each node in this node's parity group. A changed group makes new pieces at the next due
+        step.
         """
         with self._changed:
             gone = {node for node, peer in self._peers.items() if addresses.get(node) != peer.address}
@@ -259,7 +259,7 @@ class Replicator:
 
     def _set_group(self, group: ParityGroup | None, parts: IncomingParts, gone: set[int]) -> None:
         if group is not None and not set(group.others) <= self._peers.keys():
-            group = None  # the address of a node in the group is unknown
+            group = None  # the address of a node in the parity group is unknown
         replaced = group != self._group or (group is not None and bool(gone & group.ranks.keys()))
         self._group_number += replaced
         self._group, self._targets = group, group.others if group is not None else ()
@@ -310,7 +310,7 @@ class Replicator:
         return True
 
     def _learn_interval(self, step: _Step) -> None:
-        """Measure the interval between two due steps. The copies of a step must be done within this interval."""
+        """Measure the interval between two due steps, within which the copies of a step must be done."""
         now = time.monotonic()
         if self._latest.nbytes:
             copies = len(self._targets) if self._parts is None else 1
@@ -330,7 +330,7 @@ class Replicator:
                 self._changed.wait_for(lambda: self._closed or self._next() is not None)
                 if self._closed or (step := self._next()) is None:
                     return
-                if not step.begun:  # the time limit of `CpuPriority` applies to the copies of all ranks together
+                if not step.begun:  # `CpuPriority` has one time limit for the copies of all ranks
                     step.begun = True
                     self._cpu_priority.copy_begins()
                 self._copying = True
@@ -367,12 +367,12 @@ class Replicator:
         return None if any(number < first.number for number in self._writing.values()) else first
 
     def _copy(self, owner: int, manifest: Manifest, targets: list[PeerSender]) -> list[BaseException]:
-        """Copy a snapshot to all target nodes at the same time. Returns the errors of the failed copies."""
+        """Copy a snapshot to all nodes in `targets` at the same time. Returns the errors of the failed copies."""
         save_id = str(manifest["save_id"])
 
         def work(index: int) -> None:
             peer = targets[index]
-            peer.connect()  # connect before pinning the slot, because connecting may take long
+            peer.connect()  # before pinning the slot, because connecting may take long
             with self._regions.pin(owner, save_id, f"replicate to {peer}") as pin:
                 sent = peer.send(pin, self._plan_of(str(manifest["plan"])))
             with self._changed:
@@ -387,7 +387,7 @@ class Replicator:
     # --- parity -----------------------------------------------------------------------------------
 
     def _sent_parts(self, manifest: Manifest) -> SentParts | None:
-        """Return an object that sends this snapshot in parts; None if the snapshot is not sent in parts."""
+        """Return an object that sends the parts of this snapshot to the parity group; None without a parity group."""
         group, number = self._group, self._group_number
         stripe = group.stripe(int(manifest["rank"])) if group is not None else None
         if self._parts is None or group is None or stripe is None:
@@ -403,13 +403,13 @@ class Replicator:
         )
 
     def _send_parts(self, parts: SentParts | None) -> list[BaseException]:
-        """Send the parts of a snapshot to their nodes. Returns the errors, or an empty list."""
+        """Send the parts of a snapshot to the nodes of the parity group. Returns the errors, or an empty list."""
         if parts is None:
             return [NotFoundError("this node is in no parity group at the moment")]
         self.rate_limit.copy_begins()
         try:
             sent = parts.send(self._plan_of(str(parts.manifest["plan"])))
-        except Exception as error:  # whatever the error is, later steps can still be copied
+        except Exception as error:  # any error: later steps can still be copied
             parts.release()
             return [error]
         finally:
@@ -419,9 +419,9 @@ class Replicator:
         return []
 
     def _look_at_pieces(self, step: _Step) -> None:
-        """Check whether the parity pieces for one rank's snapshot are complete. Until all pieces are complete, both
-        this snapshot and the last snapshot with complete pieces stay pinned, because other nodes of the group may still
-        need the older step."""
+        """Check whether the parity pieces for one rank's snapshot are complete. Until the pieces are complete, the
+        rank's last snapshot with complete pieces stays pinned too, because other nodes of the group may still need the
+        older step."""
         owner, parts = min(step.sent.items())
         failures: list[BaseException] = []
         try:
@@ -450,8 +450,8 @@ class Replicator:
             self._last_error = "; ".join(str(failure) or repr(failure) for failure in failures)
 
     def _keep(self, owner: int, save_id: str) -> None:
-        """Pin a snapshot that now has replicas. The previous snapshot with replicas stays pinned, too, as long as no
-        save needs its slot."""
+        """Pin a snapshot that now has replicas. The previous snapshot with replicas also stays pinned until a save
+        needs its slot."""
         self._let_go_before(owner)
         if (before := self._kept.pop(owner, None)) is not None:
             before.pin.hold = Hold.KEPT_BEFORE
@@ -465,16 +465,16 @@ class Replicator:
         return _Kept(save_id, pin, held)
 
     def _let_go_before(self, owner: int) -> None:
-        """Release the older of a rank's two pinned snapshots with replicas."""
+        """Unpin the older of a rank's two pinned snapshots with replicas."""
         if (before := self._kept_before.pop(owner, None)) is not None:
             before.held.close()
 
     def _keep_together(self, owner: int, save_id: str) -> None:
-        """Pin a snapshot whose parity is complete. Once the step is complete for every rank on this node, release the
-        snapshots of the earlier step.
+        """Pin a snapshot whose parity is complete. Once parity is complete for every rank on this node, unpin the
+        earlier step's snapshots.
 
-        The older snapshots are released together. If some ranks had only the newer step and other ranks only the older
-        step, the group could restore neither step.
+        The older snapshots of all ranks are unpinned together. If some ranks had only the newer step and other ranks
+        only the older step, the group could restore neither step.
         """
         for rank in [rank for rank, its in self._done.items() if its.save_id != save_id]:
             self._done.pop(rank).held.close()
@@ -487,7 +487,7 @@ class Replicator:
                 kept.held.close()
 
     def _forget_kept(self, owner: int) -> None:
-        """Release a rank's kept snapshots that no longer exist, because a new generation has abandoned their steps."""
+        """Forget a rank's pinned snapshots that no longer exist, because a new generation has dropped their steps."""
         for kept in (self._kept, self._kept_before, self._done):
             if owner in kept:
                 try:
@@ -496,7 +496,7 @@ class Replicator:
                     kept.pop(owner).held.close()
 
     def let_go(self, owners: Collection[int]) -> None:
-        """Release the kept snapshots of ranks that have moved to another node or have new rank numbers."""
+        """Unpin the snapshots of ranks that have moved to another node or have new rank numbers."""
         with self._changed:
             for kept in (self._kept, self._kept_before, self._done):
                 for owner in kept.keys() & set(owners):
@@ -505,7 +505,7 @@ class Replicator:
     # --- status ---------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Return counters, the last error, and whether there are too few nodes for the configured number of copies."""
+        """Return counters of copies, the last error, and whether there are too few nodes for the configured copies."""
         with self._changed:
             return {
                 "tier": "peer",
@@ -525,7 +525,7 @@ class Replicator:
             return self._changed.wait_for(lambda: not self._due, timeout_s)
 
     def close(self) -> None:
-        """Stop sending."""
+        """Stop sending copies."""
         with self._changed:
             self._closed = True
             for peer in self._peers.values():

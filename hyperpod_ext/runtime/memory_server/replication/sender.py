@@ -1,4 +1,4 @@
-"""Sends copies of snapshots to one peer over a few open connections, directly from shared memory."""
+"""Sends copies of snapshots to one peer (another node's memory server), directly from shared memory."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ from hyperpod_ext.runtime.snapshot.parity import Stripe
 T = TypeVar("T")
 
 _LOOK_S = 0.1  # seconds between two checks for cancellation while the peer accepts no bytes
-_UNANSWERED = 8  # maximum number of chunks on one connection that the peer has not answered yet
-_UNREAD = 1  # maximum number of read requests (for several chunks each) that the peer has not answered yet
+_UNANSWERED = 8  # maximum number of unanswered chunks on one connection
+_UNREAD = 1  # maximum number of unanswered `read_chunks` requests on one connection
 _BACKOFF_S = (0.5, 30.0)
 
 Stop = Callable[[], bool]
 
 
-class Superseded(Exception):  # noqa: N818  nothing went wrong
-    """The copy was cancelled, because a save needs the slot of the copied snapshot."""
+class Superseded(Exception):  # noqa: N818 not an error
+    """The copy of a snapshot was cancelled, because a save needs the snapshot's slot."""
 
 
 class _Remaining:
-    """The chunks of a snapshot that must still be sent. Several connections share this object and take chunks from it.
-    Thread-safe.
+    """The chunks of a snapshot that must still be sent. Several connections take chunks from this object. Thread-safe.
 
     Args:
         first: number of bytes from the snapshot's start that the peer already has.
@@ -77,8 +76,7 @@ class _Remaining:
             return start, nbytes, self._by_nixl
 
     def send(self, start: int, nbytes: int) -> None:
-        """Put these bytes back, and send them and all remaining chunks over TCP, because the peer could not read the
-        bytes with NIXL."""
+        """Send bytes that the peer could not read with NIXL over TCP, and also all remaining chunks."""
         with self._lock:
             self._by_nixl = False
             self._chunks.extendleft(reversed(_chunks(start, nbytes)))
@@ -123,20 +121,21 @@ class PeerSender:
                 ps.disconnect(sock)
 
     def try_nixl_again(self) -> None:
-        """Use NIXL again, if it is configured. Called after the nodes have changed, because the cause of NIXL's failure
-        may be gone."""
+        """Try NIXL again for the next copies, if NIXL is configured. Called when nodes have changed, which may have
+        ended the cause of NIXL's failure."""
         self.fell_back = ""
 
     def connect(self) -> None:
-        """Open the connections, and start NIXL. Called before a snapshot is pinned, because connecting may take long.
+        """Open the connections to the peer, and start NIXL. Called before a snapshot is pinned, because connecting may
+        take long.
 
         Raises:
-            UnreachableError: the peer is unreachable, or was unreachable so recently that no new attempt is made yet.
+            UnreachableError: the peer is unreachable, or was so recently that this call makes no new attempt.
         """
         if (left := self._not_before - time.monotonic()) > 0:
             raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
         if any(ps.wait_readable(sock, 0) for sock in self._sockets):
-            # a socket is readable although no answer is due, so the peer was restarted and has closed the connection
+            # a readable socket although no answer is due: the peer was restarted, and has closed the connection
             self._disconnect()
         try:
             while len(self._sockets) < self._streams:
@@ -160,26 +159,26 @@ class PeerSender:
         Raises:
             Superseded: the pin was cancelled.
             UnreachableError: the peer is lost, or does not accept bytes.
-            HyperpodExtError: any other error with which the peer has answered.
+            HyperpodExtError: the peer has answered with any other error.
         """
         return self._guarded(lambda: self._send(pin, plan))
 
     def _guarded(self, work: Callable[[], T]) -> T:
-        """Call `work` and return its result. Closes the connections after an error."""
+        """Call `work` and return its result. If `work` raises an error, close the connections to the peer."""
         try:
             done = work()
         except OSError as error:
             raise self._failed(error) from error
         except BaseException:
-            self._disconnect()  # half a message may have been sent; the peer drops the copy when the connection ends
+            self._disconnect()  # half a message may have been sent; on disconnect, the peer drops the copy
             raise
         self._wait_s = 0.0
         return done
 
     def send_part(self, pin: Pin, plan: Plan, stripe: Stripe, part: memoryview, checksum: str, stop: Stop) -> int:
-        """Send a part of a snapshot for the peer's parity piece. Returns the number of bytes sent.
+        """Send a part of a snapshot, which the peer XORs into its parity piece. Returns the number of bytes sent.
 
-        Raises: the same errors as `send`.
+        Raises the same errors as `send`.
         """
 
         def begin(control: socket.socket, document: dict[str, Any] | None) -> ReplicaBegun:
@@ -200,16 +199,16 @@ class PeerSender:
         return self._guarded(bring)
 
     def wait_piece(self, pin: Pin, wait_s: float, stop: Stop) -> bool:
-        """Wait at most `wait_s` until the peer's parity piece with a part of this snapshot is complete. Returns whether
-        the piece is complete.
+        """Wait at most `wait_s` until the peer's parity piece that contains a part of this snapshot is complete.
+        Returns whether the piece is complete.
 
-        Raises: the same errors as `send`.
+        Raises the same errors as `send`.
         """
         manifest = pin.manifest
         request = AskPiece(
             owner=int(manifest["rank"]), save_id=str(manifest["save_id"]), step=int(manifest["step"]), wait_s=wait_s
         )
-        self.connect()  # an error for another snapshot may have closed the connections
+        self.connect()  # an error while sending another snapshot may have closed the connections
         try:
             return self._ask(self._sockets[0], request, stop).complete
         except OSError as error:
@@ -254,8 +253,8 @@ class PeerSender:
 
     @contextmanager
     def _offered(self, control: socket.socket, token: int, pin: Pin) -> Iterator[bool]:
-        """Offer this process's memory to the peer, so that the peer can read the snapshot with NIXL. Yields whether the
-        peer has accepted the offer."""
+        """Offer the memory of a snapshot to the peer, so that the peer can read the snapshot with NIXL. Yields True if
+        the peer accepts."""
         with ExitStack() as stack:
             accepted = False
             if self._nixl is not None and not self.fell_back:
@@ -272,8 +271,8 @@ class PeerSender:
             yield accepted
 
     def _send_chunks(self, token: int, data: memoryview, stop: Stop, first: int = 0, *, by_nixl: bool = False) -> None:
-        """Send all chunks from byte `first` on, over all connections. If `by_nixl`, send only requests with which the
-        peer reads the chunks."""
+        """Send all chunks from byte `first` on, over all connections. If `by_nixl`, send `read_chunks` requests instead
+        of bytes."""
         left, failed = _Remaining(len(data), first, by_nixl=by_nixl), threading.Event()
 
         def work(stream: int) -> None:
@@ -285,7 +284,7 @@ class PeerSender:
                 raise
 
         failures = ps.in_threads(work, len(self._sockets), f"to {self}")
-        if failures:  # a failure that is not `Superseded` has caused the other failures
+        if failures:  # other failures may only follow from a failure that is not `Superseded`
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:
@@ -303,7 +302,7 @@ class PeerSender:
                 self._chunk_answered(sock, unanswered.popleft(), left, stop)
 
     def _together(self) -> int:
-        """Return the maximum number of chunks in one read with NIXL, which is 1 if the rate is limited."""
+        """Return the maximum number of chunks in one `read_chunks` request, which is 1 if the rate is limited."""
         return MOST_CHUNKS_READ if math.isinf(self._rate_limit.rate) else 1
 
     def _chunk_answered(self, sock: socket.socket, request: Chunk | ReadChunks, left: _Remaining, stop: Stop) -> None:
@@ -318,7 +317,7 @@ class PeerSender:
         return self._answer(sock, request, stop)
 
     def _push(self, sock: socket.socket, data: memoryview, stop: Stop) -> None:
-        """Send all bytes, as `sendall` does. Raises Superseded once `stop()` returns true."""
+        """Send all bytes, as `socket.sendall` does. Raises Superseded once `stop()` returns true."""
         gives_up_at = time.monotonic() + self._timeout_s
         ps.set_timeout(sock, socket.SO_SNDTIMEO, _LOOK_S)
         while len(data):

@@ -1,2 +1,1 @@
-"""Shared memory for snapshots: regions of memory, slots for one snapshot each, pins that protect slots, and the memory
-budget."""
+"""Shared memory for snapshots: a slot has room for one snapshot, and a pin keeps a slot from being overwritten."""

@@ -14,8 +14,7 @@ _MIB = 1 << 20
 
 class Budget:
     """Limits the total memory of own snapshots, replicas and parity pieces on this node. `limit` is the maximum in
-    bytes, or None if only the node's free memory limits the total. `usable_bytes` returns the node's free memory in
-    bytes."""
+    bytes; None to be limited only by the node's free memory, which `usable_bytes` returns in bytes."""
 
     def __init__(self, limit: int | None, usable_bytes: Callable[[], int]) -> None:
         self._limit, self._usable_bytes = limit, usable_bytes
@@ -24,7 +23,8 @@ class Budget:
         self._lock = threading.Lock()
 
     def take(self, needed: int, what: str) -> None:
-        """Reserve `needed` bytes before their pages are allocated. `what` names the purpose in an error.
+        """Reserve `needed` bytes before their pages are allocated. `what` names the purpose of the memory in the
+        error's message.
 
         Raises:
             MemoryTierFullError: there is not enough memory.
@@ -47,8 +47,7 @@ class Budget:
             self._reserved += needed
 
     def make(self, name: str, slot_bytes: int, slots: int, what: str) -> Region:
-        """Reserve memory for a region and return the region. The reservation includes pages that are not allocated
-        yet."""
+        """Create a region with `slots` slots after reserving the memory of all its pages, which are allocated later."""
         needed = slots * page_aligned(slot_bytes)
         self.take(needed, what)
         try:

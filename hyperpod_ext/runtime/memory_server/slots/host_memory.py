@@ -1,15 +1,15 @@
-"""The free memory of this node, which is the free memory of the machine or of the container, whichever is less."""
+"""The free memory of this node: the lesser of the machine's and the container's free memory."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-# share of the available memory to keep free, because shared memory that fills a node causes OOM kills
+# share of the available memory to keep free; without free memory, the kernel would kill processes
 _KEEP_FREE = 0.05
 
 
 def usable_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the number of bytes that can be reserved now. 5 % of the available memory is left free."""
+    """Return the number of bytes that can be reserved now: 95 % of the available memory."""
     return int((1 - _KEEP_FREE) * min(_machine_available(proc), _cgroup_available(proc, cgroup)))
 
 

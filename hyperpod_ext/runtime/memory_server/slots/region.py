@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-# since Linux 5.14; allocating a page at its first use takes ten times as long as copying the page
+# since Linux 5.14; used because allocating a page at its first use takes ten times as long as copying the page
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2 << 20
@@ -36,14 +36,13 @@ class Region:
         self.slot_bytes = page_aligned(slot_bytes)
         self.slots = [Slot() for _ in range(slots)]
         self.closed: Callable[[], None] = lambda: None
-        """Called when the region is closed. Other processes' mappings of the region stay valid until those processes
-        unmap it."""
+        """Function to call when this process closes the region. Other processes' mappings of the region stay valid."""
         self._closing = False
         self._touched = 0
         self.fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(self.fd, self.nbytes)
-            # these seals keep a worker from truncating the memory, which would kill this process with SIGBUS
+            # these memfd seals keep a worker from truncating the memory, which would kill this process with SIGBUS
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             self.memory = map_memory(self.fd, self.nbytes)
             self._populating = threading.Thread(target=self._populate, name=f"populate {name}", daemon=True)
@@ -74,7 +73,7 @@ class Region:
         self._populating.join()
         self.closed()
         os.close(self.fd)
-        self.memory = memoryview(b"")  # the memory is unmapped once the last view of it is released
+        self.memory = memoryview(b"")  # unmaps the memory once its last view is released
 
     def _populate(self) -> None:
         populate(self.memory, self._may_populate)
@@ -85,7 +84,8 @@ class Region:
 
 
 def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
-    """Map a whole memfd as writable. The address is a multiple of the huge page size, so that huge pages can be used.
+    """Map a whole memfd as writable. The mapping's address is a multiple of the huge page size, so that the kernel can
+    use huge pages.
 
     Args:
         private: whether writes are visible only to this process.
@@ -94,7 +94,7 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
         OSError: the system refuses the mapping.
     """
     anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    # the memfd is mapped inside this larger mapping; unmapping the larger one also unmaps the memfd
+    # the memfd is mapped inside this larger mapping; unmapping the larger mapping also unmaps the memfd
     around = mmap.mmap(-1, nbytes + _HUGE_PAGE, flags=anonymous)
     skipped = -_address(around) % _HUGE_PAGE
     flags = _MAP_FIXED | (mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)
@@ -107,15 +107,14 @@ def map_memory(fd: int, nbytes: int, *, private: bool = False) -> memoryview:
 def populate(
     memory: memoryview, may: Callable[[int, int], bool] = lambda start, end: True, *, make: bool = True
 ) -> None:
-    """Map every page of a writable mapping into this process in advance. Missing pages are allocated first.
+    """Map every page of a writable mapping into this process in advance. Allocates missing pages first.
 
-    Huge pages are used if the system has them. Huge pages are allocated faster, and cause 1 page fault instead of 32 in
-    a process that maps the memory later.
+    Uses huge pages if the system has huge pages, which are allocated faster. With huge pages, a process that maps the
+    memory later has 1 page fault instead of 32.
 
     Args:
-        may: called before each part of the memory with the part's start and end; returns whether to continue.
-        make: whether to allocate missing pages; false if `may` waits until all pages exist, so that the pages only need
-            to be mapped, many at a time.
+        may: called with start and end of each part of the memory before the part is mapped; returns False to stop.
+        make: whether to allocate missing pages; false if `may` waits until all pages exist.
     """
     address, in_huge = _address(memory), make
     for start in range(0, len(memory), _STRIDE):
@@ -124,22 +123,21 @@ def populate(
             return
         in_huge = in_huge and _collapse(address + start, length)
         if _advise(address + start, length, _MADV_POPULATE_WRITE if make else _MADV_POPULATE_READ) != 0:
-            return  # the kernel is too old for this advice, so the first save will be slower
+            return  # the kernel is too old to populate pages, so the first save will be slower
 
 
 def _collapse(address: int, nbytes: int) -> bool:
-    """Move the memory's contents into huge pages. Returns False if the system has no huge pages."""
+    """Move the contents of memory into huge pages. Returns False if the system has no huge pages."""
     starts = range(address, address + nbytes - nbytes % _HUGE_PAGE, _HUGE_PAGE)
     found = 0
     for start in starts:
-        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # only existing pages can be joined into a huge page
+        _advise(start, mmap.PAGESIZE, _MADV_POPULATE_READ)  # the kernel joins only existing pages into a huge page
         found += _advise(start, _HUGE_PAGE, _MADV_COLLAPSE) in (0, errno.EAGAIN)
     return found > 0 or not starts
 
 
 def _advise(address: int, nbytes: int, advice: int) -> int:
-    """Call madvise. Returns 0 or the error number. Uses ctypes, because `mmap.madvise` holds the GIL during the
-    call."""
+    """Call madvise. Returns 0 or the error number. Uses ctypes, because `mmap.madvise` would hold the GIL."""
     return 0 if _libc.madvise(address, nbytes, advice) == 0 else ctypes.get_errno()
 
 

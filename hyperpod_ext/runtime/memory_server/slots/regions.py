@@ -1,5 +1,5 @@
-"""All snapshots of one kind on this node: for each rank (owner), its regions of memory, the slots in them, and the pins
-of running copies. Thread-safe."""
+"""The memory of one kind of snapshots on this node: each rank's regions, their slots, and the pins of copies.
+Thread-safe."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from hyperpod_ext.runtime.snapshot.manifest import (
 
 _MIB = 1 << 20
 _LOOK_S = 0.5
-"""Seconds between two checks that a process that waits for a slot is still alive, because the death of a process does
-not wake the waiting thread."""
+"""Seconds between two checks that a process for which a thread waits is still alive. The death of a process does not
+wake the waiting thread."""
 
 
 class Regions:
-    """All regions of one kind: regions for own snapshots, for replicas of other nodes' snapshots, or for parity
-    pieces."""
+    """All regions of one kind: for own snapshots, for replicas of other nodes' snapshots, or for parity pieces."""
 
     def __init__(self, *, kind: str, job: str, secret: bytes, budget: Budget, slots: int) -> None:
         self._kind, self._job, self._secret, self._budget, self._slots = kind, job, secret, budget, slots
-        # newest region last; an older region stays until newer ones have enough complete snapshots
+        # by rank, the newest region last; an older region is freed when newer regions have enough complete snapshots
         self._regions: dict[int, list[Region]] = {}
         self._pins: list[Pin] = []
         self._generation = 0
@@ -61,8 +60,7 @@ class Regions:
             return held[-1], os.dup(held[-1].fd)
 
     def attach(self, owner: int) -> tuple[Region, int] | None:
-        """Return the existing region of rank `owner`, and a file descriptor of the region. None if the rank has no
-        region."""
+        """Return the region of rank `owner` and a file descriptor of the region; None if the rank has no region."""
         with self._changed:
             held = self._regions.get(owner)
             return (held[-1], os.dup(held[-1].fd)) if held else None
@@ -104,7 +102,7 @@ class Regions:
                 self._changed.wait(_LOOK_S if left is None else min(left, _LOOK_S))
 
     def wake(self) -> None:
-        """Make all calls that wait for a slot check again whether the process that needs the slot has ended."""
+        """Wake all calls that wait for a slot, so that they check whether the process that needs the slot has ended."""
         with self._changed:
             self._changed.notify_all()
 
@@ -112,8 +110,8 @@ class Regions:
         """Cancel the copies of one snapshot, but never of the newest complete snapshot. Returns whether the cancelled
         snapshot's slot is free at once.
 
-        The snapshot with the lowest cost is chosen, which is the highest `Hold` of its pins. Among snapshots with equal
-        cost, the oldest is chosen. A snapshot whose cost is above `at_most` is not chosen."""
+        Chooses the snapshot with the lowest cost; the cost of a snapshot is the highest `Hold` of its pins. Among
+        snapshots with equal cost, chooses the oldest. Never chooses a snapshot whose cost is above `at_most`."""
         slots = self._newest_region(owner).slots
         newest = s.newest_sealed(slots)
         holds = {pin.who: pin.hold for pin in self._pins}
@@ -126,13 +124,13 @@ class Regions:
         for pin in self._pins:
             if pin.slot is given_up:
                 pin.cancel()
-                if not pin.reading:  # no thread is reading the bytes, so the slot is free now
+                if not pin.reading:  # no thread is reading the snapshot, so its slot is free now
                     pin.slot.pins.discard(pin.who)
         return given_up is not None and not given_up.pins
 
     def begin_copy(self, pin: Pin) -> bool:
-        """Begin a copy whose snapshot was pinned earlier. Returns False if the copy was cancelled meanwhile, because a
-        save needed the slot."""
+        """Begin the copy of a snapshot that was pinned earlier. Returns False if the pin was cancelled meanwhile,
+        because a save needed the slot."""
         with self._changed:
             pin.hold = Hold.BEGUN
             return not pin.cancelled()
@@ -145,7 +143,7 @@ class Regions:
             return pin.reading
 
     def begin(self, owner: int, index: int, step: int, save_id: str, generation: int) -> None:
-        """Allow rank `owner` to write to a slot. The old snapshot in the slot no longer exists afterwards.
+        """Allow rank `owner` to write to a slot. The slot's old snapshot is dropped.
 
         Raises:
             StaleGenerationError: a newer generation has begun.
@@ -167,11 +165,11 @@ class Regions:
             )
 
     def seal(self, owner: int, index: int, record: Mapping[str, Any], *, provisional: bool = False) -> Manifest:
-        """Compute the checksum of the bytes in the slot, and sign their manifest. After this call, the snapshot can be
+        """Compute the checksum of the snapshot in the slot, and sign the snapshot's manifest. A sealed snapshot can be
         read and copied. A provisional snapshot is not copied before `keep` confirms it.
 
-        The record's field `checked` has the number of bytes from the start for which the rank has already computed the
-        checksum, and this checksum.
+        The record's field `checked` has the number of bytes at the snapshot's start whose checksum the rank has already
+        computed, and this checksum.
         """
         with self._changed:
             region = self._newest_region(owner)
@@ -194,7 +192,7 @@ class Regions:
         return manifest
 
     def adopt(self, owner: int, index: int, manifest: Manifest, *, provisional: bool = False) -> None:
-        """Register the snapshot that `manifest` describes. The snapshot's bytes are already in the slot.
+        """Register the snapshot that `manifest` describes, after its bytes were written to the slot.
 
         Raises:
             StaleGenerationError: a newer generation has begun while the snapshot was written.
@@ -209,8 +207,7 @@ class Regions:
             self._changed.notify_all()
 
     def _close_older(self, owner: int) -> None:
-        """Free a rank's older regions that no copy reads, once newer regions contain the minimum number of
-        snapshots."""
+        """Free a rank's older regions that no copy reads, if newer regions contain enough snapshots."""
         newer = 0
         for region in self._regions[owner][::-1]:
             if newer >= s.MIN_SLOTS and not any(slot.pins for slot in region.slots):
@@ -226,12 +223,12 @@ class Regions:
                 slot.provisional = slot.provisional and slot.save_id != save_id
 
     def take_back(self, owner: int, save_id: str) -> None:
-        """Drop a provisional snapshot that the rank has found to be invalid."""
+        """Drop a provisional snapshot, because the rank has found that it is invalid."""
         with self._changed:
             for region, slot in self._sealed(owner):
                 if slot.save_id == save_id:
                     slot.state, slot.manifest = s.State.EMPTY, {}
-                    for other in region.slots:  # the newest snapshot has changed, so the next slot is chosen again
+                    for other in region.slots:  # choose the next slot again, because another snapshot is the newest now
                         other.promised = False
             self._changed.notify_all()
 
@@ -241,9 +238,8 @@ class Regions:
     ) -> Iterator[Pin]:
         """Pin a snapshot inside the `with` block, so that no save overwrites it.
 
-        A pin whose `hold` is not the default is for a later copy, and may be cancelled at any time before
-        `begin_reading`. `restoring` is true for reads of a restore, which may pin even a slot that was promised to a
-        save.
+        A pin whose `hold` is not the default is for a later copy, and may be cancelled until `begin_reading`. If
+        `restoring`, the pin is for a restore, which may read even a slot that was promised to a save.
 
         Raises:
             NotFoundError: the snapshot is no longer on this node, or a save is about to overwrite it.
@@ -265,7 +261,7 @@ class Regions:
                 self._changed.notify_all()
 
     def mark(self, owner: int, save_id: str, state: s.State) -> None:
-        """Raise the state of a snapshot to `state`, if the snapshot still exists."""
+        """Set a snapshot's state to `state`, if the snapshot still exists and has not passed this state."""
         with self._changed:
             for _, slot in self._sealed(owner):
                 if slot.save_id == save_id and slot.state < state:
@@ -273,7 +269,7 @@ class Regions:
             self._changed.notify_all()
 
     def held(self) -> list[dict[str, Any]]:
-        """Return summaries of all complete snapshots."""
+        """Return summaries of all complete snapshots of this kind."""
         with self._changed:
             return [
                 {**summary_of(slot.manifest), "state": slot.state.name.lower()}
@@ -282,12 +278,12 @@ class Regions:
             ]
 
     def manifests(self) -> list[Manifest]:
-        """Return the manifests of all complete snapshots."""
+        """Return the manifests of all complete snapshots of this kind."""
         with self._changed:
             return [slot.manifest for owner in self._regions for _, slot in self._sealed(owner)]
 
     def open(self, owner: int, save_id: str) -> tuple[Manifest, int, int]:
-        """Return the manifest, the offset and a read-only descriptor of one complete snapshot."""
+        """Return a complete snapshot's manifest, its offset in its region, and a read-only descriptor of the region."""
         with self._changed:
             region, index, slot = self._find(owner, save_id)
             fd = os.open(f"/proc/self/fd/{region.fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -299,8 +295,8 @@ class Regions:
             return self._find(owner, save_id)[2].manifest
 
     def fence(self, generation: int, step: int | None) -> None:
-        """Begin a generation at `step`: refuse writers of earlier generations, and drop snapshots of earlier
-        generations after `step`."""
+        """Begin a new generation after `step`: refuse writes from earlier generations, and drop their later
+        snapshots."""
         with self._changed:
             self._generation = max(self._generation, generation)
             for regions in self._regions.values():
@@ -319,7 +315,7 @@ class Regions:
                 self._budget.give_back(region.nbytes)
 
     def drop_unused(self, owner: int) -> None:
-        """Free a rank's memory as `drop` does, except regions with slots that are being copied."""
+        """Free a rank's memory as `drop` does, but keep regions whose slots are being copied."""
         with self._changed:
             for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
                 self._regions[owner].remove(region)

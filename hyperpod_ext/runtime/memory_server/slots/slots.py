@@ -1,10 +1,9 @@
-"""Chooses the next slot to write, and tracks existing snapshots. Pure functions, which read and write no shared memory.
+"""Chooses the next slot to write, and tracks the state of each slot. No function here reads or writes shared memory.
 
     EMPTY -> WRITING -> SEALED -> REPLICATED -> DURABLE
 
-The newest complete snapshot of a rank is never overwritten, so that a complete snapshot remains if the rank's process
-dies while it writes the next one. A pinned slot is never overwritten, because its snapshot is being copied to another
-tier.
+The newest complete snapshot of a rank is never overwritten, so that it remains if the rank's process dies while it
+writes the next snapshot. A pinned slot is never overwritten, because its snapshot is being copied to another tier.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from enum import IntEnum
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 MIN_SLOTS = 2
-"""Minimum number of slots per rank: one with a complete snapshot, and one that is being written."""
+"""Minimum number of slots per rank: one slot with a complete snapshot, and one slot that is being written."""
 
 
 class State(IntEnum):
@@ -33,8 +32,8 @@ class Slot:
 
     state: State = State.EMPTY
     sequence: int = -1
-    """Number of the save that wrote the slot, counted over all ranks of the node. Unlike the step number, this number
-    does not go back after a restore."""
+    """Number of the save that wrote the slot, counted over all ranks of the node. Unlike the step number, the save
+    number never decreases."""
     step: int = -1
     generation: int = 0
     save_id: str = ""
@@ -42,9 +41,10 @@ class Slot:
     pins: set[str] = field(default_factory=set)
     """Names of the copies that have pinned the slot."""
     provisional: bool = False
-    """Whether the rank must still confirm the snapshot, which is not copied before the rank has confirmed it."""
+    """Whether the rank must still confirm the snapshot before it may be copied."""
     promised: bool = False
-    """Whether the rank may begin to write to the slot at any moment, so that no copy of the slot may begin."""
+    """Whether the slot is assigned to the rank's next save, which may begin at any moment. No copy of the slot may
+    begin."""
 
     @property
     def sealed(self) -> bool:
@@ -60,8 +60,7 @@ def pick_slot(slots: Sequence[Slot]) -> int | None:
 
 
 def may_write(slots: Sequence[Slot], index: int) -> bool:
-    """Return True if the slot contains neither the newest complete snapshot nor a snapshot that is being copied, so
-    that the slot may be overwritten."""
+    """Return whether a slot may be overwritten: it has neither the newest complete snapshot nor a pinned snapshot."""
     return 0 <= index < len(slots) and index != newest_sealed(slots) and not slots[index].pins
 
 
@@ -72,9 +71,9 @@ def newest_sealed(slots: Sequence[Slot]) -> int | None:
 
 
 def forget_newer(slots: Sequence[Slot], step: int, generation: int) -> None:
-    """Drop snapshots of earlier generations after `step`, the step after which `generation` began.
+    """Drop earlier generations' snapshots of steps after `step`, the step after which `generation` begins.
 
-    The dropped steps were abandoned, so they must not be restored, and must not hide the valid newest step.
+    The job has gone back to `step`, so later steps must not be restored or count as the newest step.
     """
     for slot in slots:
         if slot.step > step and slot.generation < generation and slot.state is not State.EMPTY:

@@ -1,1 +1,1 @@
-"""Helpers for gloo's groups: sockets, waiting threads, and lost wake-ups."""
+"""Helpers to abort gloo's groups: sockets, waiting threads, and lost wake-ups."""

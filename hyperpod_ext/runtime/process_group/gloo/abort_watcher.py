@@ -13,16 +13,17 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.process_group.gloo import cpu_contention
 
 _LOOK_S, _SLOWER, _SLOWEST_LOOK_S = 0.005, 1.2, 0.05
-"""Seconds between the first checks after an abort, the factor by which the pauses grow, and the longest pause."""
+"""Seconds between the first checks after an abort, growth factor of the pauses between checks, and longest pause in
+seconds."""
 _LOOK_SHARE = 0.1
-"""Maximum share of time for checks. If many ranks share few cores, checks delay other ranks that are still waiting."""
+"""Maximum share of time for checks, which delay other ranks if many ranks share few cores."""
 
 
 class Over:
     """An aborted generation that this rank has not left yet.
 
     Args:
-        look: checks once for lost wake-ups. The watcher's thread calls it repeatedly.
+        look: function that checks once for lost wake-ups. The watcher's thread calls this function repeatedly.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -36,20 +37,20 @@ class Over:
         self._rest_until = time.monotonic() + seconds + _LOOK_S
 
     def leave(self) -> None:
-        """Stop the checks. Waits until a check that is running has ended."""
+        """Stop the checks. Waits for the end of a running check."""
         self._left.set()
         with self._looking:
             pass
 
     def watch(self) -> None:
-        """Check repeatedly until this rank has left the generation."""
+        """Check for lost wake-ups repeatedly, until this rank has left the generation."""
         if self._left.wait(_LOOK_S):
             return
-        # gloo wakes most ranks normally as soon as they get a core, so the first check can wait
+        # delay the first check: gloo itself wakes most ranks as soon as they get a core
         pause_s = cpu_contention.turn_s(cpu_contention.per_core())
         every_s = _LOOK_S
         while not self._left.wait(max(pause_s, self._rest_until - time.monotonic())):
-            if time.monotonic() < self._rest_until:  # this rank has begun to leave
+            if time.monotonic() < self._rest_until:  # this rank has begun to leave the generation
                 continue
             began = time.thread_time()
             with self._looking:
@@ -57,22 +58,21 @@ class Over:
                     return
                 try:
                     self._look()
-                except Exception:  # for example, no file descriptor is free; only this check is lost
+                except Exception:  # for example, no file descriptor is free; the next check tries again
                     traceback.print_exc()
             every_s = min(every_s * _SLOWER, _SLOWEST_LOOK_S)
             pause_s = min(max(every_s, (time.thread_time() - began) / _LOOK_SHARE), _SLOWEST_LOOK_S)
 
 
 class AbortWatcher:
-    """The watching thread. The thread is started early: starting it during an abort took as long as the abort
-    itself."""
+    """The watching thread, started in advance because a start during an abort took as long as the abort itself."""
 
     def __init__(self) -> None:
         self._overs: queue.SimpleQueue[Over | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="hpx-abort", daemon=True).start()
 
     def look_after(self, over: Over) -> None:
-        """Start to watch an aborted generation. This rank must have left the previously watched generation."""
+        """Start to watch an aborted generation. This rank must have left the generation that was watched before."""
         self._overs.put(over)
 
     def end(self) -> None:

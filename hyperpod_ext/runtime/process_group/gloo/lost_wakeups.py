@@ -1,6 +1,6 @@
-"""Finds waits whose wake-up gloo has lost after a connection ended, and ends them, because nothing else would end them.
+"""Finds and ends waits that would never end, because gloo has lost the wake-up after a connection ended.
 
-An event thread is gloo's thread that waits in epoll for events on a group's sockets."""
+An event thread is a thread of gloo that waits in epoll for events on a group's sockets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hyperpod_ext.runtime.process_group.gloo.waits import LostWakeups, StuckWait
 _CIRCLES_S = 0.005
 """CPU time, in seconds, after which a busy event thread has surely processed all ended connections."""
 _SURELY_S = 0.5
-"""Time in seconds after which waits are ended even if a running thread may be an event thread of gloo."""
+"""Seconds after which waits are ended even if a running thread may be an event thread of gloo."""
 _WHY = "Connection closed by peer: this generation of the job is over"
 
 
 class LostWakeupMonitor:
-    """Checks repeatedly, and ends each wait that was asleep in two checks after all event threads have done their work.
+    """Checks waits repeatedly. Ends waits that were asleep in two checks after all event threads have done their work.
 
     An event thread that has processed all ended connections sleeps again, or spins; a spinning thread counts as done
-    when it has used some CPU time. An event thread that has not had a core yet will still wake some waits itself. Waits
-    that will be woken must not be touched.
+    when it has used some CPU time. An event thread that has not had a core yet will still wake some waits. Waits that
+    an event thread will wake must not be touched.
 
     Args:
-        waits: finds and ends the waits of this process.
-        loops: returns the event loops (epoll set and sockets) of this process's groups.
+        waits: object that finds and ends waits in this process.
+        loops: function that returns the event loops (epoll set and sockets) of this process's groups.
         places: number of ranks in the largest group.
     """
 
@@ -38,9 +38,9 @@ class LostWakeupMonitor:
         self._ran: dict[int, float] = {}
 
     def look(self, busy: Collection[int]) -> None:
-        """Check once.
+        """Check all waits once.
 
-        `busy`: epoll sets whose event threads have not processed ended connections yet, or only just now."""
+        `busy`: epoll sets whose event threads have processed ended connections only just now, or not yet."""
         seen = self._waits.look()
         quiet = seen.polled.issuperset(busy) or self._in_circles(seen.running)
         before, self._before = self._before, seen.asleep if quiet else []
@@ -57,7 +57,8 @@ class LostWakeupMonitor:
         return bool(running) and all(ran_s(thread) - since >= _CIRCLES_S for thread, since in self._ran.items())
 
     def _answer(self) -> bool:
-        """Connect to each new group in place of members that will never connect. Returns False if no group is new."""
+        """Connect to each new group, in place of members that will never connect. Returns False if there is no new
+        group."""
         new = [loop for loop in self._loops() if loop.address not in self._answered]
         for loop in new:
             self._answered.add(loop.address)

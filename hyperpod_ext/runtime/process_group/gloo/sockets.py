@@ -1,7 +1,7 @@
 """Finds gloo's open sockets in the epoll sets of gloo's event threads.
 
-If a group makes connections at their first use, there is no moment at which it has all of its sockets. But the epoll
-set of the group's event thread always contains exactly the sockets in use.
+The sockets are searched when they are needed, because a group may make a connection only at the connection's first use.
+The epoll set of a group's event thread always contains exactly the sockets in use.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ANY_FD = 2
 _INT_BYTES = 4
 _libc = ctypes.CDLL(None, use_errno=True)
 _quick_libc = ctypes.PyDLL(None)
-"""libc for calls that take less time than releasing the GIL: calls through this object keep the GIL."""
+"""libc for calls that keep the GIL, because they take less time than releasing it."""
 
 
 class _Event(ctypes.Structure):
@@ -39,41 +39,41 @@ class Connection:
     """A socket that is registered in a group's epoll set. The socket is connected or connecting."""
 
     fd: int
-    """The descriptor number when the socket was registered. The number may mean another file by now: an epoll set keeps
-    a socket that is still open through a duplicate or in a forked process."""
+    """The descriptor number when the socket was registered. The number may belong to another file by now, because an
+    epoll set keeps a closed socket that has a duplicate or is open in a forked process."""
     events: int
     data: int
-    """A pointer to gloo's object that handles events on the socket."""
+    """Pointer to gloo's object that handles events on the socket."""
     inode: int
 
     @property
     def armed(self) -> bool:
-        """Whether gloo now waits for events on the socket."""
+        """Whether gloo is waiting for events on the socket."""
         return bool(self.events & (select.EPOLLIN | select.EPOLLOUT))
 
 
 @dataclass(frozen=True, slots=True)
 class EventLoop:
-    """The event thread's data of one group: its epoll set, its sockets and its listener."""
+    """The sockets of one gloo group: the epoll set of the group's event thread, and the sockets registered in it."""
 
     epoll: int
     connections: dict[int, Connection]
-    """Registered sockets other than the listener, by inode."""
+    """Registered sockets except the listening socket, by inode."""
     address: tuple[str, int]
     """Address of the group's listening socket."""
 
 
 def next_descriptor() -> int:
-    """Return the descriptor number that the next opened file will get: the lowest free number."""
+    """Return the descriptor number of the next opened file: the lowest free number."""
     number = os.dup(_ANY_FD)
     os.close(number)
     return number
 
 
 def event_loops(known: Container[int] = ()) -> list[EventLoop]:
-    """Return the event loop of every gloo group in this process: an epoll set with a pipe and one listening socket.
+    """Return the event loop of every gloo group in this process: an epoll set with a pipe and a listening socket.
 
-    The result includes groups of a parent process, because a forked process inherits epoll sets.
+    The result includes groups of the parent process, because a forked process inherits epoll sets.
 
     Args:
         known: inodes of known connections, which are not checked again.
@@ -83,20 +83,20 @@ def event_loops(known: Container[int] = ()) -> list[EventLoop]:
 
 
 def event_loops_among(numbers: Iterable[int], known: Container[int] = ()) -> Iterator[EventLoop]:
-    """Yield the event loops whose epoll sets are among these descriptors."""
+    """Yield the event loops whose epoll sets are among the descriptors `numbers`."""
     for number in numbers:
         try:
             if stat.S_IFMT(os.fstat(number).st_mode):
-                continue  # no epoll set: only an epoll set has no file type
+                continue  # skip: only epoll sets have no file type
             loop = _read(number, known)
-        except OSError:  # the descriptor is no epoll set, or was just closed
+        except OSError:  # the descriptor is not an epoll set, or was just closed
             continue
         if loop is not None:
             yield loop
 
 
 def read_proc(path: str) -> str:
-    """Read a file in /proc, in a third of the time that Python's file objects take.
+    """Read a file in /proc. Takes a third of the time that Python's file objects need.
 
     Raises:
         OSError: the file's process, thread or descriptor no longer exists.
@@ -112,15 +112,15 @@ def read_proc(path: str) -> str:
 
 
 def _read(epoll: int, known: Container[int]) -> EventLoop | None:
-    """Return the event loop of an epoll set; None if the descriptor is no epoll set of gloo."""
+    """Return the event loop of an epoll set; None if descriptor `epoll` is not an epoll set of gloo."""
     pipes = 0
     listeners: list[tuple[str, int]] = []
     connections: dict[int, Connection] = {}
     for registered in _registered(read_proc(f"/proc/self/fdinfo/{epoll}")):
-        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was just closed
             status = os.fstat(registered.fd)
             if status.st_ino != registered.inode:
-                continue  # the descriptor number means another file by now
+                continue  # the descriptor number belongs to another file by now
             if stat.S_ISFIFO(status.st_mode):
                 pipes += 1
             elif stat.S_ISSOCK(status.st_mode):
@@ -138,23 +138,23 @@ def _registered(fdinfo: str) -> list[Connection]:
         if line.startswith("tfd:"):
             words = line.split()
             fd, events, data = int(words[1]), int(words[3], 16), int(words[5], 16)
-            if data & 0xFFFFFFFF != fd:  # gloo stores a pointer in data; Python and libuv store the descriptor
+            if data & 0xFFFFFFFF != fd:  # gloo stores a pointer in `data`, Python and libuv a descriptor
                 found.append(Connection(fd, events, data, int(words[7].removeprefix("ino:"), 16)))
     return found
 
 
 def quieten(loop: EventLoop) -> None:
-    """Allow each armed socket of a group only one more event, so that the group can be destroyed.
+    """Allow each socket on which gloo waits only one more event, so that the group can be destroyed.
 
-    If gloo has no buffer for a message, it never reads the message or the end of its connection. The event thread then
-    spins, and destroying the group would wait for that thread forever.
+    If gloo has no buffer for a message, it never reads the message or the end of the connection. The group's event
+    thread would spin for this reason, and destroying the group would wait for the event thread forever.
 
-    Sockets that are armed for a single event are left as they are, because gloo deletes their handler after that event.
+    Sockets on which gloo waits for a single event are not changed, because gloo deletes their handler after the event.
     """
     for connection in loop.connections.values():
         if connection.armed and not connection.events & select.EPOLLONESHOT:
             event = _Event(select.EPOLLONESHOT, connection.data)
-            # the call fails if the socket was closed meanwhile, which does not matter
+            # fails if the socket was just closed, which does not matter
             _libc.epoll_ctl(loop.epoll, _EPOLL_CTL_MOD, connection.fd, ctypes.byref(event))
 
 
@@ -171,15 +171,14 @@ def _listens_at(fd: int) -> tuple[str, int] | None:
 
 
 def answer_for(loop: EventLoop, places: int) -> None:
-    """Connect to a group as each of its other members would, and close these connections again.
+    """Connect to the group of `loop` in the way of each other member, and close the connections again.
 
-    A thread of this process that waits for a member's connection gets this connection, and raises because it is closed.
-    gloo ignores later connections of the same member. A member identifies itself by its index in the group, in eight
-    bytes.
+    A thread of this process that waits for a member's connection gets the closed connection, and raises. Later
+    connections of the same member are ignored by gloo. A member sends its index in the group (eight bytes).
     """
     family = family_of(loop.address[0])
     for place in range(places):
-        # an error means that the group is being destroyed, so no thread waits any more
+        # after an error, no thread waits any more, because the group is being destroyed
         with contextlib.suppress(OSError), socket.socket(family) as connection:
             connection.settimeout(1.0)
             connection.connect(loop.address)
@@ -187,12 +186,11 @@ def answer_for(loop: EventLoop, places: int) -> None:
 
 
 def duplicate(fd: int, inode: int) -> int | None:
-    """Return a duplicate of a connection's descriptor. None if the number no longer means the socket with this
-    inode."""
+    """Return a duplicate of descriptor `fd`. None if `fd` no longer belongs to the socket with this inode."""
     try:
         copy = os.dup(fd)
     except OSError:
-        return None  # the connection was closed meanwhile
+        return None  # the connection was just closed
     if os.fstat(copy).st_ino == inode:
         return copy
     os.close(copy)
@@ -200,5 +198,5 @@ def duplicate(fd: int, inode: int) -> int | None:
 
 
 def end_reading(fd: int) -> None:
-    """Shut down reading, so that readers get end-of-file. Has no effect on an unconnected socket."""
+    """Shut down a socket for reading, so that readers get end-of-file. Has no effect on an unconnected socket."""
     _quick_libc.shutdown(fd, socket.SHUT_RD)

@@ -1,13 +1,14 @@
-"""Finds threads that wait in gloo for an event that will never come, and ends their waits.
+"""Finds threads that wait in gloo for an event that will never happen, and ends their waits.
 
 When a connection ends, gloo wakes the operations in its queues, but not an operation in the middle of its transfer. The
-thread of that operation sleeps until the group's timeout, which is half an hour by default. A thread that waits for a
-connection that the peer will never make has the same problem. Both kinds of threads sleep on a condition variable
-inside a gloo object. The kernel shows the address on which a thread sleeps. The gloo object around this address is
-recognized by its virtual function table. gloo's function `signalException`, which libtorch exports, then makes the wait
+thread of an operation in transfer sleeps until the group's timeout, half an hour by default. A thread that waits for a
+connection from a dead peer also sleeps until the group's timeout. A waiting thread sleeps on a condition variable
+inside a gloo object. The kernel shows the address on which a thread sleeps, and the gloo object around the address is
+recognized by its virtual function table. The function `signalException` of gloo, which libtorch exports, makes a wait
 for a buffer raise. A wait for a connection is ended by making a connection (`sockets.answer_for`).
 
-This code does not depend on the layout of gloo's objects. If a symbol is missing, `LostWakeups.find()` returns None.
+This module does not depend on the layout of gloo's objects. If libtorch lacks a needed symbol, `LostWakeups.find()`
+returns None.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from pathlib import Path
 from hyperpod_ext.runtime.process_group.gloo.sockets import read_proc
 
 _LIST_EVERY = 8
-"""Number of checks of gloo's threads after which the list of threads is made again."""
+"""Number of checks of gloo's threads after which the threads are listed again."""
 
 _X86 = os.uname().machine == "x86_64"
 _FUTEX = 202 if _X86 else 98
@@ -36,9 +37,10 @@ _BUFFER, _PAIR = f"_ZTV{_GLOO}13UnboundBufferE", f"_ZTV{_GLOO}4PairE"
 _TELL_BUFFER = f"_Z{_GLOO}13UnboundBuffer15signalExceptionENSt15__exception_ptr13exception_ptrE"
 _RUNTIME_ERROR_BYTES = 16
 _SYSCALL_BYTES = 256
-"""Buffer size in bytes that suffices for a system call's number, six arguments and two registers in /proc."""
+"""Bytes to read from /proc for a system call: its number, six arguments and two registers."""
 _BUFFER_BYTES, _PAIR_BYTES = 256, 1024
-"""Maximum offset in bytes of the condition variable in each object. In torch 2.13 the offsets are 120 and 528."""
+"""Maximum offsets in bytes of the condition variable in gloo's buffers and pairs. The offsets in torch 2.13 are 120 and
+528."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +89,8 @@ def threads(name: str = "") -> list[int]:
 def work_threads() -> list[int]:
     """Return the ids of the threads that run gloo's operations.
 
-    In older versions of torch these threads have no name. For such versions, return all threads that are not Python's
-    and do not wait for socket events.
+    In older versions of torch, gloo's threads have no name, so the result has all threads that are not Python's and do
+    not wait for socket events.
     """
     if named := threads("pt_gloo"):
         return named
@@ -110,9 +112,9 @@ class StuckWait:
 
     sleep: Sleep
     buffer: int
-    """Address of the gloo buffer that is being sent or filled; 0 if the thread waits for no buffer."""
+    """Address of the gloo buffer that the thread sends or fills; 0 if the thread does not wait for a buffer."""
     in_pair: bool
-    """Whether the thread waits for a connection. `buffer` may be set too, because unused stack memory may look like a
+    """Whether the thread waits for a connection. `buffer` may also be set, because unused stack memory may look like a
     buffer."""
 
 
@@ -122,18 +124,17 @@ class Look:
 
     asleep: list[StuckWait]
     polled: set[int]
-    """Epoll sets on which some thread waits."""
+    """Epoll sets in which a thread waits for events."""
     running: list[int]
-    """Threads that run, or are ready to run."""
+    """Ids of threads that run, or are ready to run."""
 
 
 class LostWakeups:
-    """Finds and ends waits in this process whose wake-up gloo has lost."""
+    """Finds and ends waits in this process for which gloo has lost the wake-up."""
 
     def __init__(self, torch: ctypes.PyDLL, cpp: ctypes.PyDLL, c: ctypes.PyDLL) -> None:
         self._c = c
-        # an object's first word points behind the first two words of its class's table: they are the offset and the
-        # type
+        # an object's first word points 16 bytes into its class's virtual function table, behind offset and type
         self._buffer, self._pair = _address(torch, _BUFFER) + 16, _address(torch, _PAIR) + 16
         self._tell = torch[_TELL_BUFFER]
         self._type = _address(cpp, "_ZTISt13runtime_error")
@@ -145,7 +146,7 @@ class LostWakeups:
 
     @classmethod
     def find(cls) -> LostWakeups | None:
-        """Return an instance that uses the functions of this process's torch; None if a function is missing."""
+        """Return an instance that uses functions of this process's libtorch; None if a function is missing."""
         if os.uname().machine not in ("x86_64", "aarch64"):
             return None
         import torch
@@ -157,7 +158,7 @@ class LostWakeups:
             return None
 
     def look(self) -> Look:
-        """Return the threads that sleep in gloo now. gloo will wake most of them normally."""
+        """Return the threads that sleep in gloo now, most of which gloo itself will wake."""
         own, seen = threading.get_native_id(), Look([], set(), [])
         for thread in threads():
             if thread == own:
@@ -175,11 +176,11 @@ class LostWakeups:
         return seen
 
     def end(self, lost: StuckWait, why: str) -> None:
-        """Make a wait for a buffer raise. Call this only for a wait that nothing else can end: if the thread continued
-        on its own, it could free the buffer meanwhile.
+        """Make a wait for a buffer raise. Must be called only for a wait that nothing else can end, because a thread
+        that continues could free the buffer during the call.
 
-        The GIL is held from the last check to the call of gloo's function, so that a Python thread that was woken
-        cannot free the buffer. So this code uses neither Python's file objects nor a library that releases the GIL.
+        The GIL is held from the last check to the call of gloo's function, so that a woken Python thread cannot free
+        the buffer. To keep the GIL, this method uses no Python file objects, and no library that releases the GIL.
         """
         pointer = self._exception(why)
         target, argument = ctypes.c_void_p(lost.buffer), ctypes.byref(pointer)
@@ -188,7 +189,7 @@ class LostWakeups:
         self._let_go(argument)
 
     def _sleeping_still(self, sleep: Sleep) -> bool:
-        """Return whether the thread still sleeps on the same futex. This method does not release the GIL."""
+        """Return whether a thread still sleeps on the same futex. Does not release the GIL."""
         file = self._c.open(f"/proc/self/task/{sleep.thread}/syscall".encode(), os.O_RDONLY | os.O_CLOEXEC)
         if file < 0:
             return False
@@ -198,13 +199,12 @@ class LostWakeups:
         return read > 0 and _sleep(sleep.thread, text.raw[:read].decode()) == sleep
 
     def _object_around(self, sleep: Sleep) -> StuckWait | None:
-        """Return the gloo object that contains the futex. The object begins a short distance before the futex's
-        address."""
+        """Return the wait in the gloo object that contains the futex. The object begins before the futex's address."""
         place, words = sleep.address & ~7, b""
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         try:
             for start in (place - _PAIR_BYTES, max(place - _PAIR_BYTES, place & ~4095)):
-                with contextlib.suppress(OSError):  # the page before may not be mapped
+                with contextlib.suppress(OSError):  # the previous page may not be mapped
                     words = words or os.pread(memory, place - start, start)
         finally:
             os.close(memory)
@@ -212,7 +212,7 @@ class LostWakeups:
         for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
             if value == self._pair:
-                buffer, in_pair = 0, True  # an object that begins before this pair also ends before it
+                buffer, in_pair = 0, True  # an earlier object also ends before this pair
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
         return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None
@@ -232,11 +232,12 @@ def _address(library: ctypes.PyDLL, name: str) -> int:
 
 
 def wait_until_idle(limit_s: float = 10.0) -> None:
-    """Wait until no thread of gloo has work left, at most `limit_s` seconds. Call this before destroying a group.
+    """Wait for at most `limit_s` seconds until no gloo thread has work left. Must be called before a group is
+    destroyed.
 
-    A group's destructor joins gloo's threads while it holds the GIL. A thread that must still release a tensor, or
-    return from our store, waits for the GIL. So destroying a group right after its last operation would deadlock. A
-    thread without work sleeps without a timeout, whereas a thread that waits for the GIL sleeps with a timeout.
+    Destroying a group right after its last operation would deadlock. The group's destructor holds the GIL while it
+    joins gloo's threads, and a gloo thread that must still release a tensor, or return from our store, waits for the
+    GIL. A gloo thread without work is recognized because it sleeps without a timeout; waits for the GIL have a timeout.
     """
     deadline, quiet = time.monotonic() + limit_s, 0
     for number in itertools.count():

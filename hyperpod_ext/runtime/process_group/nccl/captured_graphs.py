@@ -1,9 +1,9 @@
-"""Drops CUDA graphs that contain collectives before NCCL's abort, because the abort would wait for these graphs.
+"""Drops CUDA graphs that contain collectives before NCCL is aborted, because the abort would wait for these graphs.
 
-A graph contains collectives if collectives were begun during its capture. A dropped graph cannot be replayed: it must
-be captured again in the groups of the next generation. Source: NCCL's `commReclaim` waits while `localPersistentRefs`
-is not 0. On a GPU, an abort ended if the graph was reset first, and hung otherwise (docs/gpu.md, E9). This module
-itself has not run on a GPU.
+A graph contains collectives if collectives were begun during its capture. A dropped graph cannot be replayed, but must
+be captured again in the groups of the next generation. NCCL's `commReclaim` waits while `localPersistentRefs` is not 0.
+On a GPU, an abort ended if the graph was reset first, and hung if not (docs/gpu.md, E9). This module itself has not run
+on a GPU.
 """
 
 from __future__ import annotations
@@ -18,32 +18,30 @@ from typing import Any
 from hyperpod_ext.errors import JobFailedError
 
 _REPLAY_S = 1.0
-"""Maximum time in seconds to wait for a replay to be queued. A replay that takes longer waits for broken
-collectives."""
+"""Maximum seconds to wait until a graph replay is queued. A replay that takes longer waits for broken collectives."""
 
 
 class CapturedGraphs:
     """Tracks all CUDA graphs that this process captures from now on.
 
     Args:
-        begun: returns the number of collectives that this process has begun.
+        begun: function that returns the number of collectives that this process has begun.
         graphs: torch's class CUDAGraph, whose methods are wrapped.
     """
 
     def __init__(self, begun: Callable[[], int], graphs: Any) -> None:
         self._begun = begun
         self._holding: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Graphs that contain collectives."""
+        """CUDA graphs that contain collectives."""
         self._dropped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        """Number of collectives begun before each graph's capture."""
+        """Number of collectives that this process had begun before each graph's capture."""
         self._replaying = threading.Lock()
         for name, method in (("capture_begin", self._begin), ("capture_end", self._end), ("replay", self._replay)):
             setattr(graphs, name, _wrapped(getattr(graphs, name), method))
 
     def drop(self) -> None:
-        """Reset all graphs that contain collectives. Call this before communicators are aborted. Any thread may call
-        it."""
+        """Reset all graphs that contain collectives. Must be called before communicators are aborted, by any thread."""
         if not self._replaying.acquire(timeout=_REPLAY_S):
             sys.stderr.write(
                 "a CUDA graph is being replayed and cannot be dropped: this process may have to be replaced\n"

@@ -2,11 +2,12 @@
 processes.
 
 Pure functions. `nccl_environment` returns the variables to set before the first NCCL group, because torch reads them
-when a group is made. If variables that the user has set contradict the table, one error names all these variables.
+when a group is made. If the user has set variables to values that `VARIABLES` does not allow, one error names all of
+them.
 
 Sources: the headers `c10d/ProcessGroupNCCL.hpp`, `c10d/FlightRecorder.hpp` and `c10d/Utils.hpp` of torch 2.13 and 2.15
     (names, former names, parsing), `ProcessGroupNCCL.cpp` of both implementations (effects), and NVIDIA's guide for
-    in-process restart with its resiliency extension (`NCCL_NVLS_ENABLE`). For runs on a GPU see docs/gpu.md.
+    in-process restart with its resiliency extension (`NCCL_NVLS_ENABLE`). Results of runs on a GPU are in docs/gpu.md.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from typing import Literal
 from hyperpod_ext.errors import ConfigError, Problem
 
 Engine = Literal["nccl", "nccl2"]
-"""Torch's implementation of backend `nccl`: the first is the default from 2.6 to 2.14, `nccl2` from 2.15 on."""
+"""Torch's two implementations of backend `nccl`. The first is the default from torch 2.6 to 2.14, the second from 2.15
+on."""
 
 _LEGACY: tuple[Engine, ...] = ("nccl",)
 _SECOND: tuple[Engine, ...] = ("nccl2",)
 _BOTH: tuple[Engine, ...] = ("nccl", "nccl2")
 
 _FLAGS = {"y": 1, "yes": 1, "1": 1, "t": 1, "true": 1, "n": 0, "no": 0, "0": 0, "f": 0, "false": 0}
-"""Values that torch's `getCvarBool` accepts, in upper or lower case. For any other value torch raises an error."""
+"""Values that torch's `getCvarBool` accepts, in upper or lower case. Torch raises an error for any other value."""
 _DEBUG_LEVELS = {"OFF": 0, "INFO": 1, "DETAIL": 2}
 
 
@@ -36,19 +38,19 @@ class Variable:
 
     name: str
     value: str
-    """The value that recovery needs. If `is_set`, we set this value unless the user has set one."""
+    """The value that recovery needs. If `is_set`, this value is set unless the user has set the variable."""
     why: str
     engines: tuple[Engine, ...]
     """Implementations of backend `nccl` that read the variable."""
     kind: Literal["flag", "integer", "debug level"] = "flag"
     """How torch parses the variable's text."""
     former: tuple[str, ...] = ()
-    """Other names under which torch reads the variable. The first name that is set counts."""
+    """Former names under which torch also reads the variable. The first name that is set counts."""
     least: int = 0
     most: int = 0
-    """Values of the user from `least` to `most` are accepted. A flag counts as 0 or 1."""
+    """Largest accepted value of the user (`least` is the smallest). A flag counts as 0 or 1."""
     is_set: bool = True
-    """Whether we set the variable. False for a variable whose default is right: only the user's value is checked."""
+    """Whether to set the variable. False if torch's default is right, so that only the user's value is checked."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,9 +62,8 @@ class Variable:
 
 
 VARIABLES = (
-    # nccl2 reads this variable only for groups without reconfiguration; it revokes groups with reconfiguration in any
-    # case (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure). We set the variable for a script's other
-    # groups
+    # nccl2 reads this variable only for groups without reconfiguration, such as other groups of a script; it revokes
+    # groups with reconfiguration in any case (nccl2/ProcessGroupNCCL.hpp of 2.15.0 on handleWatchdogFailure)
     Variable(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING",
         "0",
@@ -183,12 +184,11 @@ VARIABLES = (
         is_set=False,
     ),
 )
-"""All variables of both implementations."""
+"""All variables to check or set, for both implementations of backend `nccl`."""
 
 
 def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
-    """Return the implementation of backend `nccl` in torch version `torch`. The environment `given` may choose the
-    implementation."""
+    """Return the implementation of backend `nccl` that torch version `torch` uses in the environment `given`."""
     chosen = given.get("TORCH_DIST_USE_NCCL2")
     if _version(torch) >= (2, 15):
         return "nccl" if chosen == "0" else "nccl2"
@@ -196,17 +196,18 @@ def engine_of(torch: str, given: Mapping[str, str]) -> Engine:
 
 
 def without_reconfigure(torch: str, given: Mapping[str, str]) -> str:
-    """Return torch's backend name for groups without reconfiguration: several such groups of `nccl2` cannot be aborted.
+    """Return torch's backend name for groups without reconfiguration. The name is never `nccl2`, with which several
+    groups without reconfiguration cannot be aborted.
 
-    On a GPU, aborts of such groups did not end within 40 s with `nccl2`, and ended in 0.6 s with the first
-    implementation (docs/gpu.md, E5).
+    On a GPU, aborts of several groups without reconfiguration did not end within 40 s with `nccl2`, and ended in 0.6 s
+    with the first implementation, `nccl` (docs/gpu.md, E5).
     """
     has_name = _version(torch) >= (2, 15)
     return "nccl-legacy" if has_name and engine_of(torch, given) == "nccl2" else "nccl"
 
 
 def engines_used(torch: str, given: Mapping[str, str]) -> tuple[Engine, ...]:
-    """Return the implementations that a job may use as it grows. Above a certain size, groups are not reconfigured."""
+    """Return the implementations that a job may use as it grows: groups of large jobs are not reconfigured."""
     engine = engine_of(torch, given)
     return (engine,) if without_reconfigure(torch, given) == "nccl" else (engine, "nccl")
 
@@ -220,7 +221,8 @@ def variables_of(*engines: Engine) -> Iterator[Variable]:
 
 
 def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables to set before the first NCCL group, without those that the environment `given` has already.
+    """Return the variables to set before the first NCCL group. Leaves out variables that are in the environment
+    `given`.
 
     Raises:
         ConfigError: variables in `given` have values with which recovery does not work.
@@ -240,7 +242,7 @@ def nccl_environment(engines: Sequence[Engine], given: Mapping[str, str]) -> dic
 
 
 def _name_in(given: Mapping[str, str], variable: Variable) -> str | None:
-    """Return the name under which the variable is set; None if it is unset. An empty value counts as unset."""
+    """Return the name (current or former) under which a variable is set; None if it is unset or empty."""
     return next((name for name in variable.names if given.get(name)), None)
 
 
@@ -254,7 +256,7 @@ def _problem(variable: Variable, name: str, found: str) -> Problem:
 
 
 def _read(kind: str, text: str) -> int | None:
-    """Parse a value as torch or NCCL would; None if it cannot be parsed."""
+    """Parse a variable's text as torch or NCCL would; None if the text cannot be parsed."""
     if kind == "flag":
         return _FLAGS.get(text.lower())
     if kind == "debug level":

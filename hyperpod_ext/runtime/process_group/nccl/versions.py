@@ -1,8 +1,8 @@
-"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the versions installed here.
+"""Versions of NCCL, torch and aws-ofi-nccl with which recovery is known to fail, and the versions that are installed.
 
-`judge` is pure. `installed` reads versions without loading a plugin and without a GPU, and reports a version that it
-cannot read as unknown. The table of bad versions is based on the sources that it names: none of the refused versions
-was ever run here.
+`judge` is a pure function. `installed` reads versions without loading a plugin and without a GPU, and reports an
+unreadable version as unknown. The table `KNOWN_BAD` is based on the sources that it names; refused versions were not
+tested.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Severity = Literal["refuse", "warn", "unknown"]
 _NCCL = "libnccl.so.2"
 _PLUGIN = "libnccl-net*.so*"
 _PLUGIN_FOLDERS = (Path("/opt/amazon/ofi-nccl/lib"), Path("/opt/amazon/ofi-nccl/lib64"), Path("/opt/aws-ofi-nccl/lib"))
-"""Folders in which EFA's installer and AWS's container images install the plugin aws-ofi-nccl."""
+"""Folders in which EFA's installer and AWS's container images put the plugin aws-ofi-nccl."""
 _LONGEST_READ = 64 << 20
-"""Maximum number of bytes of a plugin file in which its version is searched."""
+"""Maximum number of bytes of a plugin file that are searched for the plugin's version."""
 _PLUGIN_VERSION = re.compile(rb"aws-ofi-nccl[ -]v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -39,16 +39,16 @@ class Component:
 
     name: Name
     version: Version | None
-    """Version of the library. None if the library exists but its version could not be read."""
+    """Version of the library; None if it could not be read."""
     place: str = ""
-    """File in which the version was found; empty if none."""
+    """File in which the version was found; empty if there is no file."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownBad:
     """Versions of one library with a known fault: from `since` up to, but not including, `before`.
 
-    The entry may apply to some versions of torch only."""
+    The fault may affect only some versions of torch."""
 
     name: Name
     since: Version
@@ -56,10 +56,10 @@ class KnownBad:
     severity: Severity
     why: str
     good: str
-    """Versions to use instead, as text."""
+    """Description of the versions to use instead."""
     source: str
     torch: tuple[Version, Version] | None = None
-    """Versions of torch to which the entry applies: from the first up to, but not including, the second. None for all
+    """Range of torch versions that are affected: from the first up to, but not including, the second. None for all
     versions."""
 
 
@@ -141,7 +141,7 @@ PINNED: Mapping[Version, Version] = {(2, 13, 0): (2, 29, 7), (2, 14, 1): (2, 30,
 
 
 def judge(components: Iterable[Component]) -> list[LibraryProblem]:
-    """Return the problems of these libraries. A library that is missing is not a problem."""
+    """Return the problems of the installed libraries. A missing library is not a problem."""
     there = {component.name: component for component in components}
     torch = there["torch"].version if "torch" in there else None
     found = [_unknown(component) for component in there.values() if component.version is None]
@@ -178,8 +178,8 @@ def written(version: Version | None) -> str:
 
 
 def version_of_code(code: int) -> Version:
-    """Return the version for a number of `ncclGetVersion`: 22907 is 2.29.7. Before 2.9, the number had one digit
-    less."""
+    """Return the version for a number from `ncclGetVersion`: 22907 is 2.29.7. Before NCCL 2.9, the numbers have one
+    digit less."""
     major, rest = divmod(code, 10_000 if code >= 10_000 else 1_000)
     return (major, *divmod(rest, 100))
 
@@ -193,9 +193,9 @@ def installed(
     """Return the libraries that this process has loaded or would load.
 
     Args:
-        built_in: `torch.cuda.nccl.version()`, the NCCL with which torch was built. `built_in` is returned if no
-            NCCL library is found, because some builds of torch contain NCCL.
-        folders: folders in which to search for the plugin, after those in LD_LIBRARY_PATH.
+        built_in: `torch.cuda.nccl.version()`, the NCCL version with which torch was built. This version is returned if
+            no NCCL library is found, because some builds of torch contain NCCL.
+        folders: folders in which to search for the plugin after the folders in LD_LIBRARY_PATH.
     """
     found = [_torch(), _nccl(_nccl_libraries()) or (built_in and Component("NCCL", built_in[:3], "torch"))]
     found.append(_plugin(_plugin_files(environ, folders)))
@@ -212,8 +212,7 @@ def _torch() -> Component | None:
 
 
 def _nccl_libraries() -> Iterator[tuple[str, int]]:
-    """Yield name and dlopen flags of NCCL's library in torch's order: the loaded library, the wheel's (torch's RPATH),
-    the system's."""
+    """Yield names and dlopen flags of NCCL libraries in torch's search order: loaded, wheel (torch's RPATH), system."""
     yield _NCCL, os.RTLD_NOW | os.RTLD_NOLOAD
     spec = find_spec("nvidia")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
@@ -222,7 +221,7 @@ def _nccl_libraries() -> Iterator[tuple[str, int]]:
 
 
 def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
-    """Return the first NCCL library that can be loaded. The library reports its version without a GPU."""
+    """Return the first NCCL library that can be loaded, with the version that it reports (no GPU needed)."""
     for path, mode in libraries:
         try:
             library = ctypes.CDLL(path, mode=mode)
@@ -235,7 +234,7 @@ def _nccl(libraries: Iterable[tuple[str, int]]) -> Component | None:
 
 
 def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterator[Path]:
-    """Yield files that may be NCCL's network plugin, in the order in which NCCL searches."""
+    """Yield files that may be NCCL's network plugin, in the order in which NCCL searches them."""
     chosen = environ.get("NCCL_NET_PLUGIN", "")
     if chosen == "none":
         return
@@ -247,8 +246,7 @@ def _plugin_files(environ: Mapping[str, str], folders: Iterable[Path]) -> Iterat
 
 
 def _plugin(files: Iterable[Path]) -> Component | None:
-    """Return AWS's plugin. The plugin is recognized by its content, because plugins of other vendors have the same file
-    name."""
+    """Return AWS's network plugin, recognized by its content, because other vendors use the same file name."""
     for path in files:
         if (text := _aws_text_in(path)) is not None:
             number = _PLUGIN_VERSION.fullmatch(text)
@@ -258,8 +256,8 @@ def _plugin(files: Iterable[Path]) -> Component | None:
 
 
 def _aws_text_in(path: Path) -> bytes | None:
-    """Return name and version of AWS's plugin as found in a file. The text is only the name if no version was found,
-    and None if the file is another plugin."""
+    """Return the name and version of AWS's plugin from a file; only the name if no version was found; None if the file
+    is another plugin."""
     try:
         with path.open("rb") as file:
             size = min(os.fstat(file.fileno()).st_size, _LONGEST_READ)

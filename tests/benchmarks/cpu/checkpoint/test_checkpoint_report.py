@@ -97,7 +97,7 @@ class TestPage:
     def test_the_worst_round_stands_in_the_table_of_targets(self, bench):
         bench.rows += [row("restore", OURS, number, ratio=ratio) for number, ratio in enumerate((1.0, 1.1, 1.7))]
         table = make_tables(make_document(bench, "")).split("\n\n")[0]
-        line = "| restore, fresh process: worst round / median | <= 1.5 x | 1.55 | 3: 1 to 1.7 | **not met** |"
+        line = "| restore in a new process: worst round / median | <= 1.5 x | 1.55 | 3: 1 to 1.7 | **not met** |"
         assert line in table
 
     def test_every_figure_is_in_a_table(self, bench):

@@ -221,7 +221,7 @@ class TestTokenizers:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("gpt", "gpt: is no tokenizer"),
+            ("gpt", "gpt: is not a tokenizer"),
             ("no_such_module:encode", "cannot be imported"),
             ("json:no_such", "json has no function no_such"),
             ("none.json", "No such file"),

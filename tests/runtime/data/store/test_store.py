@@ -193,7 +193,7 @@ def test_a_store_goes_to_worker_processes_by_its_path(tmp_path: Path) -> None:
 
 
 def test_what_is_no_store_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError, match="is no token store"):
+    with pytest.raises(NotFoundError, match="is not a token store"):
         TokenStore(tmp_path)
 
 
