@@ -50,7 +50,7 @@ def test_a_reason_is_shown_below_its_block() -> None:
     assert snippets.with_reasons("```\nhp-ext schema\n```", "docs/a.md") == "```\nhp-ext schema\n```"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if "/contributing/" not in page])  # they have parts of files
 def test_python_on_a_page_can_be_parsed(page: str) -> None:
     for found in snippets.BLOCK.finditer((ROOT / page).read_text()):
         if found["language"] == "python":

@@ -202,7 +202,7 @@ def test_strict_and_ignore(tmp_path: Path) -> None:
     arguments = ("validate", spec, "--target", "hyperpod-eks")
     done = hp_ext(*arguments)
     assert done.code == 0
-    assert f"warning: {spec}:3: image: `no tag`" in done.stderr
+    assert f"warning: {spec}:3: image: an image without a tag" in done.stderr
     assert "[HPX134]" in done.stderr
     strict = hp_ext(*arguments, "--strict", "-o", "json")
     assert strict.code == 3
