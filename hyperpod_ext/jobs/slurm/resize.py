@@ -97,7 +97,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
 
 
 def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
-    """Return the run folder of the current start of a job that is training.
+    """Return the run folder of a training job's latest start.
 
     Raises:
         ConflictError: the job is not training.
