@@ -101,7 +101,7 @@ def test_more_steps_than_were_told_are_refused() -> None:
 
     with pytest.raises(JobFailedError, match="a step was begun after the last step, 1"):
         alone(train)
-    with pytest.raises(JobFailedError, match="0 steps"):
+    with pytest.raises(JobFailedError, match="number of steps is 0"):
         Steps(None, 0)  # type: ignore[arg-type]  # it is not asked
 
 

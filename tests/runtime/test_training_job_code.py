@@ -40,7 +40,7 @@ def test_an_archive_is_unpacked_into_the_folder_of_the_code(ml: Path) -> None:
 
 def test_nothing_is_written_outside_of_it(ml: Path) -> None:
     pack(ml, (tarfile.TarInfo("../../outside"), b"evil"))
-    with pytest.raises(HyperpodExtError, match=r"outside.*inside of the code's folder"):
+    with pytest.raises(HyperpodExtError, match=r"outside.*inside the code's folder"):
         _fetch_code(ml)
     assert not (ml.parent / "outside").exists()
 
