@@ -201,7 +201,7 @@ def measure(trainer: Trainer) -> dict[str, Any]:
             start = time.monotonic()
             try:
                 row[side] = run(trainer, Path(folder))
-            except (SideError, subprocess.SubprocessError) as error:
+            except (SideError, subprocess.SubprocessError, LookupError, ValueError) as error:
                 row[side] = {"error": str(error)}
         print(f"{trainer.name}, {side}, {time.monotonic() - start:.0f} s: {row[side]}", file=sys.stderr)
     return row

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def command(
 
 def _folder_of(script: Path) -> tuple[Path, str]:
     """Return the working directory of the script's processes, and the script's path relative to this directory."""
-    folder, path = Path.cwd().resolve(), script.resolve()
+    folder, path = Path.cwd(), Path(os.path.abspath(script))  # noqa: PTH100  # links stay, as under torchrun
     if not path.is_relative_to(folder):
         folder = path.parent
         say(f"the script runs in its own folder, {folder}: its relative paths begin there")

@@ -222,7 +222,7 @@ def run_policy(job: JobConfig) -> dict[str, Any]:
 
 
 def log_rule(job: JobConfig, index: int) -> dict[str, Any]:
-    """Return one log rule of the spec, `log_rules[index]`, in the operator's format. Log rules read the output of rank 0."""
+    """Return the spec's `log_rules[index]` in the operator's format. Log rules read the output of rank 0."""
     rule = job.log_rules[index]
     points = rule.data_points if rule.threshold is not None else None
     more = {"metricEvaluationDataPoints": points, "faultOnMatch": rule.fault_on_match or None}

@@ -140,17 +140,16 @@ def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
 
 
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
-    """Return whether `field` is equal in the main run and in the run without faults; None if a run lacks the field."""
+    """Return whether `field` is equal in the main run and in the run without faults; None if a run lacks the field.
+
+    A main run that resumed from a checkpoint may lack the losses of earlier steps.
+    """
     if undisturbed is None or not main.get(field) or not undisturbed.get(field):
         return None
-    return bool(main[field] == undisturbed[field])
-
-
-def _after(step: int, report: JobReport | None) -> JobReport | None:
-    """Return the report without the losses up to `step`: a run that resumed after this step has no such losses."""
-    if report is None or not report.get("losses"):
-        return report
-    return report | {"losses": {made: loss for made, loss in report["losses"].items() if int(made) > step}}
+    expected, resumed = undisturbed[field], main.get("resumed_step") or 0
+    if field == "losses":
+        expected = {step: loss for step, loss in expected.items() if int(step) > resumed or step in main[field]}
+    return bool(main[field] == expected)
 
 
 def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport | None) -> JobReport:
@@ -162,7 +161,7 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
     """
     result = main | {"name": name, "target": "local", "handle": handle}
     result |= {
-        "loss_equal": same(main, _after(main["resumed_step"], undisturbed), "losses"),
+        "loss_equal": same(main, undisturbed, "losses"),
         "weights_equal": same(main, undisturbed, "weights"),
         "undisturbed": None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tarfile
 import venv
@@ -62,7 +63,7 @@ def build(root: Path, commit: str, tools: Path, scratch: Path, out: Path) -> Bui
     run(tools / "auditwheel", "repair", "--wheel-dir", out, linux, cwd=scratch, environ=environ)
     (wheel,) = out.glob("*.whl")
     (sdist,) = raw.glob("*.tar.gz")
-    return Built(sdist.rename(out / sdist.name), wheel)
+    return Built(Path(shutil.move(sdist, out / sdist.name)), wheel)
 
 
 def check_names(built: Built, version: str) -> None:

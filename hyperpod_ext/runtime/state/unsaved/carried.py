@@ -104,20 +104,24 @@ def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
     return not updated and any(how == "set" for found in each_code for how, _ in found)
 
 
-def is_attribute_only_set(codes: Iterable[CodeType], name: str) -> bool:
-    """Return whether `codes` set the attribute `name`, but no function reads it before setting it.
+def is_attribute_carried(codes: Iterable[CodeType], name: str) -> bool:
+    """Return whether one of `codes` reads the attribute `name` of an object before it sets it.
 
-    Such an attribute typically holds a result of a step, such as a module's output.
+    An attribute that is set first typically holds a result of a step, such as a module's output.
     """
-    each_code = [_accesses_of_attribute(code, name) for code in codes if name in code.co_names]
-    updated = any("read" in found and "set" in found[found.index("read") :] for found in each_code)
-    return not updated and any("set" in found for found in each_code)
+    return any(_reads_before_set(code, name) for code in codes if name in code.co_names)
 
 
-def _accesses_of_attribute(code: CodeType, name: str) -> list[str]:
-    """Return "read" or "set" for each access of `code` to an attribute `name`, in code order."""
-    hows = {"LOAD_ATTR": "read", "LOAD_METHOD": "read", "STORE_ATTR": "set"}
-    return [hows[each.opname] for each in dis.get_instructions(code) if each.opname in hows and each.argval == name]
+@functools.cache
+def _reads_before_set(code: CodeType, name: str) -> bool:
+    accesses: dict[Any, list[str]] = {}
+    before: Any = None
+    for each in dis.get_instructions(code):
+        if each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and each.argval == name:
+            accesses.setdefault(before, []).append(each.opname)
+        # the variable that was loaded last: newer Python versions have instructions for two
+        before = each.argval[-1] if isinstance(each.argval, tuple) else each.argval
+    return any(found[0] != "STORE_ATTR" and "STORE_ATTR" in found for found in accesses.values())
 
 
 def _all_names(code: CodeType) -> frozenset[str]:

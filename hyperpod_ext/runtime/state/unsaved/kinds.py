@@ -62,8 +62,8 @@ class Candidate:
     twice: bool = False
     """Whether the object is reported only if it changes in two steps in a row."""
     items: Mapping[str, int] | None = None
-    """The id of each item, by the item's name in `values`. For an attribute of a module, the name is empty. None unless
-    the object is a dict, a list, or such an attribute."""
+    """The id of each item of a dict or list, by the item's name in `values`. For an attribute of a module, the name is
+    empty, and the value is the version of its tensor, or -1. None for all other objects."""
     doubtful: bool = False
     """Whether the values may only be results of the newest step, which no code reads later."""
 
@@ -176,8 +176,17 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
         for path, each in module.named_modules()
         if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
         for key, value in list(vars(each).items())
-        if type(value) not in (list, dict) and (mark := of_plain(value, memory)) is not None
+        if type(value) not in (list, dict) and left_out.isdisjoint((id(each), id(value)))
+        if (mark := _mark(value, memory)) is not None
     }
+
+
+def _mark(value: Any, memory: set[int]) -> Hashable:
+    """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`."""
+    try:
+        return of_plain(value, memory)
+    except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return None
 
 
 def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any], result: int | None = None) -> Candidate:
@@ -192,7 +201,8 @@ def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any], 
     """
     severity: Severity = "note" if is_descriptive(name) else "warning"
     values = {"": mark if result is None or is_number(value) or not _is_on_gpu(value) else (mark, result)}
-    items = {"": result} if result is not None and not is_number(value) else None
+    version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else -1
+    items = {"": version} if result is not None and not is_number(value) else None
     kind = type(value).__name__
     return Candidate(name, kind, severity, values, alive, twice=True, items=items, doubtful=items is not None)
 

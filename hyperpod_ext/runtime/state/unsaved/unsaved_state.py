@@ -20,7 +20,7 @@ import torch
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 from hyperpod_ext.runtime.state.unsaved import generators
-from hyperpod_ext.runtime.state.unsaved.carried import is_attribute_only_set, is_only_set, neighbours
+from hyperpod_ext.runtime.state.unsaved.carried import is_attribute_carried, is_only_set, neighbours
 from hyperpod_ext.runtime.state.unsaved.definitions import first_set
 from hyperpod_ext.runtime.state.unsaved.fingerprints import address_of, end_look, of_tensor
 from hyperpod_ext.runtime.state.unsaved.kinds import Candidate, candidates, codes_of, is_descriptive
@@ -190,11 +190,13 @@ def _may_be_results(
     """
     if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
         return False
-    if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):
-        return False
+    if now.items and before.items and part in now.items and part in before.items:
+        then, present = before.items[part], now.items[part]
+        if (then == present) if part else (0 <= then < present):  # changed in place
+            return False
     variable = now.name.rpartition(".")[2]
-    only_set = is_only_set if part else is_attribute_only_set
-    return is_descriptive(variable) or only_set(codes, variable)
+    only_set = is_only_set(codes, variable) if part else not is_attribute_carried(codes, variable)
+    return is_descriptive(variable) or only_set
 
 
 def _differing(before: Candidate | None, now: Candidate | None) -> list[str]:

@@ -620,11 +620,21 @@ class Produced(nn.Module):
         self.inner = nn.Linear(4, 4)
         self.auxiliary: Any = torch.zeros(())
         self.output: Any = None
+        self.score: Any = torch.zeros(())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)
         self.auxiliary, self.output = out.square().mean(), (out.detach(), 3)
+        self.auxiliary = self.auxiliary + Result(out).score
+        self.score = Result(out).score
         return out + self.auxiliary
+
+
+class Result:
+    """What another library's module returns."""
+
+    def __init__(self, out: torch.Tensor) -> None:
+        self.score = out.detach().mean()
 
 
 UTILS = """
@@ -824,6 +834,19 @@ def test_results_that_a_module_leaves_in_attributes_are_not_warned_of(capfd: Any
         for _ in run.steps(4):
             (model(torch.randn(8, 4)).mean() + model.auxiliary).backward()
             model.zero_grad()
+
+    resilient(train)()
+    assert "no snapshot" not in capfd.readouterr().err
+
+
+def test_what_was_left_out_of_a_module_and_what_cannot_be_read_is_not_warned_of(capfd: Any) -> None:
+    def train(run: Run) -> None:
+        model = run.keep(lambda: nn.Sequential(Carried("in place"), Carried("none")))
+        run.restore(model=model)
+        run.leave_out(model[0])
+        for step in run.steps(4):
+            model[1].kept = torch.nested.nested_tensor([torch.ones(step), torch.ones(2)])
+            model(torch.randn(8, 4))
 
     resilient(train)()
     assert "no snapshot" not in capfd.readouterr().err
