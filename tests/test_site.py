@@ -148,11 +148,10 @@ def test_every_rule_and_exit_code_is_listed(made: dict[str, str]) -> None:
     assert len(re.findall(r"^### HPX\d{3}", made["reference/rules.md"], re.MULTILINE)) > 100
 
 
-def test_error_messages_have_their_hints(made: dict[str, str]) -> None:
-    rows = made["reference/errors.md"].splitlines()
-    assert "| torch is not installed in … | pip install torch | 7 |" in rows
-    assert sum(row.startswith("| ") for row in rows) > 250
-    assert not any(row.count(" | ") > 2 for row in rows)
+def test_error_messages_have_their_hints() -> None:
+    text = (ROOT / "docs/errors.md").read_text()
+    assert "[7] torch is not installed in {executable}\npip install torch\n" in text
+    assert len(re.findall(r"^\[\d\] ", text, re.MULTILINE)) > 250
 
 
 def test_pages_load_nothing_from_other_sites() -> None:

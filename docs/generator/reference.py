@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from generator import api, commands, environment, fields, messages, rules
+from generator import api, commands, environment, fields, rules
 
 
 def pages() -> dict[str, str]:
@@ -14,7 +14,6 @@ def pages() -> dict[str, str]:
         **commands.pages(),
         "reference/rules.md": rules.rules_page(),
         "reference/exit-codes.md": rules.exit_codes_page(),
-        "reference/errors.md": messages.page(),
         "reference/environment.md": environment.page(),
         **api.pages(),
     }
