@@ -62,8 +62,10 @@ class Candidate:
     twice: bool = False
     """Whether the object is reported only if it changes in two steps in a row."""
     items: Mapping[str, int] | None = None
-    """The id of each item of a dict or list, by the item's name in `values`. For an attribute of a module, the name is
-    empty, and the value is the version of its tensor, or -1. None for all other objects."""
+    """The id of each item, by the item's name in `values`; None unless the object is a dict or list."""
+    version: int | None = None
+    """Autograd's version counter of a tensor in an attribute of a module; -1 for an array or tuple in such an
+    attribute; None for all other objects."""
     doubtful: bool = False
     """Whether the values may only be results of the newest step, which no code reads later."""
 
@@ -169,7 +171,7 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
     """Return candidates for attributes of the script's modules. A module's state has only registered tensors."""
     return {
         (id(each), key): _attribute(
-            f"{name}{'.' if path else ''}{path}.{key}", value, mark, _reference(each), id(value)
+            f"{name}{'.' if path else ''}{path}.{key}", value, mark, _reference(each), version=_version(value)
         )
         for name, module in reversed(reached)  # the last entry, with the nearest path, gives the name
         if isinstance(module, torch.nn.Module) and id(module) not in left_out
@@ -182,34 +184,30 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
 
 
 def _mark(value: Any, memory: set[int]) -> Hashable:
-    """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`."""
-    try:
-        return of_plain(value, memory)
-    except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):
-        return None
+    """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`.
 
-
-def _attribute(name: str, value: Any, mark: Hashable, alive: Callable[[], Any], result: int | None = None) -> Candidate:
-    """Return a candidate for an attribute.
-
-    Args:
-        name: path to the attribute, such as `model.scale`.
-        value: the attribute's value.
-        mark: fingerprint of the value.
-        alive: returns the object that has the attribute; None if it no longer exists.
-        result: the value's id, if the value may be a result of a step, such as a module's output.
+    The fingerprint of a tensor on a GPU is its version, which does not show a replacement, so its id is added.
     """
+    try:
+        mark = of_plain(value, memory)
+    except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):  # of any class in the attribute
+        return None
+    on_gpu = mark is not None and isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return (mark, id(value)) if on_gpu else mark
+
+
+def _version(value: Any) -> int | None:
+    """Return the `Candidate.version` of an attribute; None for a number, which is never the result of a step."""
+    if is_number(value):
+        return None
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else -1
+
+
+def _attribute(
+    name: str, value: Any, mark: Hashable, alive: Callable[[], Any], version: int | None = None
+) -> Candidate:
     severity: Severity = "note" if is_descriptive(name) else "warning"
-    values = {"": mark if result is None or is_number(value) or not _is_on_gpu(value) else (mark, result)}
-    version = value._version if isinstance(value, torch.Tensor) and not value.is_inference() else -1
-    items = {"": version} if result is not None and not is_number(value) else None
-    kind = type(value).__name__
-    return Candidate(name, kind, severity, values, alive, twice=True, items=items, doubtful=items is not None)
-
-
-def _is_on_gpu(value: Any) -> bool:
-    """Return whether `value` is a tensor on a GPU, whose fingerprint does not show a replacement by another tensor."""
-    return isinstance(value, torch.Tensor) and value.device.type != "cpu"
+    return Candidate(name, type(value).__name__, severity, {"": mark}, alive, twice=True, version=version)
 
 
 def codes_of(frame: FrameType | None, reached: Sequence[Named]) -> list[CodeType]:

@@ -188,15 +188,15 @@ def _may_be_results(
     A part counts as a result if the script replaces it without reading its old value, or if the name of the dict, list
     or attribute describes results.
     """
+    variable = now.name.rpartition(".")[2]
+    if now.severity == "warning" and now.version is not None:
+        is_in_place = before.version is not None and 0 <= before.version < now.version
+        return not is_in_place and (is_descriptive(variable) or not is_attribute_carried(codes, variable))
     if now.severity != "warning" or not (now.doubtful or (now.items and start and part not in start.values)):
         return False
-    if now.items and before.items and part in now.items and part in before.items:
-        then, present = before.items[part], now.items[part]
-        if (then == present) if part else (0 <= then < present):  # changed in place
-            return False
-    variable = now.name.rpartition(".")[2]
-    only_set = is_only_set(codes, variable) if part else not is_attribute_carried(codes, variable)
-    return is_descriptive(variable) or only_set
+    if now.items and before.items and part in now.items and now.items[part] == before.items.get(part):
+        return False
+    return is_descriptive(variable) or is_only_set(codes, variable)
 
 
 def _differing(before: Candidate | None, now: Candidate | None) -> list[str]:
