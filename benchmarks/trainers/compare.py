@@ -21,13 +21,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks" / "cpu"), str(ROOT / "tests" / "support")]
+sys.path[:0] = [str(ROOT / "benchmarks" / "cpu"), str(ROOT / "tests" / "support")]  # for the imports below
 
 from integrations_env import install  # noqa: E402
 from publish import RESULTS, publish  # noqa: E402
@@ -49,7 +49,8 @@ class Trainer:
     preload: tuple[str, ...]
     batch: int = 4
     environment: str = "integrations"
-    settings: dict[str, Any] = field(default_factory=dict)
+    optimizers: int = 1
+    """Optimizers that step in each of the trainer's steps."""
 
 
 TRAINERS = (
@@ -73,6 +74,7 @@ TRAINERS = (
         ("torchtitan",),
         ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"),
         environment="trainers",
+        optimizers=2,
     ),
     Trainer("deepspeed", "DeepSpeed, ZeRO-2", ("deepspeed",), (), environment="deepspeed"),
 )
@@ -112,13 +114,13 @@ def run_alone(trainer: Trainer, folder: Path) -> dict[str, Any]:
     script = prepare(trainer, scripts_of(trainer)[0], folder)
     python = install(trainer.environment).with_name("python")
     torchrun = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    env = {"STAMPS": str(folder), "OUT": str(folder / "out"), "KILL": f"1@{KILL_STEP}"}
+    env = {"STAMPS": str(folder), "OUT": str(folder / "out"), "KILL": f"1@{KILL_STEP * trainer.optimizers}"}
     with running([*torchrun, "--max-restarts", "3", str(HERE / "stamped.py"), str(script)], folder, env) as process:
         wait(process, folder)
-    return read_stamps(folder)
+    return read_stamps(folder, trainer.optimizers)
 
 
-def read_stamps(folder: Path) -> dict[str, Any]:
+def read_stamps(folder: Path, optimizers: int = 1) -> dict[str, Any]:
     """Return what `run_alone` returns, from the files that stamped.py has written to `folder`."""
     attempts = {
         (rank, attempt): [json.loads(line) for line in file.read_text().splitlines()]
@@ -131,10 +133,10 @@ def read_stamps(folder: Path) -> dict[str, Any]:
     if attempts[1, 0][-1]["event"] != "kill":
         raise SideError(f"rank 1 ended before it was killed\n{last_words(folder)}")
     killed = attempts[1, 0][-1]["t"]
-    resumed = {STEPS - attempts[rank, 1][-1]["step"] for rank in (0, 1)}
+    resumed = {STEPS - attempts[rank, 1][-1]["step"] // optimizers for rank in (0, 1)}
     if resumed != {KILL_STEP // SAVE_EVERY * SAVE_EVERY}:
         raise SideError(f"the ranks resumed after the steps {sorted(resumed)}, not from the newest checkpoint")
-    first = max(attempts[rank, 1][0]["t"] for rank in (0, 1))
+    first = max(attempts[rank, 1][optimizers - 1]["t"] for rank in (0, 1))
     return {"seconds": round(first - killed, 2), "steps_lost": KILL_STEP - min(resumed)}
 
 
@@ -151,7 +153,7 @@ def run_ours(trainer: Trainer, folder: Path) -> dict[str, Any]:
     job: dict[str, Any] = {"name": trainer.name.replace("_", "-"), "script": "train.py", "workers_per_node": 2}
     job |= {"global_batch_size": trainer.batch, "chaos": {"compare": True}, "checkpoint": MEMORY}
     job |= {"env": {"OUT": str(folder / "out")}, "restart": {"preload": ["torch", *trainer.preload]}}
-    (folder / "job.json").write_text(json.dumps(job | trainer.settings))
+    (folder / "job.json").write_text(json.dumps(job))
     command = [str(install(trainer.environment)), "create-job", "-f", str(folder / "job.json"), "--target", "local"]
     command += ["--wait", "-o", "json", *(word for kill in KILLS for word in ("--kill", kill))]
     with running(command, folder, {"HPX_HOME": str(folder / "home")}) as process:

@@ -5,7 +5,7 @@ from pathlib import Path
 import toy
 from titan_on_cpu import on_cpu
 
-on_cpu()
+on_cpu()  # before TorchTitan is imported
 
 from torchtitan.config import ConfigManager  # noqa: E402
 from torchtitan.train import Trainer  # noqa: E402

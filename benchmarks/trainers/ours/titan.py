@@ -7,7 +7,7 @@ import torch.distributed as dist
 import toy
 from titan_on_cpu import on_cpu
 
-on_cpu()
+on_cpu()  # before TorchTitan is imported
 
 import torchtitan.distributed.utils as titan_groups  # noqa: E402
 from torchtitan.components.checkpoint import ModelWrapper  # noqa: E402
