@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import gc
 import os
+import re
 import signal
 import tempfile
 import zlib
@@ -37,7 +38,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
     if part := os.environ.get("HPX_TEST_PART"):
-        number, parts = map(int, part.split("/"))
+        if not (found := re.fullmatch(r"(\d+)/(\d+)", part)) or not 1 <= int(found[1]) <= int(found[2]):
+            raise pytest.UsageError(f"HPX_TEST_PART is `{part}`; write a part such as 2/3, the second of three")
+        number, parts = int(found[1]), int(found[2])
         items[:] = [each for each in items if zlib.crc32(each.nodeid.encode()) % parts == number - 1]
 
 

@@ -20,8 +20,8 @@ _ORDER: tuple[str, ...] = (
     "restore",
 )
 _ORDER += ("startup", "idle")
-"""Order of phases in the stacked bars, from the bottom up. The time of kept steps is at the bottom, so that the height
-of its bar is the goodput."""
+"""Order of phases in the stacked bars, from the bottom up. Kept steps come first, because the height of their bar shows
+the goodput."""
 NOTHING_TO_CHANGE = "Nothing: no figure of this run suggests a change."
 _MOST_ROWS = 64
 _MOST_TIMELINES = 40

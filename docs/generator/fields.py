@@ -35,7 +35,7 @@ class Field:
     kinds: tuple[str, ...]
     """Values of `kind` for which the field exists; empty if it exists for all."""
     foreign: bool
-    """Whether the field is a section with Kubernetes' own fields, which the page does not list."""
+    """True for a section that contains Kubernetes' own fields. The page does not list these fields."""
     is_list: bool
     is_mapping: bool
 
@@ -99,7 +99,7 @@ def own_pages(listed: list[Field]) -> list[str]:
 
 
 def page_of(spec: str, section: str | None) -> str:
-    """Return the path on the site of the page of a section; of the spec's first page for None."""
+    """Return the site path of a section's page; for None, the site path of the spec's first page."""
     return f"reference/{spec}/{section or 'index'}.md"
 
 

@@ -85,7 +85,7 @@ WRONG: dict[str, tuple[str, ClusterConfig]] = {
     ),
     "two networks": ("vpc", changed(vpc=VPC)),
     "a network of nothing": ("vpc", changed(IMPORTED, vpc=None)),
-    "zones of a network that is there": (
+    "zones of an existing network": (
         f"{NETWORK}.zones",
         changed(IMPORTED, infrastructure__network__zones=["usw2-az1"]),
     ),
