@@ -142,7 +142,7 @@ def _as_seen(report: JobReport, ends: Sequence[NodeEnd]) -> JobReport:
 def same(main: Mapping[str, Any], undisturbed: Mapping[str, Any] | None, field: str) -> bool | None:
     """Return whether `field` is equal in the main run and in the run without faults; None if a run lacks the field.
 
-    A main run that resumed from a checkpoint may lack the losses of earlier steps.
+    If the main run resumed from a checkpoint, it may lack the losses of steps before the checkpoint.
     """
     if undisturbed is None or not main.get(field) or not undisturbed.get(field):
         return None

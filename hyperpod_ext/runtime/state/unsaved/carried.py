@@ -105,7 +105,7 @@ def is_only_set(codes: Iterable[CodeType], name: str) -> bool:
 
 
 def is_attribute_carried(codes: Iterable[CodeType], name: str) -> bool:
-    """Return whether one of `codes` reads the attribute `name` of an object before it sets it.
+    """Return whether a function of `codes` reads an object's attribute `name` before the function sets this attribute.
 
     An attribute that is set first typically holds a result of a step, such as a module's output.
     """

@@ -64,8 +64,8 @@ class Candidate:
     items: Mapping[str, int] | None = None
     """The id of each item, by the item's name in `values`; None unless the object is a dict or list."""
     version: int | None = None
-    """Autograd's version counter of a tensor in an attribute of a module; -1 for an array or tuple in such an
-    attribute; None for all other objects."""
+    """Autograd's version counter, for a candidate that is a tensor in an attribute of a module. -1: the attribute is
+    an array or a tuple, which have no counter. None: the candidate is no attribute of a module, or is a number."""
     doubtful: bool = False
     """Whether the values may only be results of the newest step, which no code reads later."""
 
@@ -186,7 +186,8 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
 def _mark(value: Any, memory: set[int]) -> Hashable:
     """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`.
 
-    The fingerprint of a tensor on a GPU is its version, which does not show a replacement, so its id is added.
+    The fingerprint of a tensor on a GPU is only its version counter. The tensor's id is part of the result, because
+    another tensor in the same attribute may have the same counter.
     """
     try:
         mark = of_plain(value, memory)
