@@ -5,8 +5,8 @@
 
 Each trainer has two scripts, which make 16 steps on two ranks on CPU: `alone/NAME.py`, which saves every 4 steps, and
 `ours/NAME.py`, unless there is no adapter. `alone/NAME.py` runs under torchrun and under `hp-ext run`; each of
-the two runs has one kill, of rank 1. `ours/NAME.py` runs with two kills, and is compared with a run without kills. Exits
-with 1 if a run fails, or if the run with our adapter loses a step or ends with other losses or weights.
+the two runs has one kill, of rank 1. `ours/NAME.py` runs with two kills, and is compared with a run without kills.
+Exits with 1 if a run fails, or if the run with our adapter loses a step or ends with other losses or weights.
 """
 
 from __future__ import annotations
