@@ -216,4 +216,4 @@ def after_they_are_gone(job: Job, measured: list[dict[str, Any]], folder: Path) 
     plan = call_hp_ext("plan", "--params", "1B", "--nodes", "2", "--history", str(job.tier / "tiny"), "-o", "json")
     assert plan.code == 0, plan.stderr
     # an ordered fault says nothing about how often machines fail
-    assert any("process: 0 in" in note for note in plan.json["notes"]), plan.json["notes"]
+    assert any("process failures: 0 in" in note for note in plan.json["notes"]), plan.json["notes"]
