@@ -42,7 +42,8 @@ def address_of(tensor: torch.Tensor) -> int:
 def of_tensor(tensor: torch.Tensor) -> Hashable:
     """Return a fingerprint of a tensor: its shape and a checksum.
 
-    On a GPU the fingerprint is autograd's version counter, because reading values would wait for queued work.
+    On a GPU the fingerprint is autograd's version counter, because reading values would wait for queued work. It is
+    also the counter for a tensor that is not contiguous.
     """
     local = local_of(tensor)
     if local.device.type != "cpu" or not local.is_contiguous():
@@ -78,7 +79,8 @@ def is_number(value: Any) -> bool:
 def of_plain(value: Any, saved: Set[int]) -> Hashable:
     """Return a fingerprint of a number, tensor, array, or tuple of these; None for a value of another type.
 
-    A list or dict is represented by its identity.
+    A list or dict is represented by its identity, and a tensor whose values are not read by its identity and version
+    counter, because a later tensor may have the same counter.
 
     Args:
         value: the present value of a variable or attribute.
@@ -87,7 +89,10 @@ def of_plain(value: Any, saved: Set[int]) -> Hashable:
     if is_number(value) or value is None:
         return (type(value), value)
     if isinstance(value, torch.Tensor):
-        return of_tensor(value) if address_of(value) and address_of(value) not in saved else None
+        if not (address := address_of(value)) or address in saved:
+            return None
+        mark = of_tensor(value)
+        return (mark, id(value)) if isinstance(mark, int) else mark
     if is_array(value):
         return of_array(value)
     if type(value).__module__ == "numpy" and hasattr(value, "item") and getattr(value, "size", 0) == 1:

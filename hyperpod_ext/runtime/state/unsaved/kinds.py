@@ -184,17 +184,11 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
 
 
 def _mark(value: Any, memory: set[int]) -> Hashable:
-    """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`.
-
-    The fingerprint of a tensor on a GPU is only its version counter. The tensor's id is part of the result, because
-    another tensor in the same attribute may have the same counter.
-    """
+    """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`."""
     try:
-        mark = of_plain(value, memory)
+        return of_plain(value, memory)
     except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):  # of any class in the attribute
         return None
-    on_gpu = mark is not None and isinstance(value, torch.Tensor) and value.device.type != "cpu"
-    return (mark, id(value)) if on_gpu else mark
 
 
 def _version(value: Any) -> int | None:

@@ -86,7 +86,7 @@ def of_script(name: str, value: Any) -> Iterable[Named]:
     Contents of library objects are left out, because their caches and timers change in each step.
     """
     if isinstance(value, torch.nn.Module):
-        own = [value, *(each for each in value.modules() if is_of_script(type(each).__module__))]
+        own = [value, *(each for each in value.modules() if is_own(each))]
         found = [(f"{name}.{key}", item) for each in own for key, item in list(vars(each).items()) if _is_extra(key)]
         hooks = [(f"a hook of {name}", hook) for hook in _hooks(value)]
         return [*found, *hooks, *(one for each in own for one in _classes(type(each)))]
@@ -189,9 +189,12 @@ def _classes(kind: type) -> list[Named]:
 
 
 def is_own(value: Any) -> bool:
-    """Return whether a class, or the class of an object, belongs to the script."""
+    """Return whether a class, or the class of an object, belongs to the script or is derived from such a class.
+
+    `fully_shard` and `torch.nn.utils.parametrize` replace a module's class with a derived class of their own.
+    """
     kind = value if isinstance(value, type) else type(value)
-    return is_of_script(str(kind.__module__))
+    return any(is_of_script(str(each.__module__)) for each in kind.__mro__)
 
 
 def _functions(value: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from small_job import MEMORY, SmallJob
 from small_job import trained as trained_job
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.utils import parametrize
 from torch.optim import lr_scheduler, swa_utils
 
 from hyperpod_ext.errors import JobFailedError
@@ -496,11 +497,13 @@ def looped(body: Callable[[Run], object]) -> None:
 
 def baseline(run: Run) -> None:
     mean, hidden, previous, best = 0.0, torch.zeros(4), None, 9.0
+    columns = torch.zeros(4, 4).t()
     began, total = time.time(), 0
     for _ in run.steps(4):
         loss = float(torch.rand(1))
         mean = 0.9 * mean + 0.1 * loss
         hidden = hidden.detach() * 0.5 + loss
+        columns = (columns.t() * 0.5 + loss).t()
         if previous is not None and loss < previous:
             best = loss
         previous = loss
@@ -556,7 +559,7 @@ def set_before_it_is_read(run: Run) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (baseline, ["hidden (Tensor)", "mean (float)", "previous (float)"]),
+        (baseline, ["columns (Tensor)", "hidden (Tensor)", "mean (float)", "previous (float)"]),
         (with_a_loader, ["_SingleProcessDataLoaderIter iterated with run.steps"]),
         (from_a_generator, ["generator iterated with run.steps"]),
         *((each, []) for each in (left_out_by_name, left_out_loader, with_our_loader, set_before_it_is_read)),
@@ -596,12 +599,23 @@ class Carried(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.inner, self.kind = nn.Linear(4, 4), kind
+        self.scale = nn.Parameter(torch.ones(4))
         self.kept: Any = (torch.ones(4), 0) if kind == "tuple" else np.ones(4) if kind == "array" else torch.ones(4)
+        if kind == "transposed":  # not contiguous: values are not read, as on a GPU
+            self.kept = torch.ones(4, 4).t()
+        if kind == "pair":
+            self.kept = (torch.ones(4, 4).t(), torch.ones(4, 4).t())
+        if kind == "parametrized":  # gives the module another class, as `fully_shard` does
+            parametrize.register_parametrization(self, "scale", nn.Softplus())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.inner(x)
         match self.kind:
-            case "replaced":
+            case "transposed":
+                self.kept = (self.kept.t() * 0.9).t()
+            case "pair":
+                self.kept = tuple((each.t() * 0.9).t() for each in self.kept)
+            case "replaced" | "parametrized":
                 self.kept = self.kept * 0.9 + out.detach().mean(0)
             case "in place":
                 self.kept.mul_(0.9)
@@ -814,7 +828,16 @@ def test_a_number_that_a_module_changes_in_its_passes_is_warned_of(capfd: Any) -
 
 
 @pytest.mark.parametrize(
-    ("kind", "named"), [("replaced", "Tensor"), ("in place", "Tensor"), ("tuple", "tuple"), ("array", "ndarray")]
+    ("kind", "named"),
+    [
+        ("replaced", "Tensor"),
+        ("in place", "Tensor"),
+        ("tuple", "tuple"),
+        ("array", "ndarray"),
+        ("transposed", "Tensor"),
+        ("pair", "tuple"),
+        ("parametrized", "Tensor"),
+    ],
 )
 def test_a_tensor_that_a_module_carries_in_an_attribute_is_warned_of(kind: str, named: str, capfd: Any) -> None:
     def train(run: Run) -> None:
