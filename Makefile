@@ -22,7 +22,7 @@ READY := $(VENV)/.ready
 # most of what is installed is never imported, and need not be compiled
 PIP = $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-trainers test-nixl soak bench bench-costs bench-recovery bench-run bench-trainer bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu docs
+.PHONY: catalog setup environments cdk collected ready ready-with-cdk run check static test test-thorough test-sdks test-integrations test-trainers test-nixl soak bench bench-costs bench-recovery bench-run bench-trainer bench-rendezvous bench-resize bench-continue bench-parity bench-recovery-by-nodes bench-operator bench-faults bench-checkpoint bench-data bench-first-batch bench-simulator bench-reproducible bench-control-plane bench-store bench-tls bench-transport golden clean observed sample-mutants test-mutants test-torch test-gpu bench-gpu docs screenshots
 
 ## list the main targets; ALL=1 lists all targets
 help:
@@ -161,6 +161,10 @@ docs: $(READY)
 ## jobs with 200 random faults each, and more cases of `make test-thorough`; hours
 soak: $(READY)
 	$(BIN)/pytest -q -m soak
+
+# the screenshots in docs/, of a job that runs for this purpose; needs Chromium, and takes a minute
+screenshots: $(READY)
+	PYTHONPATH=tests/support $(BIN)/python tests/support/screenshots.py
 
 ## the five main benchmarks; figures go to docs/benchmarks/, raw rounds to build/benchmarks/
 bench: bench-recovery bench-rendezvous bench-faults bench-checkpoint bench-data

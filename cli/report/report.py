@@ -8,11 +8,13 @@ from typing import Any
 
 import click
 
+from hyperpod_ext.planner.advice_model import phase_name
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 
 from ..command import Command, output_option
 from ..output import columns, print_result, say
 from .page import NOTHING_TO_CHANGE
+from .units import duration
 
 _SOURCES = {
     "live": "a live rank",
@@ -149,7 +151,7 @@ def saving(advice: Mapping[str, Any]) -> str:
     if not advice["gain_s"]:
         return ""
     money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""
-    return f" [up to {advice['gain_s']:,.2f} s{money}]"
+    return f" [up to {duration(advice['gain_s'])}{money}]"
 
 
 def describe_result(result: Mapping[str, Any]) -> str:
@@ -161,6 +163,8 @@ def describe_result(result: Mapping[str, Any]) -> str:
     if earlier:
         source = f"the checkpoint {result['resumed_from']}" if result.get("resumed_from") else "memory"
         parts.append(f"resumed an earlier run of this name after step {earlier}, from {source}")
+    if result["steps"]:
+        parts.append(_compared(result))
     parts += [_recovery(recovery) for recovery in result["recoveries"]]
     if resizes := result.get("resizes"):
         parts.append("\n".join(_resize(resize) for resize in resizes))
@@ -190,8 +194,8 @@ def _place(fault: Mapping[str, Any]) -> str:
 def _recovery(recovery: Mapping[str, Any]) -> str:
     fault = recovery["fault"]
     head = f"{_place(fault)}: {fault['cause']}"
-    rows = [("what happened", "seconds")]
-    rows += [(phase.replace("_", " "), _seconds(took)) for phase, took in recovery["phases"].items()]
+    rows = [("phase", "seconds")]
+    rows += [(phase_name(phase), _seconds(took)) for phase, took in recovery["phases"].items()]
     rows.append(("total", _seconds(recovery["seconds"])))
     table = columns([(name, took.rjust(8)) for name, took in rows]).splitlines()
     kept = (
@@ -213,19 +217,23 @@ def _resize(resize: Mapping[str, Any]) -> str:
     return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
 
 
-def _figures(result: Mapping[str, Any]) -> str:
-    seconds = result["seconds"]
-    wall = seconds.get("wall")
-    of = f"{seconds.get('steps', 0.0):.1f} s of {wall:.1f} s" if wall else "-"
+def _compared(result: Mapping[str, Any]) -> str:
     rows = [
         ("steps lost", str(result["steps_lost"])),
         ("loss equal to the run without faults", _yes_or_no(result["loss_equal"])),
         ("weights equal", _yes_or_no(result["weights_equal"])),
-        ("share of time kept", f"{100 * result['goodput']:.1f} % ({of})"),
     ]
+    return columns(rows)
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    seconds = result["seconds"]
+    wall = seconds.get("wall")
+    of = f"{seconds.get('steps', 0.0):.1f} s of {wall:.1f} s" if wall else "-"
+    rows = [("share of time kept", f"{100 * result['goodput']:.1f} % ({of})")]
     if wall:
         others = [name for name in ("startup", "recovery", "other") if name in seconds]
-        rest = [f"{name.replace('startup', 'start-up')} {seconds[name]:.1f} s" for name in others]
+        rest = [f"{phase_name(name)} {seconds[name]:.1f} s" for name in others]
         rows.append(("where the rest went", ", ".join(rest)))
     if phases := _phases(result.get("phases") or {}):
         rows.append(("each rank's time, on average", phases))
@@ -248,9 +256,7 @@ def _phases(phases: Mapping[str, Mapping[str, float]]) -> str:
             sums[phase] = sums.get(phase, 0.0) + seconds
     total = sum(sums.values())
     shares = {phase: seconds / total for phase, seconds in sums.items()} if total else {}
-    return ", ".join(
-        f"{phase.replace('_', ' ')} {100 * share:.1f} %" for phase, share in shares.items() if share > 1e-3
-    )
+    return ", ".join(f"{phase_name(phase)} {100 * share:.1f} %" for phase, share in shares.items() if share > 1e-3)
 
 
 def _seconds(took: float | None) -> str:

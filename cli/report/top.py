@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from hyperpod_ext.planner.advice_model import phase_name
 from hyperpod_ext.terminal import escape
 
 from ..command import Command, output_option, target_option
@@ -105,7 +106,7 @@ def _head(now: dict[str, Any]) -> str:
 def _shares(seconds: dict[str, float]) -> str:
     total = sum(seconds.values())
     most = sorted(seconds.items(), key=lambda item: -item[1])
-    return ", ".join(f"{phase.replace('_', ' ')} {100 * took / total:.1f} %" for phase, took in most if took)
+    return ", ".join(f"{phase_name(phase)} {100 * took / total:.1f} %" for phase, took in most if took)
 
 
 def _left(left_s: float | None) -> str:

@@ -6,7 +6,16 @@ import math
 from collections import Counter
 
 from hyperpod_ext.config.checkpoint import DURABLE
-from hyperpod_ext.planner.advice_model import FEW, MATTERS, Advice, JobReport, seconds_of, wall_of
+from hyperpod_ext.planner.advice_model import (
+    FEW,
+    MATTERS,
+    Advice,
+    JobReport,
+    phase_name,
+    seconds_of,
+    three_digits,
+    wall_of,
+)
 from hyperpod_ext.planner.costs import Speeds
 from hyperpod_ext.planner.rates import fit
 
@@ -48,8 +57,8 @@ def slowest_phase(report: JobReport) -> Advice | None:
     if not total or total < MATTERS * wall_of(report):
         return None
     worst = max(sums, key=lambda phase: sums[phase])
-    how = f"{total / len(recoveries):.3f} s per recovery, {100 * sums[worst] / total:.0f} % of it in "
-    how += f"`{worst.replace('_', ' ')}`"
+    how = f"{three_digits(total / len(recoveries))} s per recovery, {100 * sums[worst] / total:.0f} % of it in "
+    how += f"`{phase_name(worst)}`"
     slowest = max(recoveries, key=lambda recovery: float(recovery["seconds"]))
     if len(recoveries) > 1 and slowest["seconds"] > total / 2:
         fault = slowest["fault"]

@@ -1,4 +1,4 @@
-"""The class of advice, and functions that read measurements from a job's report. Pure."""
+"""The class of advice, functions that read measurements from a job's report, and texts of measurements. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,18 @@ MATTERS = 0.001
 """Share of a job's time that a problem must cost at least before a rule gives advice."""
 FEW = 3
 """Minimum number of faults from which a rule computes a fault rate."""
+
+PHASE_NAMES = {
+    "fault_seen": "detect",
+    "survivors_freed": "abort",
+    "new_member": "agree",
+    "groups_back": "rebuild",
+    "state_back": "restore",
+    "first_new_step": "first step",
+    "startup": "start-up",
+}
+"""Names of phases that differ from the phase's key in report.json. The phases of a recovery have the names of the
+phases of the ranks' time."""
 
 JobReport = Mapping[str, Any]
 """Report of a job, as `runtime.events.report.make_report` returns it."""
@@ -29,6 +41,17 @@ class Advice:
     def to_json(self, usd_per_hour: float | None = None) -> dict[str, Any]:
         found: dict[str, Any] = {"rule": self.rule, "text": self.text, "gain_s": round(self.gain_s, 4)}
         return found if usd_per_hour is None else found | {"gain_usd": round(self.gain_s / 3600 * usd_per_hour, 2)}
+
+
+def phase_name(phase: str) -> str:
+    """Return the name of a phase, as texts and charts show it, from its key in report.json."""
+    return PHASE_NAMES.get(phase, phase.replace("_", " "))
+
+
+def three_digits(value: float) -> str:
+    """Return a number as text, with three digits from the first that matters, and at most three after the point."""
+    size = abs(value)
+    return f"{value:.{3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
 
 
 def wall_of(report: JobReport) -> float:

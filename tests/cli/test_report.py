@@ -19,6 +19,7 @@ from report_figures import check_figures
 
 from hyperpod_ext.jobs.contract import records
 from hyperpod_ext.jobs.slurm.client import SlurmJob
+from hyperpod_ext.runtime.events.of_training import is_sampled
 
 Event = dict[str, Any]
 HOSTILE = "ValueError: </script><img src=x onerror=alert(1)> & 'quoted' \"twice\""
@@ -78,7 +79,7 @@ def test_a_log_alone_is_enough(log: Path) -> None:
     assert [sum(seconds.values()) for seconds in result["phases"].values()] == pytest.approx([10.0, 10.0])
     assert hp_ext("report", log.parent, "-o", "json").json == result
     text = hp_ext("report", log).stdout
-    assert re.search(r"each rank's time, on average +startup 20.0 %, data 1.2 %, step", text)
+    assert re.search(r"each rank's time, on average +start-up 20.0 %, data 1.2 %, step", text)
 
 
 @pytest.mark.parametrize(
@@ -121,13 +122,13 @@ def test_advice_names_the_figure_it_follows_from(log: Path, tmp_path: Path) -> N
     page = tmp_path / "page.html"
     done = hp_ext("report", log, "-o", "json", "--page", page, "--usd-per-hour", "7200")
     slow, waited = done.json["advice"][:1], [each for each in done.json["advice"] if each["rule"] == "checkpoint-wait"]
-    assert slow[0]["text"].startswith("3.500 s per recovery, 43 % of it in `first new step`")
+    assert slow[0]["text"].startswith("3.50 s per recovery, 43 % of it in `first step`")
     assert (slow[0]["gain_s"], slow[0]["gain_usd"]) == (1.5, 3.0)
     assert waited[0]["text"].startswith("Each rank waited 0.25 s (2 %) for snapshots")
     shown = page.read_text()
-    assert "3.500 s per recovery" in shown
+    assert "3.50 s per recovery" in shown
     assert '<data data-key="advice.0.gain_usd" value="3.0">3.00</data>' in shown
-    assert "what to change:\n- 3.500 s" in hp_ext("report", log).stdout
+    assert "what to change:\n- 3.50 s" in hp_ext("report", log).stdout
     assert "before its first step, such as compiling. [up to 1.50 s]" in hp_ext("report", log).stdout
     assert "[up to 1.50 s, $3.00]" in hp_ext("report", log, "--usd-per-hour", "7200").stdout
     assert hp_ext("report", log, "--usd-per-hour", "0").code == 2
@@ -276,17 +277,134 @@ def test_another_run_is_put_beside(log: Path, tmp_path: Path, loss: float, equal
     assert (len(lines), lines[0] == lines[1]) == (2, equal)
 
 
-def test_a_page_of_many_ranks_says_what_it_leaves_out(tmp_path: Path) -> None:
-    events = [entry(100.0, "job_started", world_size=300, nodes=1)]
-    events += [entry(101.0, "joined", rank=rank, pid=rank) for rank in range(300)]
-    events += [_step(103.0, rank, 1, 102.0, loss=None) for rank in range(300)]
+def _many(ranks: int, killed: int, slow: int) -> list[Event]:
+    """Two steps of many ranks, a kill in the second, and the second again; one rank waits for its data and its state.
+    Of ranks that are not sampled, the log has what the coordinator writes of every rank."""
+    sampled = [rank for rank in range(ranks) if is_sampled(rank)]
+
+    def restored(rank: int) -> float:
+        return 113.5 + rank / 10**4 + 0.5 * (rank == slow)
+
+    def data_s(rank: int) -> float:
+        return 0.75 if rank == slow else 0.01 + rank / 10**4
+
+    return [
+        entry(100.0, "job_started", world_size=ranks, nodes=ranks),
+        *(entry(101.0, "joined", rank=rank, pid=rank) for rank in range(ranks)),
+        entry(101.0, "generation", generation=1, step=0),
+        *(entry(109.0, "restored", rank=rank, source="fresh") for rank in range(ranks)),
+        *(entry(110.0, "begun", rank=rank, step=0, generation=1) for rank in range(ranks)),
+        *(_step(111.0, rank, 1, 110.0, loss=None, data_s=data_s(rank)) for rank in sampled),
+        entry(111.5, "killed", rank=killed, node=killed, step=2),
+        entry(111.75, "fault", rank=killed, node=killed, step=2, cause="killed by SIGKILL (9)", died=True),
+        *(entry(112.0, "aborted", rank=rank, step=1) for rank in sampled if rank != killed),
+        *(entry(112.0, "joined", rank=rank, pid=rank) for rank in sampled if rank != killed),
+        entry(113.0, "joined", rank=killed, pid=ranks),
+        entry(113.0, "generation", generation=2, step=1),
+        *(entry(113.25, "groups_open", rank=rank) for rank in sampled),
+        *(entry(restored(rank), "restored", rank=rank, source="self") for rank in range(ranks)),
+        entry(114.5, "go", step=1),
+        *(entry(114.75, "begun", rank=rank, step=1, generation=2) for rank in range(ranks)),
+        *(_step(116.0, rank, 2, 114.75, 2, loss=None) for rank in sampled),
+        *(entry(116.0, "done", rank=rank, digest="d") for rank in range(ranks)),
+        entry(120.0, "job_ended", state="succeeded"),
+    ]
+
+
+def _rows(page: str, heading: str) -> list[str]:
+    """First cells of the table below a heading."""
+    return re.findall(r"<tr><td>([^<]+)</td>", page.partition(f"<h2>{heading}</h2>")[2].partition("<h2>")[0])
+
+
+def _lanes(page: str) -> list[str]:
+    """Names of the ranks in the chart of a recovery."""
+    return re.findall(r'text-anchor="start">([^<]+)</text>', page.partition("<h2>What failed</h2>")[2])
+
+
+@pytest.mark.parametrize(("ranks", "killed", "slow"), [(64, 37, 5), (1024, 701, 516)])
+def test_the_page_of_many_ranks_shows_the_failed_the_slowest_the_median_and_the_spread(
+    tmp_path: Path, ranks: int, killed: int, slow: int
+) -> None:
     page = tmp_path / "page.html"
-    done = hp_ext("report", _write(tmp_path / "run" / "events.jsonl", events), "-o", "json", "--page", page)
-    assert (len(done.json["phases"]), done.json["losses"]) == (66, {"1": None})
-    text = page.read_text()
-    assert "2 more ranks are in the JSON" in text
-    assert text.count('data-key="phases.') == 64 * 2  # startup and step
+    log = _write(tmp_path / "run" / "events.jsonl", _many(ranks, killed, slow))
+    result = hp_ext("report", log, "-o", "json", "--page", page).json
+    (recovery,), text = result["recoveries"], page.read_text()
+    sampled = [rank for rank in range(ranks) if is_sampled(rank)]
+    assert set(map(int, recovery["timeline"])) == {killed, *sampled}
+    assert [*result["phases"]] == [str(rank) for rank in sampled], "not of a rank whose steps are not logged"
+    of_killed = recovery["timeline"][str(killed)]
+    assert [of_killed[0], of_killed[-1][0]] == [["detect", 0.0, 0.25], "first_step"]
+    assert sum(seconds for _, _, seconds in of_killed) == pytest.approx(recovery["seconds"])
+    others = [rank for rank in sampled if rank not in (killed, slow)]
+    median = [slow, *reversed(others)][(len(others) + 1) // 2]  # a higher rank restores later
+    assert _lanes(text) == [
+        f"rank {killed}, failed",
+        f"rank {slow}, slowest",
+        f"rank {median}, median",
+        "rank 0, fastest",
+    ]
+    spread = r"other ranks had restored their state after 2\.00 s to 2\.5\d s, median 2\.0\d s\."
+    assert re.search(f"{len(others) + 1} {spread}", text)
+    rows = _rows(text, "Who was slow")
+    assert (rows[0], [row.partition(", ")[2] for row in rows[1:3]]) == (f"rank {slow}, slowest", ["median", "fastest"])
+    assert rows[3:] == ["spread"]
+    assert f"The JSON has all {len(sampled)} ranks whose steps are logged" in text
     assert "No step told its loss" in text
+
+
+def test_the_page_of_a_few_ranks_shows_each_with_the_failed_and_the_slow_ones_first(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    hp_ext("report", _write(tmp_path / "run" / "events.jsonl", _many(4, killed=2, slow=3)), "--page", page)
+    text = page.read_text()
+    assert _lanes(text) == ["rank 2, failed", "rank 3, slowest", "rank 1", "rank 0, fastest"]
+    assert _rows(text, "Who was slow") == ["rank 3, slowest", "rank 2", "rank 1", "rank 0, fastest", "spread"]
+
+
+def test_the_page_answers_one_question_after_the_other_and_its_claim_comes_first(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    hp_ext("report", log, "--beside", log, "--page", page)
+    text = page.read_text()
+    headings = re.findall("<h2>(.*?)</h2>", text)
+    assert headings[:4] == ["What failed", "What it cost", "Who was slow", "What to change"]
+    claim = re.sub(r"<[^>]+>|\s+", " ", text.partition("</h1>")[2].partition("</p>")[0])
+    said = ["0 steps lost", "weights equal to the run without faults", "loss equal to the run without faults"]
+    assert [re.sub(" +", " ", claim).find(each) >= 0 for each in said] == [True] * 3, claim
+    printed = hp_ext("report", log).stdout
+    assert printed.index("steps lost") < printed.index("rank 1 on node 0")
+
+
+def test_phases_have_one_name_in_tables_and_charts(log: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    hp_ext("report", log, "--page", page)
+    text = page.read_text()
+    failed = text.partition("<h2>What failed</h2>")[2].partition("<h2>")[0]
+    keys = set(re.findall(r'class="key"><i class="p-\w+"></i>([^<]+)</span>', failed))
+    assert set(re.findall("<th>([^<]+)</th>", failed)) - {"continued from step"} <= keys
+    assert {"detect", "abort", "agree", "rebuild", "restore", "first step"} <= keys
+    printed = hp_ext("report", log).stdout
+    assert set(re.findall(r"^  ([a-z ]+?) +[\d.]+$", printed, re.M)) - {"total"} <= keys
+
+
+def test_time_axes_begin_at_the_first_step_with_the_start_up_next_to_them(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    log = _write(tmp_path / "run" / "events.jsonl", _many(4, killed=2, slow=3))
+    seconds = hp_ext("report", log, "-o", "json", "--page", page).json["seconds"]
+    chart = page.read_text().partition("<h2>What it cost</h2>")[2].partition("</figure>")[0]
+    assert (seconds["startup"], seconds["wall"]) == (10.0, 20.0)
+    assert "seconds since the first step" in chart
+    assert re.findall(r'text-anchor="middle">(\d+)<', chart) == ["0", "2", "4", "6", "8", "10"]
+    assert 'class="p-startup"' not in chart.partition("<svg")[2]
+    assert "The time axis begins at the first step, 10.0 s after the start of the job." in page.read_text()
+
+
+def test_numbers_on_the_page_have_three_digits(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    events = _many(4, killed=2, slow=3)
+    events[-1]["t"] = 20_000.0
+    hp_ext("report", _write(tmp_path / "run" / "events.jsonl", events), "--page", page)
+    seen = re.findall(r"<data[^>]*>([^<]+)</data>", page.read_text())
+    assert "332 min" in seen, "19,900 s"
+    assert [text for text in seen if len(re.sub(r"^0\.|\D", "", text)) > 3] == []
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_what_people_read(run_dir: Path) -> None:
         "ranks      2 on 2 nodes, generation 1\n"
         "loss       0.5000\n"
         "time kept  50.0 %\n\n"
-        "time of all ranks: startup 50.0 %, step 50.0 %\n\n"
+        "time of all ranks: start-up 50.0 %, step 50.0 %\n\n"
         "newest copies: peer step 1\n\n"
         "RANK  NODE  DOES  STEP  SECONDS\n"
         "0     0     step  1     2.0\n"

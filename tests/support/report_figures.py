@@ -14,6 +14,7 @@ def check_figures(shown: dict[str, tuple[str, str]], result: dict[str, Any]) -> 
         assert float(value) == known[key], key
         number = float(re.match(r"[-\d.]+", text).group())  # type: ignore[union-attr]
         scale = 100 if "%" in text else 1 / (1 << 20) if "bytes" in key else 1
+        scale /= {"min": 60, "h": 3600}.get(text.rpartition(" ")[2], 1)
         digits = len(text.partition(".")[2].split(" ")[0])
         assert math.isclose(number, known[key] * scale, abs_tol=0.5001 * 10**-digits), f"{key}: {text}"
     for rank, seconds in result["phases"].items():

@@ -104,6 +104,8 @@ class RecoveryReport(Output):
     """Seconds after the start of the job."""
     fault: FaultReport
     """The first fault of the recovery."""
+    failed: list[Count] = []
+    """Ranks that failed, at most 8, in the order in which the faults were detected."""
     escalation_level: str = ""
     silent_s: Seconds | None = None
     """Seconds from the job's last sign of progress (a step begun or completed by any rank) until the fault was

@@ -2,7 +2,7 @@
 
 phases     seconds in each phase, by rank. A rank's phases add up to the wall time
 over_time  share of all ranks' time in each phase, in up to 120 equal parts of the job
-timeline   in each recovery: spans of each rank, from the fault to the end of the first new step
+timeline   in each recovery: spans of each sampled or failed rank, from the fault to the end of the first new step
 tiers      how many steps the newest copy in each tier is behind, whenever an agent reports it
 traffic    bytes that ranks restored, by source
 snapshots  number of snapshots, and the mean time that the training thread waited for a snapshot
@@ -17,7 +17,7 @@ from typing import Any
 from hyperpod_ext.runtime.events.event import Events
 from hyperpod_ext.runtime.events.of_checkpoints import Copying
 from hyperpod_ext.runtime.events.of_training import Restored, Step
-from hyperpod_ext.runtime.events.phases import PHASES, Span, spans_by_rank, totals
+from hyperpod_ext.runtime.events.phases import PHASES, Span, ranks_of, spans_by_rank, totals
 
 _PARTS = 120
 _SHORTEST_S = 0.00005
@@ -30,17 +30,20 @@ def breakdown(events: Events, recoveries: Sequence[dict[str, Any]]) -> dict[str,
     """Return the fields listed at the top of this module. The function also adds `timeline` to each entry of
     `recoveries`.
 
-    `recoveries`: entries whose `t` and `seconds` say when the recovery began and how long it took."""
-    start, wall = events.start, events.end - events.start
+    `recoveries`: entries whose `t` and `seconds` say when the recovery began and how long it took, and whose `failed`
+    names the failed ranks."""
+    start, wall, sampled = events.start, events.end - events.start, set(ranks_of(events))
     phases: dict[str, dict[str, float]] = {}
     over_time = OverTime(start, wall)
     for recovery in recoveries:
         recovery["timeline"] = {}
-    for rank, found in spans_by_rank(events):
-        phases[str(rank)] = {phase: round(seconds, 4) for phase, seconds in totals(found).items()}
-        over_time.add(found)
+    for rank, found in spans_by_rank(events, also={rank for recovery in recoveries for rank in recovery["failed"]}):
+        if rank in sampled:
+            phases[str(rank)] = {phase: round(seconds, 4) for phase, seconds in totals(found).items()}
+            over_time.add(found)
         for recovery in recoveries:
-            recovery["timeline"][str(rank)] = _window(found, start + recovery["t"], recovery["seconds"])
+            if rank in sampled or rank in recovery["failed"]:
+                recovery["timeline"][str(rank)] = _window(found, start + recovery["t"], recovery["seconds"])
     return {
         "phases": phases,
         "over_time": over_time.to_json(),

@@ -20,7 +20,7 @@ idle              before the rank's process exists, and after its work is done
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -112,17 +112,26 @@ def spans(events: Events) -> dict[int, list[Span]]:
     return dict(spans_by_rank(events))
 
 
-def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
-    """Yield each rank with its spans, so that the spans of all ranks of a long job are never in memory at once."""
+def spans_by_rank(events: Events, also: Collection[int] = ()) -> Iterator[tuple[int, list[Span]]]:
+    """Yield each rank with its spans, so that the spans of all ranks of a long job are never in memory at once.
+
+    Args:
+        also: more ranks to yield, such as failed ranks. If the steps of such a rank are not logged, the rank's first
+            step in each generation ends with the same step of the slowest sampled rank.
+    """
     facts = _facts(events)
-    concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in ranks_of(events)}
+    sampled = ranks_of(events)
+    concerning: dict[int, list[_OfRank | _OfAll]] = {rank: [] for rank in dict.fromkeys([*sampled, *also])}
     for event in events:
         if isinstance(event, _OfAll):
             for its in concerning.values():
                 its.append(event)
         elif isinstance(event, _OfRank) and event.rank in concerning:
             concerning[event.rank].append(event)
+    first_steps = _first_steps(events) if len(concerning) > len(sampled) else []
     for rank, its in concerning.items():
+        if not any(isinstance(event, Step) for event in its):
+            its[:0] = first_steps  # in front of an event at the same moment, which a rank writes after its step
         builder = SpanBuilder(rank, facts)
         for each in sorted(its, key=lambda event: event.t):
             builder.add(each)
@@ -133,6 +142,17 @@ def spans_by_rank(events: Events) -> Iterator[tuple[int, list[Span]]]:
 def ranks_of(events: Events) -> list[int]:
     """Return all sampled ranks that have joined at some time."""
     return sorted({event.rank for event in events.of(Joined) if is_sampled(event.rank)})
+
+
+def _first_steps(events: Events) -> list[Step]:
+    """Return the first step of each generation, as the slowest sampled rank made it. The steps have no beginning of
+    their own: another rank may have been ready earlier or later."""
+    first: dict[int, Step] = {}
+    for made in events.of(Step):
+        known = first.setdefault(made.generation, made)
+        if (made.step, -made.t) < (known.step, -known.t):
+            first[made.generation] = made
+    return [made.model_copy(update={"began": events.start}) for made in first.values()]
 
 
 def totals(of_rank: Iterable[Span]) -> dict[SpanPhase, float]:

@@ -39,7 +39,7 @@ from hyperpod_ext.runtime.events.of_training import (
 from hyperpod_ext.runtime.snapshot.parity import beyond_parity
 
 _SHOWN = 8
-"""Maximum number of ranks that one warning names."""
+"""Maximum number of ranks that one warning or recovery names."""
 GIVE_A_GENERATOR = (
     "Give the loader generator=torch.Generator(). Random numbers that its worker processes draw must follow from the "
     "sample's index; ElasticDataLoader seeds them so."
@@ -281,6 +281,7 @@ def _recovery(past: _Past, leaving: Events, joining: Events) -> dict[str, Any]:
         "generation": begins.generation,
         "t": round(began - past.start, 4),
         "fault": _shown(fault),
+        "failed": list(dict.fromkeys(each.rank for each in faults))[:_SHOWN],
         "escalation_level": fault.escalation_level,
         "silent_s": round(fault.t - max(moved), 4) if moved else None,
         "resumed_step": resumed,

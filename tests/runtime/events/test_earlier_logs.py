@@ -32,6 +32,7 @@ def test_a_report_of_an_earlier_log_has_the_figures_of_its_time(folder: Path) ->
     expected = json.loads(_with_new_names((folder / "report.json").read_text()))
     known = {key: expected[key] for key in ("state", "error", "world_size")}
     found = json.loads(json.dumps(make_report(log.all_events(), **known)))
+    assert [recovery.pop("failed") for recovery in found["recoveries"]] == [[1]], "was not reported then"
     assert {key: found[key] for key in expected} == expected
     assert (len(found["recoveries"]), len(found["resizes"]), found["steps"]) == (1, 2, 45)
 
