@@ -158,7 +158,7 @@ def _list(folder: Path, named: bool, output: str) -> None:
 
     held = stores_in(folder) if folder.is_dir() else []
     if not held and named:
-        raise NotFoundError(f"there is no store in {folder}", hint="`hp-ext data build` makes one.")
+        raise NotFoundError(f"there is no token store in {folder}", hint="`hp-ext data build` builds one.")
     rows = [
         {
             "path": str(each.folder),

@@ -14,7 +14,8 @@ _KINDS = {
     "hang": "The rank's process hangs, in the way that --how names.",
     "slow": "The rank takes --seconds longer for each phase, for --steps steps.",
     "oom": "The rank allocates more memory than its limit.",
-    "cut-network": "The rank's connections to other ranks close. With --node: the node's to the coordinator.",
+    "cut-network": "The rank's connections to other ranks close. With --node: the node's connection to the job's "
+    "coordinator closes.",
     "corrupt-memory": "A bit flips in the rank's snapshots in memory.",
     "corrupt-weights": "A bit flips in the rank's first parameter.",
 }

@@ -75,7 +75,7 @@ def planning_options(function: F) -> F:
             help="Number of nodes in a rack, which fail together.",
         ),
         click.option(
-            "--racks", "domains", is_flag=True, help="Copies are stored in another failure domain than their owner."
+            "--racks", "domains", is_flag=True, help="Store copies in another failure domain than their owner's."
         ),
         click.option(
             "--history",
@@ -85,7 +85,7 @@ def planning_options(function: F) -> F:
         click.option(
             "--mtbf-hours",
             type=Positive(infinite=True),
-            help="Mean hours between failures of one node. --rates sets the shares of the classes of failures.",
+            help="Mean hours between failures of one node. --rates then sets only the share of each class of failures.",
         ),
         click.option(
             "--rates", default="llama3-405b", show_default=True, help="Use the failure rates of a published run."
@@ -98,7 +98,11 @@ def planning_options(function: F) -> F:
             show_default=True,
             help="Share of the state's bytes that training changes. With LoRA: adapters and their optimizer state.",
         ),
-        click.option("--step-seconds", type=number, help="Seconds of a step.  [default: measured in --history, or 10]"),
+        click.option(
+            "--step-seconds",
+            type=number,
+            help="Duration of a step in seconds.  [default: measured in --history, or 10]",
+        ),
         click.option(
             "--replicated",
             is_flag=True,

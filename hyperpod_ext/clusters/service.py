@@ -73,9 +73,15 @@ def _as_asked(cluster: ClusterConfig) -> Mapping[str, Any]:
     """
     described, found = changes(cluster)
     if (status := described["ClusterStatus"]) not in ("Creating", "InService"):
-        raise ConflictError(f"a cluster {cluster.name} exists, with status {status}")
+        raise ConflictError(
+            f"a cluster {cluster.name} exists, with status {status}",
+            hint="choose another name; or delete the cluster with `hp-ext cluster delete`, and create it again",
+        )
     if other := [str(one) for one in found if one.before not in (None, {}, []) or one.effect in ("add", "tag")]:
-        raise ConflictError(f"a cluster {cluster.name} exists and differs from the spec: {'; '.join(other)}")
+        raise ConflictError(
+            f"a cluster {cluster.name} exists and differs from the spec: {'; '.join(other)}",
+            hint="change it with `hp-ext update-cluster`, or choose another name",
+        )
     return described
 
 
@@ -90,7 +96,7 @@ def _updated(cluster: ClusterConfig, sent: Collection[str]) -> Mapping[str, Any]
     """
     described, left = changes(cluster)
     if paths := sorted({one.path for one in left} & set(sent)):
-        raise NotFoundError(f"{cluster.name} lacks the change of {', '.join(paths)}")
+        raise NotFoundError(f"cluster {cluster.name} does not have the requested values of {', '.join(paths)}")
     return described
 
 

@@ -53,7 +53,7 @@ class ResilientAccelerator(Accelerator):
         super().__init__(**options)
         if self.num_processes != run.world_size:
             raise JobFailedError(
-                f"Accelerate sees {self.num_processes} processes, the job has {run.world_size}",
+                f"Accelerate found {self.num_processes} processes, but the job has {run.world_size}",
                 hint="Make the accelerator inside the training function; on CPUs pass cpu=True.",
             )
         kind = self.distributed_type.value

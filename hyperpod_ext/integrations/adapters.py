@@ -27,8 +27,8 @@ def check_adapter(run: Run, name: str, package: str | None = None) -> None:
     generation, other = _made.get(run, (0, name))
     if generation == run.generation and other != name:
         raise JobFailedError(
-            f"{name} was made after {other} in one job: each of them restores the state and counts the steps",
-            hint="Use one kind of adapter per job, and the other kind in a second job.",
+            f"{name} was created after {other} in one job, but both would restore the state and count the steps",
+            hint="Use only one kind of adapter in a job.",
         )
     _made[run] = run.generation, name
     if package is not None:

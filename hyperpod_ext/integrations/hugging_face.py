@@ -66,7 +66,7 @@ class ResilientTrainer(Trainer):
             )
         if self.args.world_size != run.world_size:
             raise JobFailedError(
-                f"TrainingArguments see {self.args.world_size} processes, the job has {run.world_size}",
+                f"TrainingArguments found {self.args.world_size} processes, but the job has {run.world_size}",
                 hint="Make the TrainingArguments inside the training function; on CPUs pass use_cpu=True.",
             )
         self.callback_handler.callbacks.insert(0, _Follow(self))

@@ -208,7 +208,10 @@ class Follow(Callback):
         of_epochs = steps_per_epoch(sampler.length, batch, sampler.drop_last) * (trainer.max_epochs or 1000)
         totals = [total for total in (trainer.max_steps, of_epochs) if total > 0]
         if not totals:
-            raise JobFailedError("the trainer has no last step", hint="Pass max_steps or max_epochs to the trainer.")
+            raise JobFailedError(
+                "the trainer has no last step, because neither max_steps nor max_epochs is limited",
+                hint="Pass max_steps or max_epochs to the trainer.",
+            )
         self.trainer, self.batches, self._total = trainer, Batches(loader), min(totals)
 
     def restore(self, strategy: ResilientStrategy) -> None:

@@ -50,7 +50,8 @@ class HyperpodCheckpointIO(CheckpointIO):
             UnsupportedError: `storage_options` is given.
         """
         if storage_options is not None:
-            raise UnsupportedError([Problem("trainer.save_checkpoint(storage_options=...)", hint="Leave it out.")])
+            wrong = "trainer.save_checkpoint(storage_options=...) is not supported by HyperpodCheckpointIO"
+            raise UnsupportedError([Problem(wrong, hint="leave storage_options out")])
         self._at(path).save(checkpoint, int(checkpoint.get("global_step", 0)))
 
     def load_checkpoint(

@@ -167,7 +167,7 @@ class SingleRankCheckpoint:
         files = files_of(checkpoint, "0")
         if plan.nbytes != (nbytes := sum(file.nbytes for file in files)):
             raise CorruptSnapshotError(
-                f"{self._store.url}/{folder}: its plan is for {plan.nbytes} bytes, but its files have {nbytes}"
+                f"{self._store.url}/{folder}: the layout plan lists {plan.nbytes} bytes, but the files have {nbytes}"
             )
         buffer = memoryview(bytearray(min(_CHUNK, plan.nbytes)))
         for file in files:

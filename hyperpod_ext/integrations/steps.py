@@ -45,7 +45,7 @@ class Steps:
         step = next(self._steps, None)
         if step is None:
             raise JobFailedError(
-                f"a step was begun after the last step, {self._total}",
+                f"the loop started another step after step {self._total}, the last step of the job",
                 hint="Pass the number of steps that the loop makes.",
             )
         self._sum = None

@@ -67,8 +67,9 @@ class RunCheckpointer:
             JobFailedError: `curr_step` does not follow the last committed step, or `load` was not called.
         """
         if self._step < 0 or curr_step != self._step + 1 or last_step != (curr_step == self._total):
+            before = "before load()" if self._step < 0 else f"after step {self._step} of {self._total}"
             raise JobFailedError(
-                f"save({curr_step}, last_step={last_step}) after step {self._step} of {self._total}",
+                f"save({curr_step}, last_step={last_step}) was called {before}",
                 hint="Call load() first, then save() after each step, with last_step=True after the last step.",
             )
         self._step = curr_step

@@ -120,11 +120,11 @@ def test_a_list_tells_the_state_of_each_newest_first(written: Written, folder: P
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["STEP", "GENERATION", "RANKS", "SIZE", "AGE", "TIER", "STATE"]
     assert [line.split()[0] for line in lines[1:]] == ["50", "40", "35", "30", "20", "10"]
-    assert lines[1].endswith("file  unfinished: node 1 not begun")
+    assert lines[1].endswith("file  unfinished: upload not started on node 1")
     assert "file  abandoned: a later generation began" in lines[2]
     assert lines[3].endswith("file  complete")
     assert lines[4].endswith("file  complete")
-    assert lines[5].endswith("file  damaged: __1_0.distcp: it is missing")
+    assert lines[5].endswith("file  damaged: __1_0.distcp: is missing")
     assert "file  damaged: manifest.json: not JSON" in lines[6]
 
 
@@ -194,7 +194,8 @@ def test_an_unfinished_checkpoint_names_the_nodes_it_waits_for(tmp_path: Path) -
     written = Written(open_store(str(tmp_path / JOB)), nodes=4)
     written.save(10, nodes=[0], done=False)
     assert (
-        "unfinished: nodes 1, 2, 3 not begun, node 0 not done" in hp_ext("checkpoints", "list", tmp_path / JOB).stdout
+        "unfinished: upload not started on nodes 1, 2, 3, upload not finished on node 0"
+        in hp_ext("checkpoints", "list", tmp_path / JOB).stdout
     )
 
 
@@ -336,7 +337,7 @@ def test_a_step_that_is_not_there_comes_with_the_nearest(written: Written, folde
     done = hp_ext("checkpoints", "verify", folder, "--step", "40")
     assert done.code == 6
     assert "step 40" in done.stderr
-    assert "is unfinished: node 1 not begun" in done.stderr
+    assert "is unfinished: upload not started on node 1" in done.stderr
 
 
 # --- verify -----------------------------------------------------------------------------------------
@@ -444,7 +445,7 @@ def test_a_mac_that_is_none_is_damage(written: Written, folder: Path, secret_fil
     assert "manifest.json: its MAC of '__1_0.distcp' is " in done.stdout
 
 
-@pytest.mark.parametrize(("harm", "said"), [("flip", "it differs from the manifest"), ("remove", "it is missing")])
+@pytest.mark.parametrize(("harm", "said"), [("flip", "differs from the manifest"), ("remove", "is missing")])
 def test_what_earlier_versions_did_not_sum_is_compared_all_the_same(
     written: Written, folder: Path, harm: str, said: str
 ) -> None:
@@ -469,7 +470,7 @@ def test_all_that_is_wrong_is_told(written: Written, folder: Path) -> None:
     done = hp_ext("checkpoints", "verify", folder, "--all")
     assert done.code == 7
     assert done.stdout.count("CRC64-NVME is") == 2
-    assert "  .metadata: it is missing" in done.stdout
+    assert "  .metadata: is missing" in done.stdout
     assert "step-000000030-g000001: good" in done.stdout
     assert "step 40: skipped, because it is unfinished" in done.stderr
     assert hp_ext("checkpoints", "verify", folder).code == 0, "the newest is good"
@@ -622,7 +623,7 @@ def test_another_checkpoint_of_the_same_step_is_not_overwritten(written: Written
     moved_on.save(1, generation=1)
     moved_on.save(6, generation=3)
     done = hp_ext("checkpoints", "copy", folder, tmp_path / "on" / JOB)
-    assert "generation 3 began after step 5" in done.stderr
+    assert "generation 3 of the job there continued from step 5" in done.stderr
 
 
 def test_large_images_go_through_a_file(
@@ -719,7 +720,7 @@ def test_from_a_directory_to_s3_and_back(written: Written, folder: Path, bucket:
     client = s3_server.client(s3_server.endpoint())
     client.put_object(Bucket=bucket, Key=f"jobs/{JOB}/{folder_of(20, 1)}/__1_0.distcp", Body=b"")
     done = hp_ext("checkpoints", "verify", there, "--all")
-    assert (done.code, "it is 0 bytes long" in done.stdout) == (7, True)
+    assert (done.code, "has 0 bytes, but the manifest lists" in done.stdout) == (7, True)
     assert hp_ext("checkpoints", "prune", there, "--keep", "1", "--yes").stdout == "nothing to delete\n"
     done = hp_ext("checkpoints", "list", "s3://no-such-bucket-here/x")
     assert (done.code, "Create bucket" in done.stderr) == (4, True)

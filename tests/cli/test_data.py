@@ -93,8 +93,8 @@ def test_a_dataset_that_changed_exits_7(dataset: Path, place: Path) -> None:
         (["build", "news.jsonl", "--segment", "lots"], 2, "is not a size"),
         (["build", "news.jsonl", "--budget", "1KiB", "--segment", "4KiB"], 7, "the budget is 1,024"),
         (["build", "news.jsonl", "--whole-documents"], 2, "needs --sequence-length"),
-        (["build", "news.jsonl", "--sequence-length", "10000000"], 3, "less than one sample"),
-        (["inspect", "nowhere"], 6, "there is no store in nowhere"),
+        (["build", "news.jsonl", "--sequence-length", "10000000"], 3, "but one sample needs 10000001"),
+        (["inspect", "nowhere"], 6, "there is no token store in nowhere"),
         (["verify", "."], 6, "is not a token store"),
     ],
 )

@@ -181,7 +181,7 @@ def test_a_history_of_one_event_is_no_history(tmp_path: Path) -> None:
     file.write_text(json.dumps(entry(1.0, "job_started", nodes=2)) + "\n")
     done = hp_ext("plan", "--model", "gpt2", "--nodes", "2", "--history", file)
     assert done.code == 3
-    assert "no rates can be computed" in done.stderr
+    assert "no failure rates can be computed" in done.stderr
 
 
 def test_what_never_fails_is_saved_once() -> None:

@@ -108,7 +108,7 @@ def test_the_call_wrapper_is_passed_by_its_annotation(function: Any, monkeypatch
     with pytest.raises(JobFailedError, match="keeps state in memory") as refused:
         HPWrapper(checkpoint_manager=CheckpointManager())(function)(5)
     assert "mode: ours" in refused.value.hint
-    with pytest.raises(JobFailedError, match="outside of a function of HPWrapper"):
+    with pytest.raises(JobFailedError, match="outside of a function with the decorator HPWrapper"):
         current_run("Strategy")
 
 

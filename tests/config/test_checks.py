@@ -156,7 +156,7 @@ def test_settings_of_the_runtime_that_the_pages_name_can_be_set(name: str, right
     ("fields", "words"),
     [
         ({"mode": "plain"}, "mode plain restarts all ranks"),
-        ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "continues with fewer nodes in another way"),
+        ({"elastic": {"min_nodes": 1, "max_nodes": 8}}, "two different ways to continue with fewer nodes"),
         ({"parallelism": {"tensor": 2}}, "2 ranks share one copy of the model"),
         ({"nodes": 1}, "the job has only one rank"),
         ({"checkpoint": CheckpointPolicy(tiers=(PeerTier(parity=3),))}, "cannot be combined with parity"),

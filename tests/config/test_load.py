@@ -73,7 +73,7 @@ checkpoint:
         ("nodes: 1e5", "nodes", "must be a whole number, not the number 100000.0", "write 100000"),
         ("global_batch_size: 1e21", "global_batch_size", "not the number 1e+21", "write digits only, such as 2"),
         ("nodes: true", "nodes", "not `true`, a true/false value", "write digits only"),
-        ("nodes:", "nodes", "not nothing", "write digits only"),
+        ("nodes:", "nodes", "not an empty value", "write digits only"),
         ("nodes: 0", "nodes", "`0` is out of range", "it must be at least 1"),
         ("seed: -1", "seed", "`-1` is out of range", "it must be at least 0"),
         ("rendezvous: {port: 70000}", "rendezvous.port", "`70000` is out of range", "it must be at most 65535"),

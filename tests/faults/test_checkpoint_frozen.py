@@ -129,7 +129,7 @@ def test_a_manifest_with_an_impossible_frozen_part_is_refused(make_job, place):
     for frozen in IMPOSSIBLE:
         forged = sign({**document, "frozen": frozen}, SECRET)
         place.write(f"{found.folder}/manifest.json", json.dumps(forged, sort_keys=True).encode())
-        with pytest.raises(CorruptSnapshotError, match=r"manifest.json: (the manifest does not list|it has no MAC)"):
+        with pytest.raises(CorruptSnapshotError, match=r"manifest.json: (the manifest does not list|lists no MAC)"):
             Checkpoints(store, job=JOB, secret=SECRET).read(found)
         for secret in (SECRET, None):
             (seen,) = take_inventory(store, job=JOB, secret=secret).seen

@@ -85,5 +85,8 @@ def test_a_run_that_was_followed_before_its_first_checkpoint_is_refused(make_job
     assert late.resume() == 0
     checkpoints(late).fence(2, 0, "another run")
     late.train(4)
-    assert "generation 2 of another run has followed generation 1" in draining(late)["last_error"]
+    assert (
+        "another run of the job has begun generation 2, so generation 1 no longer writes"
+        in draining(late)["last_error"]
+    )
     assert not [name for name in place.names() if name.startswith("step-")]

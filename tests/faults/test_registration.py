@@ -90,7 +90,8 @@ def test_a_broadcast_before_the_restore_costs_the_live_state_and_no_bit(
     assert recovery["source"] == "memory"
     refused = [event["error"] for event in running.events() if event["event"] == "restore_failed"]
     assert refused
-    assert all("do not hold g1-s4" in error and "run.data_parallel does not" in error for error in refused)
+    assert all("do not have this rank's state, g1-s4" in error for error in refused)
+    assert all("run.data_parallel does not" in error for error in refused)
 
 
 def test_arguments_that_each_call_divides_are_the_same_in_each_call(

@@ -56,8 +56,8 @@ def test_a_loop_that_counts_its_own_steps_makes_those_of_the_run() -> None:
 @pytest.mark.parametrize(
     ("calls", "said"),
     [
-        (lambda it: it.save(1), "after step -1 of 3"),
-        (lambda it: (it.load(), it.save(2)), r"save\(2, last_step=False\) after step 0 of 3"),
+        (lambda it: it.save(1), r"save\(1, last_step=False\) was called before load\(\)"),
+        (lambda it: (it.load(), it.save(2)), r"save\(2, last_step=False\) was called after step 0 of 3"),
         (lambda it: (it.load(), it.save(1, last_step=True)), "last_step=True"),
         (lambda it: it.load(step=4), r"load\(step=4\): the job continues from step 0"),
     ],
@@ -99,7 +99,7 @@ def test_more_steps_than_were_told_are_refused() -> None:
             steps.begin()
             steps.begin()
 
-    with pytest.raises(JobFailedError, match="a step was begun after the last step, 1"):
+    with pytest.raises(JobFailedError, match="another step after step 1, the last step"):
         alone(train)
     with pytest.raises(JobFailedError, match="number of steps is 0"):
         Steps(None, 0)  # type: ignore[arg-type]  # it is not asked

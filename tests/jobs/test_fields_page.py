@@ -41,7 +41,8 @@ TEXTS = (
 """Texts of which one matches each pattern of a request."""
 
 OF_THE_VALUE = re.compile(
-    "already set by a field of the spec|must be |must have exactly|is no |is not a |is missing|does not match|are too"
+    "already set by a field of the spec|must be |must have exactly|is no |is not a |is missing|lacks the required|"
+    r"does not match|has \d+ (?:items|entries|characters)"
 )
 """What is said against a value, or beside a field that the spec has: no reason why a field is refused."""
 

@@ -200,9 +200,9 @@ label_selector: {node.kubernetes.io/instance-type: ml.p4d.24xlarge}
     found = import_file(text, "config.yaml")
     assert (found.job.nodes, found.job.resources.instance_type) == (3, "ml.p4d.24xlarge")
     assert found.left_out == [
-        "config.yaml:5: node_count: 5: replica_count sets 3, which takes precedence",
-        "config.yaml:4: instance_type: ml.p5.48xlarge: label_selector.node.kubernetes.io/instance-type sets "
-        "ml.p4d.24xlarge, which takes precedence",
+        "config.yaml:5: node_count: 5 is not used, because replica_count sets 3",
+        "config.yaml:4: instance_type: ml.p5.48xlarge is not used, because "
+        "label_selector.node.kubernetes.io/instance-type sets ml.p4d.24xlarge",
     ]
 
 

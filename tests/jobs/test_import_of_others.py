@@ -109,7 +109,7 @@ def test_placeholders_without_a_value_are_refused_by_name() -> None:
         (TEMPLATE.replace("torchrun, --nproc_per_node=8", "mpirun"), "starts no Python file"),
         ("trainer: {num_nodes: 4}\n", "recipe"),
         ("a: &a [*a]\n", "itself"),
-        ("", "no parts of one"),
+        ("", "contains no training job"),
         ("[" * 3000, "3000"),
     ],
 )
@@ -332,7 +332,7 @@ def test_a_template_of_jinja_is_filled_and_its_defaults_are_named() -> None:
     ],
 )
 def test_a_template_that_is_a_bomb_or_a_program_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="more than"):
+    with pytest.raises(ConfigError, match=r"more than|import does not support"):
         import_file(f"kind: PyTorchJob\na: {text}\n", "a.yaml")
 
 

@@ -130,7 +130,7 @@ def test_damage_in_the_middle_is_told_with_its_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("events", [[], [STARTED]])
 def test_a_history_of_one_event_says_that_nothing_can_be_concluded(tmp_path: Path, events: list[Any]) -> None:
-    with pytest.raises(ConfigError, match="no rates can be computed"):
+    with pytest.raises(ConfigError, match="no failure rates can be computed"):
         read_history(write(tmp_path, *events))
 
 

@@ -71,8 +71,8 @@ def read_assembly(folder: Path) -> Assembly:
     manifest = _json(file)
     if missing := manifest.get("missing"):
         asked = ", ".join(sorted(str(one.get("key")) for one in missing))
-        hint = "set zones, subnets and images in the cluster's file, because look-ups in an account are not supported"
-        raise HyperpodExtError(f"the app needs {asked} from AWS", hint=hint)
+        hint = "set zones, subnets and images in the cluster's file"
+        raise HyperpodExtError(f"the CDK app looks up {asked} in the AWS account, which is not supported", hint=hint)
     artifacts = {name: one for name, one in manifest.get("artifacts", {}).items() if one.get("type") == _STACK}
     stacks = {}
     for name, artifact in artifacts.items():
@@ -96,7 +96,10 @@ def in_order(needs: Mapping[str, list[str]]) -> list[str]:
 
     def take(name: str, above: tuple[str, ...]) -> None:
         if name in above:
-            raise HyperpodExtError(f"stacks depend on each other: {' -> '.join((*above, name))}")
+            raise HyperpodExtError(
+                f"stacks depend on each other: {' -> '.join((*above, name))}",
+                hint="remove one of these dependencies from the CDK app",
+            )
         if name in done:
             return
         for one in needs[name]:

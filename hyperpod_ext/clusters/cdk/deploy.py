@@ -106,7 +106,9 @@ def install_chart(cluster: ClusterConfig, chart: Path) -> None:
         )
     for program in ("aws", "helm"):
         if shutil.which(program) is None:
-            raise HyperpodExtError(f"{program}, which installs the chart, is not installed", hint="install it")
+            raise HyperpodExtError(
+                f"{program}, which is needed to install the chart, is not installed", hint=f"install {program}"
+            )
     with tempfile.TemporaryDirectory(prefix="hpx-chart-") as scratch:
         environment = {**os.environ, "KUBECONFIG": str(Path(scratch) / "kubeconfig")}
         for command in chart_commands(cluster, str(chart.resolve())):
@@ -164,7 +166,8 @@ def upload(folder: Path, bucket: str, prefix: str, region: str) -> list[str]:
     files = sorted(file for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else []
     if not files:
         raise NotFoundError(
-            f"{folder} has no scripts for new machines", hint="name the folder of the CDK app with --app"
+            f"{folder}, the folder with the scripts for new machines, is missing or empty",
+            hint="name the folder of the CDK app with --app",
         )
     found = []
     store = client("s3", region)

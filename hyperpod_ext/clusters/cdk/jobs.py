@@ -109,7 +109,8 @@ def _with(model: Any, section: Any, given: dict[str, Any], outputs: ClusterOutpu
     except ValidationError as error:
         source = f"cluster {outputs.name}"
         raise ConfigError(
-            [Problem(f"{source} gives `{one['input']}`: {one['msg']}", path=".".join(map(str, one["loc"])))
+            [Problem(f"the value `{one['input']}` of {source} is not valid: {one['msg']}",
+                     path=".".join(map(str, one["loc"])))
              for one in error.errors(include_url=False)]
         ) from None  # fmt: skip
 

@@ -45,9 +45,7 @@ def outputs(name: str, region: str | None) -> dict[str, str] | None:
         return None
     if stack["StackStatus"] in _NEVER_MADE:
         hint = f"the stack's events show why: aws cloudformation describe-stack-events --stack-name {name}"
-        raise HyperpodExtError(
-            f"stack {name} is {stack['StackStatus']}: the stack was never created completely", hint=hint
-        )
+        raise HyperpodExtError(f"stack {name} has status {stack['StackStatus']}: its creation failed", hint=hint)
     return {one["OutputKey"]: one["OutputValue"] for one in stack.get("Outputs", [])}
 
 

@@ -50,9 +50,10 @@ def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
             continue
         largest, path, group = max(needs, key=lambda one: one[0])
         fits = max(free - (total - largest), 0) // machine_addresses(cluster, group)
-        hint = f"at most {fits} machines fit" if fits else "use a larger range of addresses"
+        less = f"write at most {fits}, or " if fits else ""
         message = f"the machines need {total} addresses, but {' and '.join(places)} has {free}"
-        yield Problem(message, path=f"{path}.count", hint=f"{hint}; or use a larger subnet, or efa-only interfaces")
+        hint = f"{less}use a larger subnet or range of addresses, or efa-only interfaces"
+        yield Problem(message, path=f"{path}.count", hint=hint)
 
 
 @check(
@@ -171,8 +172,8 @@ def quotas_are_enough(cluster: ClusterConfig) -> Iterator[Problem]:
         if quota is not None and wanted[group.instance_type] > quota.machines:
             code = f" ({quota.code})" if quota.code else ""
             name = f"`{group.instance_type} for cluster usage`{code}"
-            message = f"the cluster needs {wanted[group.instance_type]}, but quota {name} is {quota.machines}"
-            yield Problem(message, path=f"{path}.count", hint="request an increase first")
+            message = f"the cluster needs {wanted[group.instance_type]} machines, but quota {name} is {quota.machines}"
+            yield Problem(message, path=f"{path}.count", hint="request an increase of the quota first")
 
 
 def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:

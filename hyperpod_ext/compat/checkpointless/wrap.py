@@ -170,8 +170,8 @@ def current_run(name: str) -> Run:
     """
     if not _runs:
         raise JobFailedError(
-            f"{name} was made outside of a function of HPWrapper, or in mode `run`",
-            hint=f"Make {name} in a function with the decorator HPWrapper, and write `mode: ours`.",
+            f"{name} was created outside of a function with the decorator HPWrapper, or in mode `run`",
+            hint=f"Create {name} in a function with the decorator HPWrapper, and write `mode: ours`.",
         )
     return _runs[0]
 

@@ -147,7 +147,8 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
             continue
         most = job.nodes - 1
         hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
-        message = f"each of the {tier.replicas} copies needs another node, but nodes is {job.nodes}"
+        message = f"{tier.replicas} needs at least {tier.replicas + 1} nodes, because each copy is on another node, "
+        message += f"but nodes is {job.nodes}"
         yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
 
 
@@ -187,7 +188,7 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
             path, f"mode {job.mode} restarts all ranks, so none can continue", f"write `mode: ours`, or {wait}"
         )
     if job.elastic is not None:
-        message = "cannot be combined with `elastic`, which continues with fewer nodes in another way"
+        message = "`continue` and `elastic` are two different ways to continue with fewer nodes, and exclude each other"
         yield Finding(path, message, f"remove elastic, or {wait}")
     if (copy := job.parallelism.ranks_per_copy) > 1:
         message = f"{copy} ranks share one copy of the model, so every rank is needed for the next step"
@@ -201,7 +202,7 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
 
 def compat_has_our_workers(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     if job.compat is not None and not job.has_agent:
-        message = f"mode {job.mode} starts the script without this project, so it finds none of the replaced packages"
+        message = f"has no effect in mode {job.mode}, which starts the script without this project's agent"
         yield Finding(("compat",), message, "write `mode: ours` or `mode: run`, or remove compat")
 
 

@@ -265,7 +265,7 @@ def named(value: object) -> str:
     """Return the value with its type in words, for an error message, such as `the number 2`."""
     match value:
         case None:
-            return "nothing"
+            return "an empty value"
         case bool():
             return f"`{_plain(value)}`, a true/false value"
         case int() | float():

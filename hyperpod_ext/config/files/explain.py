@@ -33,8 +33,8 @@ def explain(model: type[BaseModel], path: str) -> dict[str, Any]:
         names = [name for holder in holders for name in holder.model_fields]
         asked = [one for one in holders if part in one.model_fields]
         if not asked:
-            place = ".".join(walked) or model.__name__
-            raise NotFoundError(f"`{place}` has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
+            place = f"`{'.'.join(walked)}`" if walked else "the spec"
+            raise NotFoundError(f"{place} has no field `{part}`", hint=suggest(part, dict.fromkeys(names)))
         walked.append(part)
         holders = _models_below(annotation_of(asked[0].model_fields[part]))
     below = list(dict.fromkeys(name for holder in holders for name in holder.model_fields))

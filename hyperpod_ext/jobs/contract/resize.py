@@ -124,7 +124,7 @@ def outcome(
                     return newest
                 if event["why"] == has_already(event["nodes"]):
                     return {"of": event["nodes"], "nodes": event["nodes"]}
-                raise ConflictError(f"{job} was not changed: {event['why']}")
+                raise ConflictError(f"{job} was not resized: {event['why']}")
         if why:
             raise ConflictError(why)
         if deadline is not None and time.monotonic() > deadline:

@@ -37,8 +37,8 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
     job, state = kept_spec(handle), jobs.status(HYPERPOD, handle).state
     if job is None or not job.has_agent:
         why = "was not created by this version of hp-ext" if job is None else f"is of mode {job.mode}"
-        hint = "run a command such as `kill -9 PID` in a pod with `hp-ext exec`"
-        raise UnsupportedError([Problem(f"{handle.name} {why}, so no process of it reads fault requests", hint=hint)])
+        hint = "run a command such as `kill -9 PID` in a pod with `hp-ext exec` instead"
+        raise UnsupportedError([Problem(f"faults cannot be injected into {handle.name}, which {why}", hint=hint)])
     running = pods_of(jobs.client_of(handle), handle, running=True)
     pods = [str(pod["metadata"]["name"]) for pod in running]
     if isinstance(fault, NodeFault) and job.kubernetes.launcher != "ours":

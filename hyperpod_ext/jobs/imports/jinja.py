@@ -45,7 +45,7 @@ def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, 
     try:
         parsed = environment.parse(text)
         if (line := next(_beyond(parsed), None)) is not None:
-            message = "the template does more than fill in values"
+            message = "the template uses a part of Jinja that import does not support"
             raise ConfigError([Problem(message, source=source, line=line, hint=hint)])
         needed, optional = _names(parsed, values)
         if not needed:

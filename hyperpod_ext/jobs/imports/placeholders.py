@@ -40,7 +40,8 @@ def read_values(sets: Iterable[str], values_file: str | None, env_file: str | No
     if values_file is not None:
         document = parse(text_of(values_file), values_file)
         if document.problems or not isinstance(document.data, dict):
-            raise ConfigError(document.problems or [Problem("holds no fields", source=values_file)])
+            hint = "write one `NAME: value` per line"
+            raise ConfigError(document.problems or [Problem("contains no values", source=values_file, hint=hint)])
         found |= document.data
     if env_file is not None:
         found |= _read_env(text_of(env_file), env_file)
@@ -125,7 +126,8 @@ def _read_env(text: str, source: str) -> dict[str, str]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            raise ConfigError([Problem(f"is not an assignment: {error}", source=source, line=number)]) from None
+            wrong = f"is not a line NAME=value: {error}"
+            raise ConfigError([Problem(wrong, source=source, line=number)]) from None
         for word in words:
             name, equals, value = word.partition("=")
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):

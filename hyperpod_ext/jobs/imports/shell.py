@@ -84,10 +84,13 @@ def read_script(text: str, source: str, known: Mapping[str, str] | None = None, 
     try:
         reader.walk(root)
     except RecursionError:
-        raise ConfigError([Problem("the shell script is nested too deeply to be read", source=source)]) from None
+        wrong = "the shell script is nested too deeply to be read"
+        raise ConfigError([Problem(wrong, source=source, hint="write a spec by hand")]) from None
     except TooLongError:
-        message = f"a value has over {LONGEST} characters, or the script runs over {_MOST_STATEMENTS} statements"
-        raise ConfigError([Problem(message, source=source, line=reader.line)]) from None
+        message = f"a value has over {LONGEST} characters, or the script runs over {_MOST_STATEMENTS} statements, too "
+        message += "many for import"
+        hint = "shorten the script, or write a spec by hand"
+        raise ConfigError([Problem(message, source=source, line=reader.line, hint=hint)]) from None
     return reader.ended()
 
 

@@ -98,7 +98,7 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
             )
         if job.compat is not None:
             yield Problem(
-                "hyperpodrun starts the script by itself, so the script finds none of the packages of `compat`",
+                "has no effect under hyperpodrun, which starts the script without this project's agent",
                 path="compat",
                 hint="write `kubernetes.launcher: ours`",
             )

@@ -125,8 +125,8 @@ def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
 def _spec_of(handle: JobHandle, found: Mapping[str, Any]) -> JobConfig:
     job = read_note(found.get("metadata") or {})
     if job is None:
-        hint = (
-            f"`kubectl edit {HYPERPOD.plural} {handle.name}`: spec.elasticPolicy and spec.replicaSpecs have its bounds"
-        )
-        raise UnsupportedError([Problem(f"{handle.name} was not created by this version of hp-ext", hint=hint)])
+        edit = f"kubectl edit {HYPERPOD.plural} {handle.name}"
+        hint = f"change spec.elasticPolicy and spec.replicaSpecs with `{edit}` instead"
+        message = f"{handle.name} cannot be resized: it was not created by this version of hp-ext"
+        raise UnsupportedError([Problem(message, hint=hint)])
     return job

@@ -242,7 +242,8 @@ def annotations_fit(context: Context) -> Iterator[Finding]:
     "HPX149",
     "error",
     "a toleration that Kubernetes refuses",
-    "`Exists` excludes a value. `Equal` needs a key and a value. `seconds` is valid only with `NoExecute`.",
+    "`Exists`, the default operator, allows no value. `Equal` needs a key and a value. `seconds` is valid only with "
+    "`NoExecute`.",
     "Correct the toleration.",
     reads=("scheduling.tolerations",),
 )
@@ -250,7 +251,8 @@ def tolerations_are_complete(context: Context) -> Iterator[Finding]:
     for index, one in enumerate(context.job.scheduling.tolerations):
         path = ("scheduling", "tolerations", index)
         if one.operator == "Exists" and one.value is not None:
-            yield Finding((*path, "value"), "`Exists` excludes a value", "remove it, or write operator: Equal")
+            message = "operator `Exists`, the default, allows no value"
+            yield Finding((*path, "value"), message, "remove the value, or write operator: Equal")
         if one.operator == "Equal" and (one.key is None or one.value is None):
             yield Finding(path, "`Equal` needs a key and a value", "add them, or write operator: Exists")
         if one.seconds is not None and one.effect != "NoExecute":

@@ -127,8 +127,10 @@ def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
     job = context.job
     copies = job.world_size // job.parallelism.ranks_per_copy
     if job.mode == "aws-checkpointless" and copies < 2:
-        ranks = f"{job.world_size} ranks hold only {copies} copy of the model, so a lost rank cannot get its state"
-        yield Finding(("nodes",), ranks, f"use at least {2 * job.parallelism.ranks_per_copy} ranks")
+        least = 2 * job.parallelism.ranks_per_copy
+        message = f"a lost rank gets its state from a second copy of the model, which needs {least} ranks, but the job "
+        message += f"has {job.world_size}"
+        yield Finding(("nodes",), message, f"use at least {least} ranks")
 
 
 @rule(
@@ -232,7 +234,7 @@ def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
     if context.job.elastic is not None and scaling is not None and scaling.enabled:
         yield Finding(
             ("elastic", "max_nodes"),
-            "the cluster buys machines until the job has this many",
+            f"the cluster buys machines until the job has {context.job.elastic.max_nodes} nodes",
             "set a ResourceQuota for the namespace, or lower max_nodes",
         )
 

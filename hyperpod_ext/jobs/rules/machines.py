@@ -233,9 +233,8 @@ def memory_is_enough(context: Context) -> Iterator[Finding]:
     if memory is not None and total > memory:
         path = max(parts, key=lambda one: parts[one])
         listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
-        yield Finding(
-            path, f"the pod has {memory} MiB of memory, but these fields need more: {listed} (MiB)", "write less"
-        )
+        message = f"these fields need {total} MiB of the pod's memory, but the pod has {memory} MiB: {listed}"
+        yield Finding(path, message, "lower them, or give the pod more memory")
 
 
 @rule(
@@ -317,5 +316,6 @@ def memory_is_left_for_the_daemon(context: Context) -> Iterator[Finding]:
         return
     left = int(machine.memory_gib * 1024 * (1 - storage.memory_percent / 100))
     if asked is not None and asked > left:
-        message = f"AWS's daemon leaves {left} MiB of {machine.name}, but a pod requests {asked} MiB"
+        message = f"a pod requests {asked} MiB, but AWS's daemon for tiered storage leaves only {left} MiB of "
+        message += f"{machine.name} for pods"
         yield Finding(("resources", "memory_mib"), message, f"write at most {left}")

@@ -36,8 +36,10 @@ def copies_are_complete(context: Context) -> Iterator[Finding]:
 def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     job, tensor = context.job, context.job.parallelism.tensor
     if tensor > 1 and job.workers_per_node % tensor:
-        message = f"{tensor} ranks share each layer, but a node has only {job.workers_per_node} ranks"
-        yield Finding(("parallelism", "tensor"), message, "write a divisor of workers_per_node")
+        message = f"the {tensor} ranks that share a layer should be on one node, but workers_per_node is "
+        message += f"{job.workers_per_node}"
+        hint = f"write a divisor of {job.workers_per_node}" if job.workers_per_node > 1 else "write 1"
+        yield Finding(("parallelism", "tensor"), message, f"{hint}, or set workers_per_node to a multiple of {tensor}")
 
 
 @rule(

@@ -30,7 +30,8 @@ def secrets_are_no_text(context: Context) -> Iterator[Finding]:
     hint = f"write kubernetes.secret_env: [{{name: {name}, secret: NAME-OF-THE-SECRET, key: KEY}}]"
     if not context.may_be(*KUBERNETES):
         hint = "read the secret in the script, from Secrets Manager or from a file that only you can read"
-    message = f"{names} {'looks' if len(paths) == 1 else 'look'} like a secret, and will be readable in the job"
+    verb = "looks" if len(paths) == 1 else "look"
+    message = f"{names} {verb} like a secret, and everybody who can read the job can read it"
     yield Finding(paths[0], message, hint)
 
 

@@ -58,13 +58,15 @@ def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[P
     Raises:
         HyperpodExtError: botocore, which has the model of the request, is not installed.
     """
-    from hyperpod_ext.jobs.sagemaker.strict import check_request
+    from hyperpod_ext.jobs.sagemaker.strict import IS_MISSING, check_request
 
     found = [*_repeated(request, added, ""), *_promises(request, added)]
     if not found:
         for one in check_request("CreateTrainingJob", with_overlay(request, added)):
             if (path := _within(request, added, one.path)) is not None:
-                found.append(Problem(one.message, path=path, hint=one.hint))
+                missing = one.path.rpartition(".")[2]
+                message = f"lacks the required member `{missing}`" if one.message == IS_MISSING else one.message
+                found.append(Problem(message, path=path, hint=one.hint))
     yield from found
 
 

@@ -78,11 +78,11 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
         )
     if (job.timeouts.run_s or 0) > _LONGEST_RUN_S:
         yield Problem(
-            "SageMaker runs a job for 28 days at most", path="timeouts.run_s", hint=f"at most {_LONGEST_RUN_S}"
+            "SageMaker runs a job for 28 days at most", path="timeouts.run_s", hint=f"write at most {_LONGEST_RUN_S}"
         )
     if len(job.node_groups) > _MOST_GROUPS:
         yield Problem(
-            f"SageMaker supports at most {_MOST_GROUPS} groups of nodes", path="node_groups", hint="merge some"
+            f"SageMaker supports at most {_MOST_GROUPS} groups of nodes", path="node_groups", hint="merge groups"
         )
     for name, value in job.env.items():
         if len(value) > LONGEST_VARIABLE or len(name) > LONGEST_VARIABLE:
@@ -122,7 +122,8 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)
         elif job.nodes > 1 or job.checkpoint.durable():
             hint = "use one node without a durable tier, or remove network_isolation"
-            yield Problem("an isolated job cannot read its secret", path="sagemaker.network_isolation", hint=hint)
+            message = "the job must read its secret from AWS, but an isolated job has no network"
+            yield Problem(message, path="sagemaker.network_isolation", hint=hint)
     if options.network_isolation and options.install:
         yield Problem(
             "an isolated job cannot install packages", path="sagemaker.install", hint="put them into the image"

@@ -12,9 +12,12 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hyperpod_ext.config.files.error_messages import named
 from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.errors import HyperpodExtError, Problem
 
+IS_MISSING = "is missing"
+"""Message about a required member."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -58,7 +61,7 @@ def _check(shape: Any, value: Any, path: str) -> Iterator[Problem]:
         return
     right: Any = _TYPES[kind]
     if not isinstance(value, right) or (isinstance(value, bool) and kind != "boolean"):
-        yield Problem(f"must be a {kind}, not {type(value).__name__}", path=path)
+        yield Problem(f"must be {'an' if kind == 'integer' else 'a'} {kind}, not {named(value)}", path=path)
         return
     match kind:
         case "structure":
@@ -81,7 +84,7 @@ def _check(shape: Any, value: Any, path: str) -> Iterator[Problem]:
 def _structure(shape: Any, value: Mapping[str, Any], path: str) -> Iterator[Problem]:
     for name in shape.required_members:
         if name not in value:
-            yield Problem("is missing", path=_join(path, name))
+            yield Problem(IS_MISSING, path=_join(path, name))
     if shape.metadata.get("union") and len(value) != 1:
         hint = f"valid: {', '.join(shape.members)}"
         yield Problem(f"must have exactly one member, not {len(value)}", path=path, hint=hint)
@@ -102,7 +105,7 @@ def _string(shape: Any, value: str, path: str) -> Iterator[Problem]:
         yield Problem(f"`{value}` is not a valid value", path=path, hint=hint)
     pattern = shape.metadata.get("pattern")
     if pattern and not _compiled(pattern).fullmatch(value):
-        yield Problem(f"`{value}` does not match {pattern}", path=path)
+        yield Problem(f"`{value}` does not match the pattern {pattern}", path=path)
 
 
 @functools.cache
@@ -116,17 +119,17 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def _number(shape: Any, value: float, path: str) -> Iterator[Problem]:
     low, high = shape.metadata.get("min"), shape.metadata.get("max")
     if low is not None and value < low:
-        yield Problem(f"{value} is too small", path=path, hint=f"at least {low}")
+        yield Problem(f"{value} is too small", path=path, hint=f"write at least {low}")
     if high is not None and value > high:
-        yield Problem(f"{value} is too large", path=path, hint=f"at most {high}")
+        yield Problem(f"{value} is too large", path=path, hint=f"write at most {high}")
 
 
 def _size(shape: Any, size: int, what: str, path: str) -> Iterator[Problem]:
     low, high = shape.metadata.get("min"), shape.metadata.get("max")
     if low is not None and size < low:
-        yield Problem(f"{size} {what} are too few", path=path, hint=f"at least {low}")
+        yield Problem(f"has {size} {what}", path=path, hint=f"at least {low} are required")
     if high is not None and size > high:
-        yield Problem(f"{size} {what} are too many", path=path, hint=f"at most {high}")
+        yield Problem(f"has {size} {what}", path=path, hint=f"at most {high} are allowed")
 
 
 def _join(path: str, name: str) -> str:

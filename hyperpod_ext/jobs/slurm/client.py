@@ -190,7 +190,9 @@ def find(job_id: str) -> SlurmJob:
     except HyperpodExtError:
         lines = []  # no lines, because the cluster has no accounting
     if not lines:
-        raise NotFoundError(f"Slurm no longer knows job {job_id}", hint="the job's logs and report still exist")
+        raise NotFoundError(
+            f"Slurm no longer lists job {job_id}", hint="`hp-ext logs` and `hp-ext report` still show the job"
+        )
     return parse_accounting(lines[-1])
 
 
@@ -328,7 +330,7 @@ def explain(command: str, output: str) -> HyperpodExtError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "no error message"
     if "Invalid job id" in output:
-        return NotFoundError("Slurm does not know this job", hint="`hp-ext status` lists jobs submitted from here")
+        return NotFoundError("Slurm has no such job", hint="`hp-ext status` lists the jobs submitted from this machine")
     if "configuration source" in output:
         hint = "run this command on the login or controller node of the cluster, or set SLURM_CONF"
         return UnreachableError(f"{command} is installed, but has no configuration of a cluster", hint=hint)

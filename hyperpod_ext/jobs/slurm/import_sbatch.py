@@ -130,7 +130,9 @@ def _valid(note: str, source: str) -> JobConfig:
     try:
         return JobConfig.model_validate_json(note)
     except ValidationError as error:
-        raise ConfigError([Problem(f"has a spec of another version: {error}", source=source)]) from None
+        wrong = f"contains a spec of another version of hp-ext: {error}"
+        hint = "import the file with the version that rendered it"
+        raise ConfigError([Problem(wrong, source=source, hint=hint)]) from None
 
 
 def _commands(

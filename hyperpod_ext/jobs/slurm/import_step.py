@@ -150,20 +150,21 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
     if step.is_srun and not some and count not in (None, "1") and (module := _module(step.program)) is not None:
         step.launch = module
         return step
+    shown = step.shown()
     if not step.is_srun or not step.program:
-        why = "its step starts no Python file that import finds"
+        why = "the step starts no Python file that import finds"
     elif len(steps) > 1:
-        first = "; ".join(one.shown() for one in steps)
-        why = f"it has {len(steps)} steps, but a spec has one, and none starts a Python file ({first})"
+        shown = "; ".join(one.shown() for one in steps)
+        why = f"the file has {len(steps)} steps, but a spec has one, and none of them starts a Python file"
     elif count not in (None, "1"):
         why = f"srun starts {count} tasks with ranks (MPI, SLURM_PROCID) on each node, but a spec starts one"
     elif (on is not None and on != str(nodes)) or (all_tasks is not None and all_tasks != str(nodes)) or some:
         which = f"--nodes={on}" if on is not None else f"--ntasks={all_tasks}" if all_tasks is not None else f"--{some}"
-        why = f"its step has {which}, but a spec's step has a task on each of the {nodes} nodes"
+        why = f"the step has {which}, but a spec starts one task on each of the {nodes} nodes"
     else:
         return step
     hint = "run the file with sbatch as before, or write a spec with a script, or with a command for each node"
-    raise ConfigError([Problem(f"{why} ({step.shown()})", source=source, line=step.line, hint=hint)])
+    raise ConfigError([Problem(f"{why} ({shown})", source=source, line=step.line, hint=hint)])
 
 
 def _unset_names(words: Sequence[str]) -> list[str]:
@@ -216,7 +217,7 @@ def _no_step(script: Script, nodes: int, source: str) -> ConfigError:
         message = f"{' '.join(words)[:80]} runs only on the first of {nodes} nodes"
         hint = "write srun before it, or --nodes=1"
         return ConfigError([Problem(message, source=source, line=line, hint=hint)])
-    first = next((text.strip().splitlines()[0][:80] for text, _line in script.others if text.strip()), "nothing")
+    first = next((text.strip().splitlines()[0][:80] for text, _line in script.others if text.strip()), "")
     line = script.others[0][1] if script.others else 1
-    message = f"has no step with srun or a launcher; it only runs commands on its first node: {first}"
+    message = "has no step with srun or a launcher" + (f", only commands for the first node: {first}" if first else "")
     return ConfigError([Problem(message, source=source, line=line, hint=hint)])

@@ -170,7 +170,7 @@ def problems(job: JobConfig) -> Iterator[Problem]:
         yield Problem("enroot starts only squashfs files (.sqsh)", path="image", hint=hint)
     for index, volume in enumerate(job.volumes):
         if volume.kind not in ("host", "scratch"):
-            hint = "mount it on the nodes, and use a volume of kind host"
+            hint = "mount the storage on the nodes, and use a volume of kind host"
             yield Problem(f"volumes of kind {volume.kind} do not exist on Slurm", path=f"volumes.{index}", hint=hint)
         elif volume.kind == "scratch":
             hint = "use a folder of the node: a volume of kind host"
@@ -299,7 +299,7 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
             yield Problem(f"--{name} {why}", path=at, hint=hint)
         elif not _is_one_word(line):
             hint = "put its value into double quotes, and each further option into a separate entry"
-            yield Problem(f"--{name} is not one option, as sbatch reads it", path=at, hint=hint)
+            yield Problem(f"sbatch would not read `{line}` as one option", path=at, hint=hint)
         elif name in present:
             yield Problem(
                 f"--{name} is already set by a field of the spec",

@@ -168,7 +168,11 @@ class CoordinatorClient:
                     why = f"node {self._settings.node} cannot join the job of the coordinator at {host}:{port}: {error}"
                     raise JobFailedError(why, hint=_SAME_JOB) from error
                 if time.monotonic() > deadline:
-                    raise JobFailedError(f"no coordinator at {host}:{port}: {error}") from error
+                    raise JobFailedError(
+                        f"node {self._settings.node} could not reach the job's coordinator at {host}:{port}: {error}",
+                        hint="The coordinator runs on node 0 at first. Check that its agent runs, and that the port is "
+                        "reachable.",
+                    ) from error
                 await asyncio.sleep(0.1)
 
     @property

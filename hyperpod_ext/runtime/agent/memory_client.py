@@ -20,6 +20,7 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _START_S = 30.0
+_SEE_LOG = "The node's log has the last lines of the memory server's output."
 _AGAIN_S = 0.2
 """Number of seconds to wait before a request is sent again after its connection broke."""
 _PING_S = 3.0
@@ -88,9 +89,9 @@ class AsyncMemoryClient:
             except TimeoutError:
                 deadline = deadline or time.monotonic() + _START_S
                 if time.monotonic() > deadline:
-                    why = f"the connection to the memory server broke at each `{type(request).__name__}`"
-                    why += f" for {_START_S:g} s"
-                    raise JobFailedError(why) from None
+                    why = "the connection to the memory server of this node broke at every request "
+                    why += f"`{type(request).__name__}` for {_START_S:g} s"
+                    raise JobFailedError(why, hint=_SEE_LOG) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:
             # moves the newest request to the end of the dict
@@ -163,13 +164,15 @@ class AsyncMemoryClient:
             except (FileNotFoundError, ConnectionRefusedError):
                 # the server is still starting, or has ended
                 if self.ended:
-                    raise JobFailedError(f"the memory server of this node is gone: {self.ended}") from None
+                    raise JobFailedError(
+                        f"the memory server of this node has ended: {self.ended}", hint=_SEE_LOG
+                    ) from None
                 if number not in (None, self._number):
                     return None
                 if time.monotonic() > deadline:
                     raise JobFailedError(
                         f"the memory server of this node does not answer {_START_S:g} s after it was started",
-                        hint="Look at its last lines of output in the node's log.",
+                        hint=_SEE_LOG,
                     ) from None
                 await asyncio.sleep(0.01)
 

@@ -175,7 +175,7 @@ class Node:
                     await self._last_step.finish_due(self._settings.config.checkpoint.grace_s)
                 return "left"
             await self._orders.follow(order)
-        raise JobFailedError(f"node {self._settings.node}: the coordinator is gone")
+        raise JobFailedError(f"node {self._settings.node}: the job's coordinator has ended before the job")
 
     async def _next_order(self) -> c.ToAgent | None:
         """Return the coordinator's next message; None if the job no longer has a coordinator.

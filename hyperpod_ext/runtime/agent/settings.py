@@ -194,10 +194,8 @@ def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> Runti
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
     most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
-        message = (
-            f"{config.name} cannot begin on {existing} nodes (--nnodes); it can begin on {', '.join(map(str, sizes))}"
-        )
-        raise JobFailedError(message, hint="start it where there are more nodes, or lower elastic.min_nodes")
+        message = f"{config.name} cannot start on {existing} nodes (--nnodes): it needs {' or '.join(map(str, sizes))}"
+        raise JobFailedError(message, hint="Start it on more nodes, or lower elastic.min_nodes.")
     return config.model_copy(update={"nodes": max(fit)})
 
 
@@ -221,6 +219,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     if (config.nodes, config.workers_per_node) != tuple(shape.values()):
         raise JobFailedError(
             f"--nnodes {arguments.nnodes} --nproc-per-node {arguments.nproc_per_node} contradicts {ENV_RUNTIME}, "
-            f"which is for {config.nodes} nodes of {config.workers_per_node} workers"
+            f"which is for {config.nodes} nodes of {config.workers_per_node} workers",
+            hint=f"Write --nnodes {config.nodes} --nproc-per-node {config.workers_per_node}, or unset {ENV_RUNTIME}.",
         )
     return config

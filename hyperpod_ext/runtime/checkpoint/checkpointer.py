@@ -506,7 +506,7 @@ class Checkpointer:
             except NotFoundError as error:
                 if not turned:
                     raise
-                what = f"{save_id} of rank {owner} was lost, because the memory server of this node has ended"
+                what = f"snapshot {save_id} of rank {owner} was lost when the memory server of this node ended"
                 raise NotFoundError(what) from error
         return Snapshot.of(held.manifest, held.plan, lambda: held.image)
 

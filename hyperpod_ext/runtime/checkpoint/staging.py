@@ -50,7 +50,10 @@ class Stager:
                 return
             code = int(torch.cuda.cudart().cudaHostRegister(address, nbytes, 0))
         if code != 0:
-            raise HyperpodExtError(f"the memory tier cannot be pinned for the GPU: CUDA error {code}")
+            raise HyperpodExtError(
+                f"{nbytes} bytes of the memory tier cannot be pinned for copies from the GPU: cudaHostRegister "
+                f"returned CUDA error {code}"
+            )
         self._pinned.add(address)
 
     def _let_go(self) -> None:

@@ -146,7 +146,10 @@ class Members(ABC):
                 f"rank {self.rank} does not belong to the job of the other ranks: {error}",
                 hint="All ranks need the same secret: put it into a file of mode 600 and name that in HPX_SECRET_FILE.",
             )
-        return JobFailedError(f"rank {self.rank} lost its connections to other ranks: {error}")
+        return JobFailedError(
+            f"rank {self.rank} lost its connections to other ranks: {error}",
+            hint="The logs of the other ranks may show the first error.",
+        )
 
     def _form(self, rendezvous: RendezvousRound, live: ConsistentStep | None) -> Generation:
         assert self._keys is not None

@@ -76,8 +76,9 @@ class TorchrunMembers(Members):
         try:
             return TCPStore(host, port, is_master=self._me == 0 and not hosted, timeout=_MEET, wait_for_workers=False)
         except RuntimeError as error:
-            message = f"ranks cannot meet at MASTER_ADDR:MASTER_PORT, {host}:{port}: {error}"
-            raise UnreachableError(message, hint="The port must be free on the first node, and reachable.") from error
+            message = f"rank {self._me} cannot open or reach the ranks' store at {host}:{port}: {error}"
+            hint = "The port (MASTER_ADDR, MASTER_PORT) must be free on the first node, and reachable from all nodes."
+            raise UnreachableError(message, hint=hint) from error
 
     def _next_round(self) -> RendezvousRound:
         number = 1 if self._round is None else self._round.number + 1
@@ -180,7 +181,9 @@ def start_of_all(store: Store, rank: int, mine: Address, limit: timedelta) -> st
             if listens((host, port)):  # a rank 0 that does not listen is from an earlier start
                 return str(name)
         time.sleep(_LOOK_S)
-    raise UnreachableError(f"rank 0 has not started within {limit.total_seconds():g} s")
+    raise UnreachableError(
+        f"rank 0 has not started within {limit.total_seconds():g} s", hint="The log of rank 0 may show why."
+    )
 
 
 def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, limit: timedelta) -> tuple[Address, ...]:
@@ -201,7 +204,7 @@ def addresses_of_all(store: Store, rank: int, world_size: int, mine: Address, li
     if missing := [str(rank) for rank, address in enumerate(found) if address is None]:
         raise UnreachableError(
             f"ranks {', '.join(missing)} have not sent their address in {limit.total_seconds():g} s",
-            hint="Their processes have not reached this point; see their logs.",
+            hint="Their processes have not reached this point. Their logs may show why.",
         )
     return tuple((str(host), int(port)) for host, port in found)
 

@@ -93,8 +93,8 @@ class ElasticDataLoader:
     ) -> None:
         if workers < 0 or prefetch < 1 or worker_kind not in ("process", "thread") or on_error not in ("fail", "skip"):
             raise JobFailedError(
-                f"one of these is not valid: workers={workers}, prefetch={prefetch}, worker_kind={worker_kind!r}, "
-                f"on_error={on_error!r}",
+                f"an argument of the loader is not valid: workers={workers}, prefetch={prefetch}, "
+                f"worker_kind={worker_kind!r}, on_error={on_error!r}",
                 hint='Give workers >= 0, prefetch >= 1, worker_kind "process" or "thread", on_error "fail" or "skip".',
             )
         self.source = source
@@ -217,7 +217,8 @@ class ElasticDataLoader:
             if len(read) < (batch if self.sampler.drop_last else 1):
                 if cursor.place == 0:
                     raise JobFailedError(
-                        f"{here}: an epoch of {len(read)} samples has no step", hint="Give a stream with more samples."
+                        f"{here}: the stream has only {len(read)} samples, too few for one step",
+                        hint="Give a stream with more samples.",
                     )
                 # only the loader knows where the stream ends, so it sets the cursor from which the next call starts
                 self.sampler.cursor = cursor = Cursor(cursor.epoch + 1, 0, cursor.step)

@@ -103,9 +103,9 @@ def quotas_of(weights: tuple[float, ...]) -> tuple[int, ...]:
     for one, weight in enumerate(weights):
         if weight > 0 and quotas[one] == 0:
             raise JobFailedError(
-                f"weight {weight} of source {one} is {float(parts[one] / total):.2g} of all: "
-                f"less than one sample in {BLOCK}",
-                hint="Give the source at least 1/4096 of the sum of weights, or 0.",
+                f"source {one} has weight {weight}, which is {float(parts[one] / total):.2g} of the sum of weights: "
+                f"fewer than one sample in {BLOCK}",
+                hint=f"Give the source at least 1/{BLOCK} of the sum of weights, or 0.",
             )
     return tuple(quotas)
 

@@ -319,7 +319,8 @@ class ElasticBatchSampler:
             raise JobFailedError(f"the source has {self.length} samples", hint="A source needs 1 to 2**62 samples.")
         if self.length is None and self._order is not None:
             raise JobFailedError(
-                f"shuffle: a Stream has its own order, not {name_of(self._order)}", hint="Give shuffle=False."
+                f"shuffle: a Stream has its own order and cannot be shuffled ({name_of(self._order)})",
+                hint="Give shuffle=False.",
             )
 
     def _checked_batch(self, batch: int, micro: int) -> tuple[int, int]:

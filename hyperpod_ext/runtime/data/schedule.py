@@ -27,9 +27,9 @@ def learning_rate(
     """
     if step < 1 or not 0 <= warmup_steps <= total_steps or shape not in ("cosine", "linear", "constant"):
         raise JobFailedError(
-            f"learning_rate: one of these is not valid: step {step} of {total_steps}, {warmup_steps} of them warm-up, "
-            f"shape {shape!r}",
-            hint='step is from 1, warmup_steps at most total_steps, shape "cosine", "linear" or "constant".',
+            f"learning_rate: an argument is not valid: step={step}, total_steps={total_steps}, "
+            f"warmup_steps={warmup_steps}, shape={shape!r}",
+            hint='step must be at least 1, warmup_steps from 0 to total_steps, shape "cosine", "linear" or "constant".',
         )
     if step <= warmup_steps:
         return peak * step / warmup_steps

@@ -94,7 +94,10 @@ def in_processes(
                 except StopIteration:
                     if not given:
                         return
-                    raise JobFailedError("a worker process of the loader ended early", hint="See its output.") from None
+                    raise JobFailedError(
+                        f"a worker process of the loader ended before it had read step {given[0].cursor.step + 1}",
+                        hint="The log of this rank shows the worker's output.",
+                    ) from None
                 except RuntimeError as error:  # torch raises RuntimeError for a dead worker
                     raise RuntimeError(
                         f"reading step {given[0].cursor.step + 1}: {str(error).splitlines()[0]} "

@@ -35,7 +35,7 @@ class MemoryConnection:
         self.ranks = Ranks()
         if self.ranks.world_size == 1 < int(os.environ.get("WORLD_SIZE", "1")):
             raise JobFailedError(
-                f"Tiers were made before the job's {os.environ['WORLD_SIZE']} processes have a process group",
+                f"Tiers(...) was called before the job's {os.environ['WORLD_SIZE']} processes had a process group",
                 hint="Call torch.distributed.init_process_group first.",
             )
         directory = self.together("directory", runtime_dir)

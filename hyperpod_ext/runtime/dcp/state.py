@@ -64,10 +64,16 @@ def _chunk(item: WriteItem, planner: SavePlanner) -> Chunk:
     data = item.tensor_data
     local = planner.resolve_data(item)
     if data is None or not isinstance(local, torch.Tensor):
-        raise JobFailedError(f"{item.index.fqn}: the planner gives no tensor for it")
+        raise JobFailedError(
+            f"{item.index.fqn} is planned as a tensor, but {type(planner).__name__} returned no tensor for it",
+            hint="Derive the planner from DefaultSavePlanner.",
+        )
     local = local.detach()
     if tuple(local.shape) != tuple(data.chunk.sizes):
-        raise JobFailedError(f"{item.index.fqn} has shape {tuple(local.shape)}, its plan says {data.chunk.sizes}")
+        raise JobFailedError(
+            f"{item.index.fqn} has shape {tuple(local.shape)}, but the save plan has {tuple(data.chunk.sizes)} for it",
+            hint="Correct the planner, or do not change the tensor's shape while it is saved.",
+        )
     return Chunk(local, tuple(data.size), tuple(data.chunk.offsets))
 
 
@@ -76,7 +82,7 @@ def _value(item: WriteItem, planner: SavePlanner) -> Any:
     look_up = getattr(planner, "lookup_object", None)
     if look_up is None:
         raise JobFailedError(
-            f"{item.index.fqn} is no tensor, and {type(planner).__name__} has no lookup_object to get it from",
+            f"{item.index.fqn} is not a tensor, and {type(planner).__name__} has no method lookup_object to return it",
             hint="Derive the planner from DefaultSavePlanner.",
         )
     return look_up(item.index)

@@ -24,7 +24,12 @@ def step_of(checkpoint_id: str | os.PathLike[str]) -> int:
     match = _STEP.fullmatch(os.fspath(checkpoint_id).rstrip("/"))
     if match is None:
         raise ConfigError(
-            [Problem(f"checkpoint_id {os.fspath(checkpoint_id)!r} contains no step", hint="write `step_100`")]
+            [
+                Problem(
+                    f"checkpoint_id {os.fspath(checkpoint_id)!r} does not end with a step number",
+                    hint="write, for example, `step_100`",
+                )
+            ]
         )
     return int(match[1])
 

@@ -303,7 +303,11 @@ class Tiers:
                 return self._checkpointer.fetch(source.url, source.folder, source.rank)
             case _:
                 if source.node not in self._node.addresses:
-                    raise NotFoundError(f"the snapshot is in memory of node {source.node}, which serves no other nodes")
+                    raise NotFoundError(
+                        f"the snapshot is only in the memory of node {source.node}, and this job's nodes do not "
+                        "exchange snapshots",
+                        hint="Add a tier of kind peer or a durable tier to the checkpoint policy.",
+                    )
                 return self._checkpointer.read_peer(self._node.addresses[source.node], source.rank, source.save_id)
 
     def loaded(self, step: int) -> None:

@@ -44,8 +44,8 @@ class TieredStorageWriter(StorageWriter):
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if self._step is None or self._step < 0:
-            hint = "TieredStorageWriter(tiers, step=step), or checkpoint_id=f'step_{step}'"
-            raise ConfigError([Problem("a checkpoint needs a step, 0 or more", hint=hint)])
+            hint = "write TieredStorageWriter(tiers, step=step), or checkpoint_id=f'step_{step}'"
+            raise ConfigError([Problem(f"the checkpoint's step is {self._step}, but must be 0 or more", hint=hint)])
         self._save = self._tiers.begin_save(self._step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -59,7 +59,10 @@ class TieredStorageWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         save, error = self._save, None
         if save is None:
-            raise JobFailedError("write_data was called before set_up_storage_writer")
+            raise JobFailedError(
+                "TieredStorageWriter.write_data was called without a call of set_up_storage_writer before it",
+                hint="Save with dcp.save or dcp.async_save, which call both.",
+            )
         self._save = None
         try:
             own = self._tiers.local_plan or plan

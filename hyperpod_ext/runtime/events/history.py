@@ -75,7 +75,7 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
     """
     wall_s = events.end - min((event.t for event in events), default=0.0)
     if wall_s <= 0:
-        message = f"holds {len(events)} events with no time between them, so no rates can be computed"
+        message = f"no time passes between its {len(events)} events, so no failure rates can be computed"
         hint = "let the job run for a while, or give rates with --rates or --mtbf-hours"
         raise ConfigError([Problem(message, source=source, hint=hint)])
     started, (faults, lost, rehearsed) = events.first(JobStarted), _unrehearsed(events)

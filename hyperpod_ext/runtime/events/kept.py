@@ -77,7 +77,7 @@ class KeptLog:
             checksum = crc_text(crc64nvme(data))
             self._store.put(name, memoryview(data), checksum, cancelled=lambda: time.monotonic() > until)
         except Cancelled:
-            raise UnreachableError(f"{self._store.url} did not accept {name} within {_PUT_S:g} s") from None
+            raise UnreachableError(f"{name} was not uploaded to {self._store.url} within {_PUT_S:g} s") from None
         self._written = len(self._part)
         if self._written >= _PART_BYTES:
             self._number, self._part, self._written = self._number + 1, bytearray(), 0

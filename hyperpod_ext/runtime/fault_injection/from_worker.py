@@ -157,8 +157,9 @@ def armed_faults(config: RuntimeConfig, environ: Mapping[str, str] = os.environ)
     place = next((place for name, place in _COSTS_MONEY.items() if name in environ), None)
     if armed and place and not (config.chaos and config.chaos.on_clusters):
         raise JobFailedError(
-            f"faults are set, but this is {place}, where machines cost money",
-            hint=f"Unset {ENV_CHAOS}; write chaos.on_clusters: true in the spec, or rehearse with --target local.",
+            f"faults are to be injected, but the job runs on {place}, where machines cost money",
+            hint="To allow it, write chaos.on_clusters: true in the spec. Otherwise remove chaos from the spec, and "
+            f"unset {ENV_CHAOS}.",
         )
     return armed
 

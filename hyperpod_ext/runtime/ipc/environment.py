@@ -68,7 +68,9 @@ def read_secret(path: Path) -> bytes:
     except PermissionError as error:
         raise HyperpodExtError(f"cannot read the job's secret: {error}", hint=_HINT_NOT_ROOT) from error
     except OSError as error:
-        raise HyperpodExtError(f"cannot read the job's secret: {error}") from error
+        raise HyperpodExtError(
+            f"cannot read the job's secret: {error}", hint=f"Name another file with --secret-file or {ENV_SECRET_FILE}."
+        ) from error
     mode = stat.S_IMODE(status.st_mode)
     # allow group access in a pod with an fsGroup, where mounted files belong to root and that group
     of_pod = status.st_uid == 0 and status.st_gid in {os.getegid(), *os.getgroups()} - {0}

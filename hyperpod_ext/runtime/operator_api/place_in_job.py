@@ -103,5 +103,5 @@ async def _ask(settings: NodeSettings, place: Address) -> c.FreeNumber | None:
         return None
     if answer.get("type") == name_of(c.StopNode, "type"):
         refusal = read(c.StopNode, answer, "answer")
-        raise JobFailedError(f"the agent at {place[0]} refused this one: {refusal.why}", hint=refusal.hint)
+        raise JobFailedError(f"the agent at {place[0]} refused this agent: {refusal.why}", hint=refusal.hint)
     return read(c.FreeNumber, answer, "answer")

@@ -32,7 +32,10 @@ def check() -> None:
     if version < _OLDEST:
         raise HyperpodExtError(f"torch {torch.__version__} is too old", hint="Recovery needs torch 2.6 or newer.")
     if not dist.is_available() or not dist.is_gloo_available():
-        raise HyperpodExtError("this build of torch has no torch.distributed with gloo", hint="Use another build.")
+        raise HyperpodExtError(
+            "this build of torch has no torch.distributed with the backend gloo",
+            hint="Install a build with gloo, such as the one on PyPI.",
+        )
     warn_if_untried("torch", torch.__version__)
     private_names.check_loaded()
 

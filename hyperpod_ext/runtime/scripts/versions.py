@@ -99,9 +99,9 @@ class Versions:
                 continue
             except OSError as error:
                 raise JobFailedError(
-                    f"{path} cannot be set aside: {error.strerror}. Its step is newer than {step}, the newest step "
-                    "that all ranks have saved",
-                    hint=f"Move the file away, so that the script loads step {step}, and start the job again.",
+                    f"{path} cannot be moved away: {error.strerror}. It must be moved, because it is of a newer step "
+                    f"than {step}, the newest that all ranks have saved",
+                    hint=f"Move it yourself, so that the script loads step {step}, and start the job again.",
                 ) from error
             moved.append(str(path))
         return moved

@@ -149,6 +149,9 @@ def _check(item: Item, nbytes: int) -> None:
     if item.strides is not None and (len(item.strides) != len(item.sizes) or item.sizes != item.shape):
         raise CorruptSnapshotError(f"{item.fqn}: strides {item.strides} do not fit shape {item.shape}")
     if item.dtype not in DTYPE_BYTES:
-        raise CorruptSnapshotError(f"{item.fqn}: its type {item.dtype!r} is unknown to this version")
+        raise CorruptSnapshotError(
+            f"{item.fqn}: its type {item.dtype!r} cannot be read by this version",
+            hint="Upgrade hyperpod_ext in the container.",
+        )
     if not in_bounds or not inside or item.nbytes != elements * DTYPE_BYTES[item.dtype]:
         raise CorruptSnapshotError(f"{item.fqn}: its offsets in the image are inconsistent: {item}")

@@ -178,12 +178,12 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
             hint="Upgrade hyperpod_ext in the container.",
         )
     if manifest.get("job") != job:
-        raise CorruptSnapshotError(f"{where}: it belongs to job {quote(manifest.get('job'))}, not to {job!r}")
+        raise CorruptSnapshotError(f"{where}: belongs to job {quote(manifest.get('job'))}, not to {job!r}")
     signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest refuses non-ASCII text
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
-            f"{where}: its manifest is not signed with this job's secret",
-            hint="Either the manifest was changed, or the job had another secret when the manifest was written.",
+            f"{where}: not signed with this job's secret",
+            hint="Either the manifest was changed, or the job had another secret when it wrote the manifest.",
         )
 
 
@@ -203,10 +203,10 @@ def check_crc(manifest: Mapping[str, Any], nbytes: int, checksum: int, where: st
     """
     where = where or f"snapshot of rank {manifest['rank']} at step {manifest['step']}"
     if nbytes != manifest["nbytes"]:
-        raise CorruptSnapshotError(f"{where}: it is {nbytes} bytes long, the manifest says {manifest['nbytes']}")
+        raise CorruptSnapshotError(f"{where}: has {nbytes} bytes, but the manifest lists {manifest['nbytes']}")
     if crc_text(checksum) != manifest["crc64nvme"]:
         raise CorruptSnapshotError(
-            f"{where}: CRC64-NVME is {crc_text(checksum)}, the manifest says {manifest['crc64nvme']}"
+            f"{where}: CRC64-NVME is {crc_text(checksum)}, but the manifest lists {manifest['crc64nvme']}"
         )
 
 
@@ -259,4 +259,4 @@ def _signature(manifest: Mapping[str, Any], secret: bytes) -> str:
     try:
         return hmac.new(secret, _canonical(signed), hashlib.sha256).hexdigest()
     except RecursionError:  # the parser allows more nesting than the encoder
-        raise CorruptSnapshotError("a manifest is nested too deep") from None
+        raise CorruptSnapshotError("a manifest is nested too deeply for its signature to be checked") from None

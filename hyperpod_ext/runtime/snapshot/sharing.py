@@ -38,7 +38,11 @@ class Sharing(NamedTuple):
         except ValueError:
             among, kind = None, ""
         if kind not in _KINDS:
-            raise JobFailedError(f"{text!r} is not a way to share state; valid are `same`, `alike:0,2` and `shard`")
+            raise JobFailedError(
+                f"a snapshot has the unknown word {text!r} for the sharing of state; valid are `same`, `alike:0,2` and "
+                "`shard`",
+                hint="Upgrade hyperpod_ext in the container.",
+            )
         return cls(kind, among)
 
     @classmethod

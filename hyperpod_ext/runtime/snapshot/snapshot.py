@@ -194,7 +194,8 @@ def _check_entries(snapshots: Sequence[Snapshot], like: Like) -> None:
         names = set(leaf_paths(first.plan.shape)[0]).symmetric_difference(leaf_paths(other.plan.shape)[0])
         if apart := sorted(fqn(path) for path in names if like(path) is not None):
             raise JobFailedError(
-                f"{', '.join(apart[:3])}: only some ranks have saved this, so it cannot be resharded for other ranks",
+                f"{', '.join(apart[:3])}: only some ranks have saved this state, so it cannot be resharded for another "
+                "number of ranks",
                 hint="Continue with the same number of ranks and the same sharding.",
             )
 
@@ -368,13 +369,19 @@ def _reshard(layout: Layout, used: Sequence[Snapshot], snapshots: Sequence[Snaps
                 f"{item.fqn} is not in the snapshot", hint="Restore with the model and optimizer of the saving job."
             )
         if parts[0][0].shape != item.shape:
-            raise JobFailedError(f"{item.fqn} has shape {item.shape} here and {parts[0][0].shape} in the snapshot")
+            raise JobFailedError(
+                f"{item.fqn} has shape {item.shape} here and {parts[0][0].shape} in the snapshot",
+                hint="Restore with the model and optimizer of the saving job.",
+            )
         covered = 0
         for at, (source, shard) in enumerate(parts):
             copied = _copy_overlap(item, destination, source, shard)
             covered += 0 if any(_within(source, other) for other, _ in parts[:at]) else copied
         if covered != destination.numel():
-            raise JobFailedError(f"{item.fqn}: the snapshots hold {covered} of the {destination.numel()} elements here")
+            raise JobFailedError(
+                f"{item.fqn}: the available snapshots have {covered} of the {destination.numel()} elements that this "
+                "rank needs"
+            )
 
 
 def _add_part(known: list[tuple[Item, torch.Tensor]], item: Item, shard: torch.Tensor) -> bool:

@@ -152,7 +152,9 @@ def _made(name: str, plain: Any) -> Any:
             return sys.modules["torch"].Size(plain) if "torch" in sys.modules else plain
         case ["numpy", number] if number in _NUMPY:
             return getattr(sys.modules["numpy"], number)(plain) if "numpy" in sys.modules else plain
-    raise JobFailedError(f"unknown type {name!r} in a snapshot's shape")
+    raise JobFailedError(
+        f"the snapshot has a value of the unknown type {name!r}", hint="Upgrade hyperpod_ext in the container."
+    )
 
 
 def _explain(node: Any, path: Path, is_tensor: Any) -> None:
@@ -207,7 +209,9 @@ def _put(shape: Iterator[Any], tensors: Iterator[Any], values: Iterator[Any]) ->
         case str(kind) if kind.startswith("="):
             return _made(kind[1:], _put(shape, tensors, values))
         case kind:
-            raise JobFailedError(f"unknown kind of node {kind!r} in a snapshot's shape")
+            raise JobFailedError(
+                f"the snapshot's layout has the unknown mark {kind!r}", hint="Upgrade hyperpod_ext in the container."
+            )
 
 
 def leaf_paths(shape: Sequence[Any]) -> tuple[list[Path], list[Path]]:

@@ -73,8 +73,8 @@ class Built:
         for name, (_, now) in changed.items():
             if any(number >= self._parameters for group in now for number in group):
                 raise JobFailedError(
-                    f"{name} has been given parameters that were in no module or optimizer when restore() was called; "
-                    "a new process could not restore the group of these parameters",
+                    f"{name} has been given parameters that were in no module or optimizer passed to restore(), so a "
+                    "new process could not restore the parameter group",
                     hint="Pass the module of these parameters to restore(), too.",
                 )
         return changes
@@ -142,7 +142,10 @@ class Built:
             if alike and id(tensor) in own and not is_dtensor(tensor):
                 tensor.data = empty(theirs.form, tensor.device)
             elif theirs.shape != here.shape:
-                raise JobFailedError(f"{name} has shape {here.shape} here and {theirs.shape} in the snapshot")
+                raise JobFailedError(
+                    f"{name} has shape {here.shape} here and {theirs.shape} in the snapshot",
+                    hint="Restore with the model and optimizer of the saving job.",
+                )
             elif theirs.dtype != here.dtype and not cast:
                 raise JobFailedError(
                     f"{name} has type {here.dtype} here and {theirs.dtype} in the snapshot",

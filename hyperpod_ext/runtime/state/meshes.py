@@ -92,8 +92,9 @@ def repeat(made: Made) -> None:
         group = _c10d._new_group_with_tag(*arguments, **options)
         if _name(group) != name:
             raise JobFailedError(
-                f"process group {name} became {_name(group)} after the fault",
-                hint="Make process groups and device meshes in run.keep, or in the same order in each call.",
+                f"process group {name} was created as {_name(group)} after the fault, because the script creates its "
+                "groups in another order",
+                hint="Create process groups and device meshes in run.keep, or in the same order in each call.",
             )
 
 
@@ -109,7 +110,7 @@ class _Gone:
 
     def __getattr__(self, attribute: str) -> Any:
         raise JobFailedError(
-            f"process group {self._name} was not made again after the fault",
+            f"process group {self._name} was not created again after the fault",
             hint="Create process groups and device meshes in run.keep, or again in each call of the training function.",
         )
 

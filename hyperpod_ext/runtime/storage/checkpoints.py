@@ -75,6 +75,22 @@ def is_of_node(manifest: Manifest) -> bool:
     return manifest.get("of_node") is True
 
 
+def other_checkpoint(manifest: Manifest) -> str:
+    """Return the error text for a checkpoint's manifest that is in the folder of another checkpoint."""
+    of = f"step {quote(manifest.get('step'))}, generation {quote(manifest.get('generation'))}"
+    return f"is the manifest of {of}, unlike its folder"
+
+
+def other_part(snapshot: Manifest) -> str:
+    """Return the owner of a snapshot that does not belong to a rank and commit, for an error text.
+
+    Raises:
+        KeyError: the manifest lacks a field.
+    """
+    rank, generation, step = (quote(snapshot[key]) for key in ("rank", "generation", "step"))
+    return f"of rank {rank}, step {step}, generation {generation} ({quote(snapshot['save_id'])})"
+
+
 def is_part(snapshot: Manifest, rank: str, commit: Mapping[str, Any]) -> bool:
     """Return whether a snapshot belongs to this rank and this commit; a signature proves only that the job wrote it.
 
@@ -184,9 +200,9 @@ class Checkpoints:
         check_manifest(manifest, self._secret, job=self._job, where=where)
         ranks, files, macs = manifest.get("ranks"), manifest.get("files"), manifest.get("macs", {})
         if not (isinstance(ranks, dict) and isinstance(files, dict) and ranks.keys() == files.keys()):
-            raise CorruptSnapshotError(f"{where}: the job has signed this file, but it is not a manifest")
+            raise CorruptSnapshotError(f"{where}: signed by the job, but does not list the ranks and files")
         if (manifest.get("step"), manifest.get("generation")) != (found.step, found.generation):
-            raise CorruptSnapshotError(f"{where}: it is the manifest of {quote(manifest.get('save_id'))}")
+            raise CorruptSnapshotError(f"{where}: {other_checkpoint(manifest)}")
         _check_parts(ranks, manifest, where)
         try:
             names = {file.name for rank in ranks for file in files_of(manifest, rank)}
@@ -195,7 +211,7 @@ class Checkpoints:
                 f"{where}: the manifest does not list the files of a rank's image: {error!r}"
             ) from error
         if is_bound(manifest) and (missing := names - set(macs)):
-            raise CorruptSnapshotError(f"{where}: it has no MAC of {min(missing)}")
+            raise CorruptSnapshotError(f"{where}: lists no MAC of the file {min(missing)}")
         return manifest
 
     def mac(self, data: memoryview, cancelled: Callable[[], bool] = never) -> Mac:
@@ -293,7 +309,10 @@ class Checkpoints:
         if not self.store.put_new(fence_name(generation), signed_text(document, self._secret)):
             owner = self.fence_of(generation)
             if owner is None or owner.get("run") != run:
-                raise StaleGenerationError(f"generation {generation} of {self._job} belongs to another run of the job")
+                raise StaleGenerationError(
+                    f"generation {generation} of {self._job} belongs to another run of the job, so this run no longer "
+                    f"writes to {self.store.url}"
+                )
         self.check_not_followed(generation, run)
 
     def check_not_followed(self, generation: int, run: str) -> None:
@@ -318,12 +337,15 @@ class Checkpoints:
                 saved = {file[0] for file in files if file and file[0].generation == later and file[1] == MANIFEST}
                 if any(map(self._is_ours, saved)):
                     raise StaleGenerationError(
-                        f"generation {later} has followed generation {generation}, and its claim file is damaged: "
-                        f"{error}"
+                        f"the claim file of the later generation {later} is damaged, so generation {generation} no "
+                        f"longer writes to {self.store.url}: {error}"
                     ) from error
                 continue
             if fence["run"] != run:
-                raise StaleGenerationError(f"generation {later} of another run has followed generation {generation}")
+                raise StaleGenerationError(
+                    f"another run of the job has begun generation {later}, so generation {generation} no longer writes "
+                    f"to {self.store.url}"
+                )
 
     def claim(self, found: Found) -> dict[str, Any]:
         """Return the fields `generation`, `step` and `run` from the claim file of a checkpoint's generation.
@@ -353,12 +375,12 @@ class Checkpoints:
         fence = read_document(self.store.get(fence_name(generation), NOTE_BYTES), where)
         if not self._trusting and not self._vouched_for(fence, saved):
             if "signature" not in fence:
-                raise CorruptSnapshotError(f"{where}: it is not signed")
+                raise CorruptSnapshotError(f"{where}: has no signature")
             check_manifest(fence, self._secret, job=self._job, where=where)
         if type(fence.get("step")) is not int or not isinstance(fence.get("run"), str):
-            raise CorruptSnapshotError(f"{where}: it does not name a generation's run and the step before it")
+            raise CorruptSnapshotError(f"{where}: has no valid fields `step` and `run`")
         if fence.get("generation") != generation:
-            raise CorruptSnapshotError(f"{where}: it is the claim of generation {quote(fence.get('generation'))}")
+            raise CorruptSnapshotError(f"{where}: is the claim file of generation {quote(fence.get('generation'))}")
         return {key: fence[key] for key in ("generation", "step", "run")}
 
     def _vouched_for(self, fence: Mapping[str, Any], saved: Collection[Found]) -> bool:
@@ -410,8 +432,9 @@ class Checkpoints:
             (one["rank"], content_of(one)) for one in manifests
         ]:
             raise CorruptSnapshotError(
-                f"{self.store.url}/{folder}/node-{node}.json: it does not list the snapshots of node {node}, so "
-                "somebody else has written it"
+                f"{self.store.url}/{folder}/node-{node}.json: exists already, and lists other snapshots than node "
+                f"{node} has",
+                hint="Check that no other job writes to this place, and who has write access.",
             )
 
     def put_done(self, folder: str, node: int, macs: Mapping[str, Mac]) -> None:
@@ -427,7 +450,7 @@ class Checkpoints:
         """
         macs = self._read_note(folder, "done", node).get("macs")
         if not isinstance(macs, dict):
-            raise CorruptSnapshotError(f"{self.store.url}/{folder}/done-{node}.json: it has no MACs")
+            raise CorruptSnapshotError(f"{self.store.url}/{folder}/done-{node}.json: lists no MACs")
         return dict(macs)
 
     def put_failed(self, folder: str, node: int, attempt: int = 0) -> None:
@@ -459,10 +482,10 @@ class Checkpoints:
         where = f"{self.store.url}/{name}"
         note = read_document(self.fetch(name), where, trusted=True)
         if "signature" not in note:
-            raise CorruptSnapshotError(f"{where}: it is not signed")
+            raise CorruptSnapshotError(f"{where}: has no signature")
         check_manifest(note, self._secret, job=self._job, where=where)
         if (note.get("folder"), note.get("kind"), note.get("node")) != (folder, kind, node):
-            raise CorruptSnapshotError(f"{where}: it is not the note of node {node} about {folder}")
+            raise CorruptSnapshotError(f"{where}: was written by another node or for another checkpoint")
         return note
 
     def forget_notes(self, folder: str, node: int) -> None:
@@ -534,7 +557,9 @@ class Checkpoints:
         """
         one = next(iter(manifests.values()))
         if parse_folder(folder) != Found(one["step"], one["generation"]):
-            raise CorruptSnapshotError(f"{self.store.url}/{folder} cannot be committed: it is not {one['save_id']}")
+            raise CorruptSnapshotError(
+                f"{self.store.url}/{folder} cannot be committed: the snapshots are of {one['save_id']}"
+            )
         _check_parts({str(rank): manifest for rank, manifest in manifests.items()}, one, f"{self.store.url}/{folder}")
         prefixes = {name: frozen_part(manifests[rank]) for rank, name in files.items() if name == image_of(rank)}
         frozen = {name: prefix for name, prefix in prefixes.items() if prefix is not None}
@@ -544,7 +569,9 @@ class Checkpoints:
             for file in split_image(files[rank], manifest, frozen.get(files[rank]))
         }
         if missing := images.keys() - macs.keys():
-            raise CorruptSnapshotError(f"{self.store.url}/{folder}: no node has reported the MAC of {min(missing)}")
+            raise CorruptSnapshotError(
+                f"{self.store.url}/{folder} cannot be committed: no node has reported the MAC of {min(missing)}"
+            )
         digests = {str(manifest["plan"]) for manifest in manifests.values()}
         plans = {digest: known(digest) or self.read_plan(folder, digest) for digest in digests}
         files_of_torch: dict[str, dict[str, object]] = {}
@@ -579,8 +606,9 @@ class Checkpoints:
         signed = signed_text(document, self._secret)
         if len(signed) > DOCUMENT_BYTES:  # readers refuse a longer manifest
             raise HyperpodExtError(
-                f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes, over {DOCUMENT_BYTES}",
-                hint="The manifest holds all values of each rank's state that are no tensors. Convert large lists of "
+                f"{self.store.url}/{folder}: its manifest would have {len(signed)} bytes, but the limit is "
+                f"{DOCUMENT_BYTES}",
+                hint="The manifest holds all values of each rank's state that are not tensors. Convert large lists of "
                 "numbers to tensors.",
             )
         wanted: dict[str, int | None] = {name: file.nbytes for name, file in images.items()}
@@ -663,8 +691,7 @@ def _in_manifest(frozen: ImageFile) -> dict[str, Any]:
 def _check_parts(ranks: Mapping[str, Manifest], commit: Mapping[str, Any], where: str) -> None:
     for rank, snapshot in ranks.items():
         try:
-            other = f"of rank {quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
-            wrong = None if is_part(snapshot, rank, commit) else other
+            wrong = None if is_part(snapshot, rank, commit) else other_part(snapshot)
         except (KeyError, TypeError) as error:
             wrong = f"invalid: {error!r}"
         if wrong is not None:

@@ -67,8 +67,9 @@ def check_destination(seen: InventoryEntry, destination: Inventory) -> None:
         later = {generation: step for generation, step in destination.starts.items() if step < seen.found.step}
         generation = max(later)
         raise ConflictError(
-            f"no job would restore the copy in {destination.store.url}: there, generation {generation} began after "
-            f"step {later[generation]}, so step {seen.found.step} of generation {seen.found.generation} is abandoned",
+            f"no job would restore step {seen.found.step} of generation {seen.found.generation} from "
+            f"{destination.store.url}: generation {generation} of the job there continued from step "
+            f"{later[generation]}, which abandons later steps of older generations",
             hint="choose another place",
         )
 

@@ -61,6 +61,7 @@ HINTS = {
     errno.ENOTDIR: "Remove the file or symbolic link that is in place of a folder.",
     errno.ELOOP: "Remove the symbolic link, folder, pipe or device that is in place of the file.",
     errno.EISDIR: "Remove the folder that is in place of a file there.",
+    errno.ENOENT: "Check that the folders above it exist and can be written to, or choose another place.",
     errno.EXDEV: "Another file system is mounted below the place of checkpoints. Unmount it, or choose another place.",
 }
 _NO_LINKS = {errno.ENOSYS, errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.EINVAL}
@@ -333,7 +334,10 @@ class FileStore:
                     descriptor = os.open(partial, flags, self._file_mode, dir_fd=folder)
                     break
             else:
-                raise HyperpodExtError(f"{self.root}/{'/'.join(parts)} is deleted again each time it is created")
+                raise HyperpodExtError(
+                    f"another process deleted {self.root}/{'/'.join(parts)} each time that a file was created in it",
+                    hint="Stop the process that deletes folders there, or choose another place.",
+                )
             stack.callback(_unlink, partial, folder)
             stack.callback(os.close, descriptor)
             yield folder, last, partial, descriptor
@@ -348,7 +352,7 @@ class FileStore:
                 raise NotFoundError(f"There is no {path}") from None
             if doing == "read" and error.errno == errno.ELOOP:
                 raise NotFoundError(f"{path} is not a regular file", hint=HINTS[errno.ELOOP]) from None
-            hint = HINTS.get(error.errno or 0, "See the file system's own log.")
+            hint = HINTS.get(error.errno or 0, "The log of the file system may show why.")
             raise UnreachableError(f"Cannot {doing} {path}: {error.strerror or error}", hint=hint) from error
 
 

@@ -28,7 +28,7 @@ from hyperpod_ext.runtime.snapshot.manifest import (
     read_document,
     sign,
 )
-from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_of_node, is_part
+from hyperpod_ext.runtime.storage.checkpoints import Checkpoints, is_of_node, is_part, other_checkpoint, other_part
 from hyperpod_ext.runtime.storage.mac import is_bound, read_mac
 from hyperpod_ext.runtime.storage.names import (
     MANIFEST,
@@ -234,7 +234,7 @@ def _judge(found: Found, files: Mapping[str, int], look: _Look, job: str | None,
         detail = f"format {quote(look.format)} is newer than {FORMAT}, the newest format that this version reads"
         return entry("foreign", detail, (Defect(MANIFEST, detail),))
     if look.digest and look.job != job:
-        detail = f"it belongs to job {quote(look.job)}, not to {job!r}"
+        detail = f"belongs to job {quote(look.job)}, not to {job!r}"
         return entry("foreign", detail, (Defect(MANIFEST, detail),))
     if look.defects:
         more = f", and {len(look.defects) - 1} more" if len(look.defects) > 1 else ""
@@ -264,13 +264,13 @@ def examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: 
     try:
         yield from _examine(manifest, found, files, secret)
     except NOT_A_MANIFEST as error:
-        yield Defect(MANIFEST, f"it does not have the fields of a manifest: {quote(error)}")
+        yield Defect(MANIFEST, f"lacks fields of a manifest, or has invalid ones: {quote(error)}")
 
 
 def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret: bytes | None) -> Iterator[Defect]:
     yield from _check_signed(manifest, secret, str(manifest["job"]), "")
     if (manifest["step"], manifest["generation"]) != (found.step, found.generation):
-        yield Defect(MANIFEST, f"it is the manifest of {quote(manifest['save_id'])}")
+        yield Defect(MANIFEST, other_checkpoint(manifest))
     if not isinstance(manifest["created_at"], int | float):
         yield Defect(MANIFEST, f"created_at is {quote(manifest['created_at'])}")
     ranks = {str(rank) for rank in range(len(manifest["ranks"]))}
@@ -279,23 +279,22 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     elif manifest["world_size"] != len(ranks):
         ranks = set()
     if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Defect(MANIFEST, f"it does not list all of its {quote(manifest['world_size'])} ranks")
+        yield Defect(MANIFEST, f"does not list exactly the ranks of its world_size, {quote(manifest['world_size'])}")
         return
     known_images: dict[str, ImageFile] = {}
     for rank, snapshot in manifest["ranks"].items():
         yield from _check_signed(snapshot, secret, str(manifest["job"]), f"rank {rank}: ")
         if not isinstance(snapshot["values"], list):
-            yield Defect(MANIFEST, f"rank {rank}: it has no plain values")
+            yield Defect(MANIFEST, f"rank {rank}: its snapshot has no list of plain values")
         if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
-            its = f"{quote(snapshot['rank'])}, {quote(snapshot['save_id'])}"
-            yield Defect(MANIFEST, f"rank {rank}: its snapshot belongs to rank {its}")
+            yield Defect(MANIFEST, f"rank {rank}: its snapshot is {other_part(snapshot)}")
         for file in files_of(manifest, rank):
             if known_images.setdefault(file.name, file) != file:
-                yield Defect(MANIFEST, f"rank {rank}: it shares {quote(file.name)} with a rank whose content differs")
+                yield Defect(MANIFEST, f"rank {rank}: shares {quote(file.name)} with a rank whose snapshot differs")
     for name, file in known_images.items():
         yield from _check_size(files, name, file.nbytes)
         if not _IMAGE.fullmatch(name):
-            yield Defect(MANIFEST, f"{quote(name)} is no valid file name for a rank's snapshot")
+            yield Defect(MANIFEST, f"{quote(name)} is not a valid file name for a rank's snapshot")
     for name in sorted(plans(manifest)):
         yield from _check_size(files, name, None)
     known = derived(manifest)
@@ -319,9 +318,9 @@ def _check_signed(manifest: Manifest, secret: bytes | None, job: str, whose: str
 
 def _check_size(files: Mapping[str, int], name: str, nbytes: int | None) -> Iterator[Defect]:
     if name not in files:
-        yield Defect(name if is_name(name) and len(name) < _LONG else quote(name), "it is missing")
+        yield Defect(name if is_name(name) and len(name) < _LONG else quote(name), "is missing")
     elif nbytes is not None and files[name] != nbytes:
-        yield Defect(name, f"it is {files[name]} bytes long, the manifest says {quote(nbytes)}")
+        yield Defect(name, f"has {files[name]} bytes, but the manifest lists {quote(nbytes)}")
 
 
 def images(manifest: Manifest) -> dict[str, ImageFile]:
@@ -377,14 +376,14 @@ def _missing(
 ) -> str:
     out = {*failed, *left}
     silent = set(range(nodes)) - set(announced) - out if nodes is not None else set()
-    parts = [f"{_name_nodes(failed)} could not"] if failed else []
+    parts = [f"upload failed on {_name_nodes(failed)}"] if failed else []
     if left:
-        parts.append(f"{_name_nodes(left)} left it for a newer step")
+        parts.append(f"upload cancelled on {_name_nodes(left)} for a newer step")
     if silent:
-        parts.append(f"{_name_nodes(silent)} not begun")
+        parts.append(f"upload not started on {_name_nodes(silent)}")
     if uploading := set(announced) - set(done) - out:
-        parts.append(f"{_name_nodes(uploading)} not done")
-    return ", ".join(parts) or ("every node is done, no manifest yet" if done else "no manifest")
+        parts.append(f"upload not finished on {_name_nodes(uploading)}")
+    return ", ".join(parts) or ("all nodes have uploaded, but there is no manifest yet" if done else "no manifest")
 
 
 def _name_nodes(nodes: Collection[int]) -> str:

@@ -175,7 +175,7 @@ class Reading:
     def wrong(self) -> str | None:
         """Return a description of the mismatch; None if the bytes are right. Call this after the last byte."""
         if self._crc is not None and crc_text(self._crc) != self._file.crc64nvme:
-            return f"CRC64-NVME is {crc_text(self._crc)}, the manifest says {self._file.crc64nvme}"
+            return f"CRC64-NVME is {crc_text(self._crc)}, but the manifest lists {self._file.crc64nvme}"
         if self._mac is not None and not hmac.compare_digest(self._mac.end()["tag"], self._tag):
             return "its CRC64-NVME is right, but not its MAC: somebody has changed it without the job's secret"
         return None

@@ -122,6 +122,6 @@ def changed(what: str) -> CorruptSnapshotError:
 def _gave_up(error: Exception, call: Call) -> HyperpodExtError:
     if not isinstance(error, HyperpodExtError):
         return UnreachableError(
-            f"Cannot write {call.what}: in each try, its bytes arrived damaged", hint="Check the network."
+            f"Cannot write {call.what}: its bytes arrived damaged in every try", hint="Check the network."
         )
     return UnreachableError(f"{error.message}; tried for {call.deadline_s:g} s", hint=error.hint)

@@ -105,7 +105,10 @@ def verify(
             raise
     found += _check_plans(_reader(store, secret), seen, manifest, digests)
     if found and not store.list(f"{seen.found.folder}/{MANIFEST}"):
-        raise NotFoundError(f"{store.url}/{seen.found.folder} was deleted while it was read")
+        raise NotFoundError(
+            f"{store.url}/{seen.found.folder} was deleted while it was read",
+            hint="Its job deletes older checkpoints; choose a newer one.",
+        )
     return [*seen.defects, *found]
 
 
@@ -163,4 +166,4 @@ def _compare_derived(store: ObjectStore, seen: InventoryEntry, parts: list[RankF
     again = derive(parts, VALUES)
     for name, data in ((METADATA_FILE, again.metadata), (VALUES, again.values_file)):
         if store.get(f"{seen.found.folder}/{name}") != data:
-            yield Defect(name, "it differs from the manifest; training does not need this file, but dcp.load does")
+            yield Defect(name, "differs from the manifest; training does not need this file, but dcp.load does")

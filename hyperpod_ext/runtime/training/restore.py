@@ -251,7 +251,9 @@ class JobLink:
                 why = f" ({error})"
         if _holds(state, mine):
             return
-        message = f"the objects given to restore() on rank {self.rank} do not hold {mine.save_id}{why}"
+        message = (
+            f"the objects passed to restore() on rank {self.rank} do not have this rank's state, {mine.save_id}{why}"
+        )
         if orders and self._store is not None:
             refuse_state(self._store, key, orders, message)
         raise JobFailedError(

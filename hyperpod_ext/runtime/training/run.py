@@ -162,8 +162,8 @@ class Run:
             return self.config.global_batch_size // self.full_size
         if restart.policy == "continue" and (ranks := _uneven(self.config.global_batch_size, self.full_size)):
             raise JobFailedError(
-                f"batch_size: {self.config.global_batch_size} samples cannot be divided among {ranks} ranks, and with "
-                "restart.policy: continue only so many ranks may be left",
+                f"batch_size: with restart.policy: continue, a fault may leave only {ranks} ranks, and "
+                f"{self.config.global_batch_size} samples cannot be divided evenly among them",
                 hint="Use ElasticDataLoader, which divides the samples and returns their weights; or write samples: "
                 "fewer.",
             )

@@ -26,7 +26,7 @@ def test_a_job_that_has_so_many_nodes_is_as_was_ordered(tmp_path: Path) -> None:
 
 
 def test_any_other_refusal_is_a_failure(tmp_path: Path) -> None:
-    with pytest.raises(ConflictError, match="tiny was not changed: the job is over"):
+    with pytest.raises(ConflictError, match="tiny was not resized: the job is over"):
         outcome("tiny", refused(tmp_path, "the job is over"), "a", lambda: "")
 
 

@@ -70,7 +70,7 @@ def told(text: str) -> list[str]:
         ("volumeMounts: [{mountPath: /a}]", "volumeMounts.0.name", "is missing: This must match the Name of a Volume"),
         ("volumeMounts: [{name: a, mountPath: b}]", "volumeMounts.0.mountPath", "write an absolute path, such as /b"),
         ("tty: 1", "tty", "must be true or false"),
-        ("stdin: null\n    ports:", "ports", "must be a list, not nothing"),
+        ("stdin: null\n    ports:", "ports", "must be a list, not an empty value"),
     ],
 )
 def test_a_wrong_field_of_the_container_is_reported_where_it_is_written(line: str, path: str, says: str) -> None:

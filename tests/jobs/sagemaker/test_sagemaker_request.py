@@ -136,7 +136,7 @@ def test_what_the_platform_does_not_do_is_in_the_plan() -> None:
 WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "missing": ("RoleArn", "is missing", {"RoleArn": None}),
     "unknown": ("Enviroment", "did you mean `Environment`", {"Enviroment": {}}),
-    "type": ("Environment.A", "not int", {"Environment": {"A": 1}}),
+    "type": ("Environment.A", "not the number 1", {"Environment": {"A": 1}}),
     "enum": (
         "AlgorithmSpecification.TrainingInputMode",
         "did you mean `FastFile`",
@@ -150,10 +150,10 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "least": ("StoppingCondition.MaxRuntimeInSeconds", "at least 1", {"StoppingCondition": {"MaxRuntimeInSeconds": 0}}),
     "too many": ("Tags", "at most 50", {"Tags": [{"Key": str(number), "Value": ""} for number in range(51)]}),
-    "a number for a truth": ("EnableNetworkIsolation", "not int", {"EnableNetworkIsolation": 1}),
+    "a number for a truth": ("EnableNetworkIsolation", "not the number 1", {"EnableNetworkIsolation": 1}),
     "a truth for a number": (
         "StoppingCondition.MaxRuntimeInSeconds",
-        "not bool",
+        "must be an integer, not `true`",
         {"StoppingCondition": {"MaxRuntimeInSeconds": True}},
     ),
 }

@@ -51,11 +51,11 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
     [
         (["srun --ntasks-per-node=8 ./all_reduce"], "srun starts 8 tasks with ranks"),
         (["srun -n 16 ./all_reduce"], "srun starts 8 tasks with ranks"),
-        (["srun -N 1 ./a"], "its step has --nodes=1, but a spec's step has a task on each of the 2 nodes"),
-        (["srun -w node1 ./a"], "its step has --nodelist"),
-        (["srun ./a", "srun ./b"], "it has 2 steps, but a spec has one, and none starts a Python file"),
+        (["srun -N 1 ./a"], "the step has --nodes=1, but a spec starts one task on each of the 2 nodes"),
+        (["srun -w node1 ./a"], "the step has --nodelist"),
+        (["srun ./a", "srun ./b"], "2 steps, but a spec has one, and none of them starts a Python file (srun ./a; "),
         (["mpirun -n 16 ./all_reduce"], "mpirun starts all processes from the first node"),
-        (["docker build -t a ."], "it only runs commands on its first node: docker build"),
+        (["docker build -t a ."], "only commands for the first node: docker build"),
         (
             ["srun ./a", "for i in 1 2; do srun python t.py; done"],
             "a step is in a statement that import cannot follow, such as a loop: for i in 1 2",

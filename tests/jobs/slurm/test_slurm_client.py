@@ -59,7 +59,7 @@ def test_a_job_that_left_the_queue_is_in_the_accounting(slurm: Path) -> None:
     write(slurm, "sacct", "echo '7|CANCELLED by 0|2026-11-21T10:00:00|2026-11-21T10:01:00'")
     assert client.find("7").our_state == "cancelled"
     write(slurm, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
-    with pytest.raises(NotFoundError, match="no longer knows job 7"):
+    with pytest.raises(NotFoundError, match="no longer lists job 7"):
         client.find("7")
 
 

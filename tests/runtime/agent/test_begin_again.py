@@ -40,7 +40,7 @@ def test_it_begins_with_as_many_as_it_can_and_the_rest_are_spares(
 def test_only_its_sizes_count_and_too_few_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"min_nodes": 3, "max_nodes": 6, "sizes": [3, 6]}
     assert begun_with(5, tmp_path, monkeypatch, elastic=sizes) == 3
-    with pytest.raises(JobFailedError, match=r"a cannot begin on 2 nodes \(--nnodes\); it can begin on 3, 6"):
+    with pytest.raises(JobFailedError, match=r"a cannot start on 2 nodes \(--nnodes\): it needs 3 or 6"):
         begun_with(2, tmp_path, monkeypatch, elastic=sizes)
     with pytest.raises(JobFailedError, match="contradicts"):
         begun_with(2, tmp_path, monkeypatch, elastic=None)

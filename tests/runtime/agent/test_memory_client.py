@@ -77,7 +77,7 @@ def test_where_no_other_follows_whoever_asks_is_told_why(tmp_path: Path) -> None
     async def scene() -> None:
         line = AsyncMemoryClient(tmp_path / "memory")
         line.lost("killed by SIGKILL (9)")
-        with pytest.raises(JobFailedError, match=r"memory server of this node is gone: killed by SIGKILL \(9\)"):
+        with pytest.raises(JobFailedError, match=r"memory server of this node has ended: killed by SIGKILL \(9\)"):
             await line.ask(r.Held())
 
     asyncio.run(scene())

@@ -298,7 +298,7 @@ def test_a_stream_is_read_once_by_each_pass_over_the_loader(n: int, drop_last: b
 
 
 def test_a_stream_without_samples_is_an_error() -> None:
-    with pytest.raises(JobFailedError, match="an epoch of 0 samples has no step"):
+    with pytest.raises(JobFailedError, match="the stream has only 0 samples, too few for one step"):
         next(loader_of(numbers(0, []), shuffle=False).steps())
 
 

@@ -79,5 +79,5 @@ def test_learning_rates_rise_then_fall() -> None:
 @pytest.mark.parametrize("bad", [{"step": 0}, {"warmup_steps": 11}, {"shape": "cos"}])
 def test_a_schedule_that_cannot_be_is_refused(bad: dict[str, object]) -> None:
     given = {"step": 1, "peak": 1.0, "total_steps": 10} | bad
-    with pytest.raises(JobFailedError, match="learning_rate: one of these is not valid"):
+    with pytest.raises(JobFailedError, match="learning_rate: an argument is not valid"):
         learning_rate(**given)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ def test_a_checkpoint_id_names_its_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "latest", "step_", "7b", "step_7/x"])
 def test_a_checkpoint_id_without_a_step_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="contains no step"):
+    with pytest.raises(ConfigError, match="does not end with a step number"):
         step_of(name)
     assert not names_step(name)
 

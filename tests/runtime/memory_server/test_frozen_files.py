@@ -236,8 +236,8 @@ def test_a_checkpoint_with_a_frozen_file_is_verified(tmp_path):
     frozen = place.root / job.frozen(2)
     for harm, found in (
         (job.writer.base[:-1] + b"\0", "CRC64-NVME is"),
-        (job.writer.base[:-1], f"it is {BASE - 1} bytes long, the manifest says {BASE}"),
-        (None, "it is missing"),
+        (job.writer.base[:-1], f"has {BASE - 1} bytes, but the manifest lists {BASE}"),
+        (None, "is missing"),
     ):
         frozen.write_bytes(harm) if harm is not None else frozen.unlink()
         (seen,) = take_inventory(store, job=JOB, secret=SECRET).seen

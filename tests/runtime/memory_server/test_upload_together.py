@@ -304,7 +304,9 @@ def test_a_run_that_another_follows_as_it_commits_deletes_nothing(nodes, monkeyp
     come_to_rest(*nodes)
     assert pruned == []
     assert nodes[0].steps() == [10]
-    assert any("another run has followed" in (node.uploader.status["last_error"] or "") for node in nodes)
+    assert any(
+        "another run of the job has begun generation" in (node.uploader.status["last_error"] or "") for node in nodes
+    )
 
 
 def test_a_spare_in_the_place_of_a_lost_node_has_a_number_beyond_the_nodes_of_the_job(tmp_path):

@@ -598,7 +598,10 @@ def test_a_run_that_another_has_followed_writes_nothing(alone, checkpoints):
     Writer(alone).save(10, generation=4)
     assert idle(alone)
     assert steps(checkpoints) == []
-    assert "generation 5 of another run has followed generation 4" in copying(alone)["last_error"]
+    assert (
+        "another run of the job has begun generation 5, so generation 4 no longer writes"
+        in copying(alone)["last_error"]
+    )
 
 
 def test_a_generation_that_was_followed_while_its_copy_waited_is_claimed_too(serve_two, other, checkpoints):
@@ -627,7 +630,10 @@ def test_a_run_that_another_follows_during_a_copy_does_not_commit_it(serve_two, 
     assert idle(server)
     assert steps(checkpoints) == []
     assert copying(server)["taken_over"]
-    assert "generation 2 of another run has followed generation 1" in copying(server)["last_error"]
+    assert (
+        "another run of the job has begun generation 2, so generation 1 no longer writes"
+        in copying(server)["last_error"]
+    )
 
 
 def test_what_the_job_began_from_is_not_written_once_more(alone, checkpoints):

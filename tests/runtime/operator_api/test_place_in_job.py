@@ -57,5 +57,5 @@ def test_who_speaks_another_version_is_named(tmp_path: Path, monkeypatch: pytest
             monkeypatch.setattr(place_in_job, "with_version", lambda message: {**message, "protocol": 0})
             await find_place(settings_in(tmp_path), [place], 60.0, lambda: True)
 
-    with pytest.raises(JobFailedError, match=r"the agent at 127\.0\.0\.1 refused this one: .*version"):
+    with pytest.raises(JobFailedError, match=r"the agent at 127\.0\.0\.1 refused this agent: .*version"):
         asyncio.run(run())

@@ -383,7 +383,7 @@ def test_a_file_that_cannot_be_moved_is_an_error(folder: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(versions, "_rename", refuse)
-    with pytest.raises(JobFailedError, match=r"step-10\.pt cannot be set aside: Permission denied"):
+    with pytest.raises(JobFailedError, match=r"step-10\.pt cannot be moved away: Permission denied"):
         before.restart(all_saved=5)
 
 

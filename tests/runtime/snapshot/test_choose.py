@@ -237,7 +237,7 @@ def test_replicas_that_differ_serve_nobody_but_themselves():
 
 
 def test_a_word_for_sharing_that_means_nothing_is_refused():
-    with pytest.raises(JobFailedError, match="is not a way to share state"):
+    with pytest.raises(JobFailedError, match="for the sharing of state; valid are"):
         choose_step([live(0, 8, sharing="same:0,x")], NODES)
 
 

@@ -40,7 +40,7 @@ def test_a_plan_that_is_not_the_one_named_is_refused():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"dtype": "load"}, "type 'load' is unknown"),
+        ({"dtype": "load"}, "type 'load' cannot be read"),
         ({"dtype": "float64"}, "are inconsistent"),
         ({"start": -64}, "are inconsistent"),
         ({"data": -32}, "are inconsistent"),

@@ -187,7 +187,9 @@ def test_a_rank_whose_own_snapshot_has_all_reads_no_other() -> None:
 
 def test_what_no_snapshot_holds_is_named_with_how_much_there_is():
     live = take_apart({"w": torch.zeros(4, 3)}, torch.Tensor)
-    with pytest.raises(JobFailedError, match="w: the snapshots hold 6 of the 12 elements here"):
+    with pytest.raises(
+        JobFailedError, match="w: the available snapshots have 6 of the 12 elements that this rank needs"
+    ):
         fill(live, [snapshot({"w": cut(WHOLE, TOP)}, TOP, (4, 3))])
 
 
@@ -232,5 +234,7 @@ def test_a_whole_is_put_together_for_what_nothing_live_stands_for():
 
 
 def test_a_shard_alone_is_nothing_to_make_a_whole_of():
-    with pytest.raises(JobFailedError, match="w: the snapshots hold 6 of the 12 elements here"):
+    with pytest.raises(
+        JobFailedError, match="w: the available snapshots have 6 of the 12 elements that this rank needs"
+    ):
         fill(take_apart({}, torch.Tensor), [snapshot({"w": cut(WHOLE, TOP)}, TOP, (4, 3))])

@@ -102,7 +102,7 @@ def test_what_a_build_made_is_recorded(kept):
 
 
 def test_a_group_that_is_gone_says_so(kept):
-    assert "gone process group 0 was not made again after the fault" in kept
+    assert "gone process group 0 was not created again after the fault" in kept
 
 
 def test_model_mesh_and_group_are_whole_again(kept):
@@ -114,7 +114,7 @@ def test_model_mesh_and_group_are_whole_again(kept):
 
 
 def test_groups_made_in_another_order_are_refused(kept):
-    assert "order process group 1 became 2 after the fault" in kept
+    assert "order process group 1 was created as 2 after the fault" in kept
 
 
 def test_a_build_that_communicates_is_seen(kept):
@@ -221,5 +221,5 @@ def test_a_move_to_another_number_of_ranks_that_is_taken_back_at_once_costs_noth
     """)
     assert "kept True True" in found
     assert "built for [1, 2]" in found
-    assert "former process group 0 was not made again" in found
+    assert "former process group 0 was not created again" in found
     assert "left {(0, 1): []}" in found

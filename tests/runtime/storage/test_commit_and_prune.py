@@ -188,7 +188,9 @@ def test_a_node_notices_that_another_note_lies_in_the_place_of_its_own(checkpoin
     with pytest.raises(CorruptSnapshotError, match=r"node-1\.json"):
         checkpoints.put_record(folder, 1, [mine])
     folder = replay(checkpoints, snapshot(0, 30), 30)  # of this step, and of another node
-    with pytest.raises(CorruptSnapshotError, match=r"node-1\.json: it does not list the snapshots of node 1"):
+    with pytest.raises(
+        CorruptSnapshotError, match=r"node-1\.json: exists already, and lists other snapshots than node 1 has"
+    ):
         checkpoints.put_record(folder, 1, [snapshot(1, 30)])
 
 

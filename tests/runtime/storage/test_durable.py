@@ -246,13 +246,13 @@ def test_a_signature_that_is_none_is_refused(checkpoints, tmp_path, signature):
 def test_a_manifest_moved_to_another_folder_is_refused(checkpoints, tmp_path):
     older, newer = write(checkpoints, 100), write(checkpoints, 200)
     manifest_file(tmp_path, newer).write_bytes(manifest_file(tmp_path, older).read_bytes())
-    assert "it is the manifest of 'g1-s100'" in refused(checkpoints, newer)
+    assert "is the manifest of step 100, generation 1, unlike its folder" in refused(checkpoints, newer)
 
 
 def test_a_manifest_moved_to_another_generations_folder_of_its_step_is_refused(checkpoints, tmp_path):
     older, newer = write(checkpoints, 100, 1), write(checkpoints, 100, 2)
     manifest_file(tmp_path, newer).write_bytes(manifest_file(tmp_path, older).read_bytes())
-    assert "it is the manifest of 'g1-s100'" in refused(checkpoints, newer)
+    assert "is the manifest of step 100, generation 1, unlike its folder" in refused(checkpoints, newer)
 
 
 def test_a_plan_that_was_changed_is_refused(checkpoints, tmp_path):
@@ -434,7 +434,7 @@ def test_a_run_that_another_has_followed_is_refused(checkpoints):
     """A node that was cut off for an hour comes back to find that the job was started anew."""
     checkpoints.fence(1, 0, "first run")
     checkpoints.fence(2, 50, "second run")
-    with pytest.raises(StaleGenerationError, match="generation 2 of another run has followed generation 1"):
+    with pytest.raises(StaleGenerationError, match="another run of the job has begun generation 2"):
         checkpoints.fence(1, 0, "first run")
 
 
@@ -535,10 +535,10 @@ def test_claims_of_the_older_form_count_beside_a_signed_checkpoint_only(checkpoi
     claim.parent.mkdir()
     claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
     assert steps(checkpoints) == [70, 50]
-    with pytest.raises(StaleGenerationError, match="it is not signed"):
+    with pytest.raises(StaleGenerationError, match="has no signature"):
         checkpoints.fence(1, 0, "A")
     claim.write_text('{"generation": 2, "step": 71, "run": "B"}')  # it has saved a step before it began
-    with pytest.raises(CorruptSnapshotError, match="it is not signed, so it is unknown"):
+    with pytest.raises(CorruptSnapshotError, match="has no signature, so it is unknown"):
         checkpoints.found()
     claim.write_text('{"generation": 2, "step": 60, "run": "B"}')
     assert steps(store_at(tmp_path, secret=b"x" * 32)) == [100, 70, 50], (
@@ -553,7 +553,7 @@ def test_a_claim_is_of_its_own_generation_only(checkpoints, tmp_path):
     assert checkpoints.fence_of(3) is None
     checkpoints.check_not_followed(2, "A")
     write(checkpoints, 30, generation=3)
-    with pytest.raises(StaleGenerationError, match="it is the claim of generation 1"):
+    with pytest.raises(StaleGenerationError, match="is the claim file of generation 1"):
         checkpoints.check_not_followed(2, "A")
 
 

@@ -17,7 +17,7 @@ def test_a_second_adapter_of_another_kind_is_refused() -> None:
         RunCheckpointer(run, total=1)
         check_adapter(run, "ResilientAccelerator")
 
-    with pytest.raises(JobFailedError, match="ResilientAccelerator was made after RunCheckpointer in one job"):
+    with pytest.raises(JobFailedError, match="ResilientAccelerator was created after RunCheckpointer in one job"):
         train()
 
 

@@ -171,7 +171,7 @@ class Client:
             if answer.status >= 400:
                 raise describe(answer, method, path, self.access)
             return answer.json()
-        raise HyperpodExtError(f"{method} {path} failed {tries} times")
+        raise HyperpodExtError(f"{method} {path} failed in all {tries} tries", hint="try again later")
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str], body: Any, endless: bool = False

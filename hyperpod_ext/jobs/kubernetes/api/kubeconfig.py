@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ from hyperpod_ext.user_folders import home_folder
 
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _EXEC_TIMEOUT_S = 60.0
+_WRITE = "write one with `aws eks update-kubeconfig --name CLUSTER`, or set KUBECONFIG"
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def load_access(context: str | None = None, namespace: str | None = None) -> Acc
     if not there:
         if context is None and (_IN_POD / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _in_pod(namespace)
-        hint = "write one with `aws eks update-kubeconfig --name CLUSTER`, or set KUBECONFIG"
+        hint = _WRITE
         raise UnreachableError(f"there is no kubeconfig at {', '.join(map(str, files))}", hint=hint)
     config = _merged([_read(file) for file in there])
     return _access(config, context, namespace)
@@ -78,9 +80,11 @@ def _read(file: Path) -> dict[str, Any]:
         found = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not YAML"
-        raise UnreachableError(f"the kubeconfig {file} cannot be read: {reason}") from None
+        raise UnreachableError(
+            f"the kubeconfig {file} cannot be read: {reason}", hint="correct it, or set KUBECONFIG to another file"
+        ) from None
     if not isinstance(found, dict):
-        raise UnreachableError(f"the kubeconfig {file} is empty")
+        raise UnreachableError(f"the kubeconfig {file} is empty", hint=_WRITE)
     for kind in ("clusters", "users"):
         for entry in found.get(kind) or []:
             entry["_folder"] = str(file.parent)  # paths in the entry are relative to the kubeconfig's folder
@@ -115,7 +119,9 @@ def _access(config: Mapping[str, Any], context: str | None, namespace: str | Non
     folder = Path(user_entry.get("_folder", "."))
     server = cluster.get("server")
     if not isinstance(server, str) or not server.startswith(("https://", "http://")):
-        raise UnreachableError(f"cluster {found.get('cluster')} of the kubeconfig has no server")
+        raise UnreachableError(
+            f"cluster {found.get('cluster')} of the kubeconfig has no URL in the field `server`", hint=_WRITE
+        )
     certificate = _data(user, "client-certificate", folder)
     key = _data(user, "client-key", folder)
     basic = (user["username"], user.get("password", "")) if user.get("username") else None
@@ -185,7 +191,10 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
         why = f"which cannot be started: {error.strerror}" if is_here else "which is not installed"
         raise UnreachableError(f"context {context} gets its credentials from `{program}`, {why}", hint=hint) from None
     except subprocess.TimeoutExpired:
-        raise UnreachableError(f"`{program}` returned no token within {_EXEC_TIMEOUT_S:g} s") from None
+        raise UnreachableError(
+            f"`{program}` returned no token within {_EXEC_TIMEOUT_S:g} s",
+            hint=f"run `{shlex.join(arguments)}` to see why",
+        ) from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         raise UnreachableError(
@@ -194,7 +203,9 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     try:
         token = json.loads(done.stdout)["status"]["token"]
     except (ValueError, KeyError, TypeError):
-        raise UnreachableError(f"`{program}` did not print a token") from None
+        raise UnreachableError(
+            f"`{program}` did not print a token", hint=f"run `{shlex.join(arguments)}` to see its output"
+        ) from None
     return str(token)
 
 

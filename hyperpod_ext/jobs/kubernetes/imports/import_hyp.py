@@ -105,7 +105,7 @@ class _AsJob(Document):
             holder.append(value)
         else:
             if before and holder[path[-1]] != value:
-                message = f"{holder[path[-1]]}: {dotted(at)} sets {value}, which takes precedence"
+                message = f"{holder[path[-1]]} is not used, because {dotted(at)} sets {value}"
                 self.overruled.append(Problem(message, dotted(before), self.source, super().location(before).line))
             holder[path[-1]] = value
 
@@ -144,7 +144,7 @@ def import_hyp(text: str, source: str) -> Imported:
     """
     read = parse(text, source)
     if read.problems or not isinstance(read.data, dict):
-        raise ConfigError(read.problems or [Problem("holds no fields", source=source)])
+        raise ConfigError(read.problems or [Problem("contains no fields", source=source)])
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
         raise ConfigError([read.problem(("template",), f"is a {template} of hyp, but import only reads {_TEMPLATE}")])
     given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes empty fields, too

@@ -275,7 +275,7 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
     if names:
         hint = f"if these are values of a template, use --values {source}; {reads}"
         return Problem(f"has no training job, only the fields {', '.join(sorted(names)[:5])}", "", source, line, hint)
-    return Problem("has no training job, and no parts of one", source=source, line=1, hint=reads)
+    return Problem("contains no training job", source=source, line=1, hint=reads)
 
 
 def _letter_for_letter(text: str) -> Imported | None:

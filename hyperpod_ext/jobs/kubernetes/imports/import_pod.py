@@ -161,7 +161,7 @@ def read_command(
     started = read_words(words, known, elsewhere)
     found = started.launch
     if found is None and not command:
-        message = "has arguments but no command, so the image's own program gets them, but a spec needs a script"
+        message = "has arguments but no command: the image's own program gets the arguments, but a spec needs a script"
         raise _not_read(message, shlex.join(words))
     if found is None:
         raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
@@ -217,7 +217,8 @@ def read_command(
 
 
 def _not_read(message: str, command: str) -> ConfigError:
-    hint = "write a spec with the script that the image starts" + (f"; it gets: {command[:120]}" if command else "")
+    hint = "write a spec with the script that the image starts"
+    hint += f", and the arguments {command[:120]}" if command else ""
     return ConfigError([Problem(message, path="command", hint=hint)])
 
 
@@ -327,7 +328,8 @@ def mebibytes(text: str) -> int:
     try:
         return max(int(size_of(text) / 2**20), 1)
     except (ValueError, OverflowError) as error:
-        raise ConfigError([Problem(f"{text[:40]!r} is not an amount of memory", path="resources")]) from error
+        wrong = f"{text[:40]!r} is not an amount of memory"
+        raise ConfigError([Problem(wrong, path="resources", hint="write, for example, 32Gi")]) from error
 
 
 _OURS = (labels.ADDRESSES_VOLUME, labels.SECRET_VOLUME, labels.DISK_VOLUME)

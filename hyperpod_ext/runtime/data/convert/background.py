@@ -112,7 +112,10 @@ class Conversion:
             if self._error is not None:
                 raise self._error
             if self._stopped:
-                raise JobFailedError(f"{self.folder}: its conversion was stopped")
+                raise JobFailedError(
+                    f"the conversion into {self.folder} was stopped",
+                    hint="Start it again: it continues after the newest segment.",
+                )
             if deadline is not None and time.monotonic() > deadline:
                 raise WaitTimeoutError(f"{self.folder} is still being written")
             time.sleep(_POLL_S)
@@ -165,8 +168,9 @@ class Conversion:
                 f"killed by signal {-process.returncode}" if process.returncode < 0 else f"code {process.returncode}"
             )
             raise JobFailedError(
-                f"{self.folder}: its converter ended early ({ended})",
-                hint="Convert again: it continues after the newest segment. Was the node short of memory?",
+                f"the process that converts into {self.folder} ended early ({ended})",
+                hint="Start the conversion again: it continues after the newest segment. After signal 9, check whether "
+                "the node was short of memory.",
             )
 
 
@@ -187,7 +191,9 @@ def main() -> None:
     try:
         prepared = prepare(recipe, folder.parent)
         if prepared.folder != folder:
-            raise DatasetChangedError("the dataset was changed before its conversion began", hint="Start again.")
+            raise DatasetChangedError(
+                "the dataset was changed before its conversion began", hint="Start the conversion again."
+            )
         run(prepared, lock=lock, budget_bytes=order["budget_bytes"], on_bytes=_report)
     except HyperpodExtError as error:
         _write({"error": error.to_json()})

@@ -65,7 +65,7 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
             found.nbytes += segment.info.nbytes
             wrong = segment.damage()
         except FileNotFoundError:
-            wrong = ["it is missing"]
+            wrong = ["is missing"]
         except CorruptSegmentError as error:
             wrong = [error.message.partition(": ")[2]]
         on_bytes(path.stat().st_size if path.exists() else 0)
@@ -73,7 +73,7 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
             found.first_damaged = index
         found.problems += [Problem(each, source=path.name) for each in wrong]
     if done is not None and not found.problems and digest_of(infos) != done["fingerprint"]:
-        found.problems.append(Problem("its fingerprint does not match the segments", source=DONE))
+        found.problems.append(Problem("the fingerprint does not match the segments", source=DONE))
     if found.problems and found.first_damaged is None:
         found.first_damaged = count
     return found

@@ -222,6 +222,9 @@ def _value(record: Any, name: str) -> Any:
         return value
     if isinstance(value, list) and all(type(token) is int for token in value):
         return np.array(value, dtype=np.int64)
+    if isinstance(value, list):
+        other = next(type(token).__name__ for token in value if type(token) is not int)
+        return ValueError(f"{name} is a list with a value of type {other}, but tokens are whole numbers")
     return ValueError(f"{name} is neither text nor a list of tokens, but {type(value).__name__}")
 
 

@@ -114,7 +114,13 @@ class ArrowStore(Documents[ArrowSegment]):
             raise ConfigError([Problem("the files have no rows", source=", ".join(map(str, self.paths)))])
         if len(kinds := sorted({segment.dtype.name for segment in self.segments})) > 1:
             raise ConfigError(
-                [Problem(f"the files have tokens of types {' and '.join(kinds)}", source=str(self.paths[0]))]
+                [
+                    Problem(
+                        f"the files have tokens of different types: {' and '.join(kinds)}",
+                        source=str(self.paths[0]),
+                        hint="write the tokens of all files with the same type",
+                    )
+                ]
             )
         self.fingerprint = digest.hexdigest()[:32]
         """Fingerprint of all rows' lengths, and of the size, first MiB and last MiB of each file."""
@@ -172,7 +178,7 @@ def _only_column(path: Path) -> str:
         return able[0]
     if able:
         raise ConfigError(
-            [Problem("several columns can be mapped", source=str(path), hint=f"one of {', '.join(able)}")]
+            [Problem("several columns can be mapped", source=str(path), hint=f"name one: {', '.join(able)}")]
         )
     why = "; ".join(f"{column.name}: {column.converted}" for column in columns)
     raise ConfigError([Problem(f"no column can be mapped in place ({why})", source=str(path), hint=_convert(path, ""))])
@@ -212,7 +218,8 @@ def _segment(file: MappedFile, rows: Any, base: int) -> ArrowSegment | str:
     if offsets is None or values is None:
         return "it is compressed"
     if offsets[0] < 0 or offsets[-1] > count or (np.diff(offsets) < 0).any():
-        raise ConfigError([Problem("its offsets are not in order", source=str(file.path))])
+        wrong = "the file is damaged: list offsets are not in order"
+        raise ConfigError([Problem(wrong, source=str(file.path), hint="write the file again")])
     first = offsets.item(0)
     return ArrowSegment(file, values[first : offsets.item(-1)], offsets - first if first else offsets)
 

@@ -115,9 +115,9 @@ def explained(path: Path, nbytes: int = 0) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            need = f": {nbytes:,} bytes are needed" if nbytes else ""
+            size = f" ({nbytes:,} bytes)" if nbytes else ""
             raise DiskFullError(
-                f"{path} was not written{need}, but there is no room ({error.strerror})",
+                f"{path}{size} was not written: {error.strerror}",
                 hint="Earlier segments stay, and the next run continues after them. Free space, use `--budget` to have "
                 "old stores evicted, or choose another place with `--out`.",
             ) from error

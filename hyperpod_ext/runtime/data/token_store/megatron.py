@@ -79,7 +79,7 @@ class MegatronStore:
         self._dtype = np.dtype(_DTYPES[code])
         plain = _HEAD.size + 12 * sequences + 8 * documents
         if len(data) not in (plain, plain + sequences):  # multimodal datasets have one more byte per sequence
-            raise self._wrong(self._idx, f"it has {len(data):,} bytes, but its header says {plain:,}")
+            raise self._wrong(self._idx, f"it has {len(data):,} bytes, but its header lists {plain:,}")
         at = _HEAD.size
         self.lengths: npt.NDArray[np.int32] = np.frombuffer(data, "<i4", sequences, at)
         self._pointers: npt.NDArray[np.int64] = np.frombuffer(data, "<i8", sequences, at + 4 * sequences)

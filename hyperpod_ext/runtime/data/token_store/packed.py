@@ -55,8 +55,9 @@ class Packed:
             ConfigError: the store has not enough tokens for one sample.
         """
         if sequence_length < 1 or documents not in ("split", "whole"):
-            wrong = f"sequence_length {sequence_length}, documents {documents!r}"
-            raise ConfigError([Problem(wrong, path="packing", hint="a length of 1 or more; documents: split or whole")])
+            wrong = f"sequence_length={sequence_length} or documents={documents!r} is not valid"
+            hint = "sequence_length must be at least 1, and documents split or whole"
+            raise ConfigError([Problem(wrong, path="packing", hint=hint)])
         self._store: TokenRow = store
         self.sequence_length, self.documents, self.pad = sequence_length, documents, pad
         text = f"{store.fingerprint} {sequence_length} {documents} {pad if documents == 'whole' else ''}"
@@ -64,9 +65,8 @@ class Packed:
         self._begins = self._unsplit_begins() if documents == "whole" else None
         self._count = max(store.tokens - 1, 0) // sequence_length if self._begins is None else len(self._begins) - 1
         if not self._count:
-            raise ConfigError(
-                [Problem(f"{store.tokens} tokens are less than one sample of {sequence_length + 1}", path="packing")]
-            )
+            wrong = f"the store has only {store.tokens} tokens, but one sample needs {sequence_length + 1}"
+            raise ConfigError([Problem(wrong, path="packing", hint="choose a shorter sequence length")])
 
     def __len__(self) -> int:
         return self._count
@@ -185,7 +185,7 @@ def _read_index(path: Path) -> npt.NDArray[np.int64]:
     begins = np.frombuffer(mapped, "<i8", len(mapped) // 8 - 1)
     if crc64nvme(begins.data.cast("B")) != int.from_bytes(mapped[-8:], "little"):
         raise CorruptSegmentError(
-            f"{path} does not match its checksum", hint=f"Remove it: rm {path}. It will be made again."
+            f"{path} does not match its checksum", hint=f"Delete it with `rm {path}`: it is built again when needed."
         )
     return begins
 

@@ -54,7 +54,9 @@ class TokenStore(Documents[Segment]):
         self.about: Mapping[str, Any] = about
         self._readers = FileLock(self.folder / READERS)
         if not self._readers.acquire(shared=True):
-            raise NotFoundError(f"{self.folder} is being evicted", hint="`hp-ext data build` makes it again.")
+            raise NotFoundError(
+                f"another process is deleting {self.folder} to free space", hint="`hp-ext data build` builds it again."
+            )
         with suppress(OSError):  # the folder of the store may be read-only
             os.utime(self.folder / READERS)  # time of last use, for eviction
         self._limit = segments
@@ -151,8 +153,8 @@ class TokenStore(Documents[Segment]):
                 return self.available
             if now - written_at > _TAKEOVER_S:
                 raise UnknownLengthError(
-                    f"{self.folder}: no process writes it, and it is not finished; {self._so_far()} can be read",
-                    hint="Run `hp-ext data build` again with the same arguments: it continues after them.",
+                    f"{self.folder} is not complete, and no process is writing it; {self._so_far()} can be read",
+                    hint="Run `hp-ext data build` again with the same arguments: it writes only the missing documents.",
                 )
             if deadline is not None and now > deadline:
                 raise WaitTimeoutError(f"{self.folder} is still being written; {self._so_far()} can be read")
@@ -200,7 +202,7 @@ class TokenStore(Documents[Segment]):
             )
         if (found := digest_of([segment.info for segment in self.segments[:want]])) != self.done["fingerprint"]:
             raise CorruptSegmentError(
-                f"{self.folder}: its segments have fingerprint {found}, {DONE} has {self.done['fingerprint']}",
+                f"{self.folder}: its segments have fingerprint {found}, but {DONE} lists {self.done['fingerprint']}",
                 hint=rebuild_hint(self.folder),
             )
 

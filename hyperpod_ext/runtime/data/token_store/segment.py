@@ -125,15 +125,14 @@ def _parse(path: Path, head: bytes, nbytes: int) -> SegmentInfo:
     known = json.loads(text)
     if known["format"] > FORMAT:
         raise CorruptSegmentError(
-            f"{path}: format {known['format']} is newer than {FORMAT}", hint="Upgrade hyperpod_ext in the container."
+            f"{path}: format {known['format']} is newer than {FORMAT}, the newest that this version reads",
+            hint="Upgrade hyperpod_ext in the container.",
         )
     info = SegmentInfo(**{name: known[name] for name in SegmentInfo.__dataclass_fields__})
-    if nbytes != info.nbytes or info.dtype not in DTYPES:
-        raise CorruptSegmentError(
-            f"{path}: it has {nbytes} bytes, but its header says {info.nbytes}; byte {min(nbytes, info.nbytes)} is the "
-            "first that is wrong",
-            hint=hint,
-        )
+    if info.dtype not in DTYPES:
+        raise CorruptSegmentError(f"{path}: the header has the unknown type {info.dtype!r} of tokens", hint=hint)
+    if nbytes != info.nbytes:
+        raise CorruptSegmentError(f"{path}: has {nbytes} bytes, but its header lists {info.nbytes}", hint=hint)
     return info
 
 
@@ -175,7 +174,9 @@ class Segment:
         self._rows = windows_of(self._tokens, 1)
         self._see((info.offsets_at - HEADER_BYTES) // BLOCK_BYTES, info.blocks - 1)
         if self.offsets[0] != 0 or self.offsets[-1] != info.tokens or (np.diff(self.offsets.view("<i8")) < 0).any():
-            raise CorruptSegmentError(f"{path}: its offsets are not in order", hint=rebuild_hint(path.parent))
+            raise CorruptSegmentError(
+                f"{path}: the offsets of documents are not in order", hint=rebuild_hint(path.parent)
+            )
 
     def document(self, at: int, writable: bool = False) -> Tokens:
         """Return document `at` of this segment, as a view. See `tokens`."""

@@ -48,7 +48,7 @@ def smallest_dtype(largest: int) -> np.dtype[Any]:
     for name in ("uint8", "uint16", "uint32", "uint64"):
         if largest <= np.iinfo(name).max:
             return np.dtype(name)
-    raise HyperpodExtError(f"token {largest} does not fit 64 bits")
+    raise HyperpodExtError(f"token {largest} is too large", hint="Tokens are numbers from 0 to 2**64 - 1.")
 
 
 def published(folder: Path) -> list[SegmentInfo]:

@@ -109,7 +109,7 @@ class MemoryClient:
                     raise
                 if time.monotonic() > deadline:
                     why = f"the memory server of this node is gone, and no new one has started within {_START_S:g} s"
-                    raise errors.JobFailedError(why, hint="The log of the node's agent says why.") from error
+                    raise errors.JobFailedError(why, hint="The log of the node's agent shows why.") from error
                 time.sleep(0.01)
         self._handshake_done = False
         self._pending: deque[r.Begin | r.Seal | r.Resolve] = deque()
@@ -281,7 +281,10 @@ class MemoryClient:
         if plan is None or plan.digest != manifest["plan"]:
             plan = read_plan(answer.plan or {}, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
-            raise errors.CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
+            raise errors.CorruptSnapshotError(
+                f"the layout plan of {manifest['save_id']} lists {plan.nbytes} bytes, but the manifest lists "
+                f"{manifest['nbytes']}"
+            )
         return MappedSnapshot(manifest, plan, memory, answer.offset, answer.bound)
 
     def ask(self, request: Request[A]) -> A:

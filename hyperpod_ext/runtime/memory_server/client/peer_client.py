@@ -78,10 +78,12 @@ class PeerClient:
         """Return the plan of a snapshot, after verifying the manifest and the plan."""
         check_manifest(manifest, self._secret, job=job)
         if manifest.get("rank") != owner or manifest.get("save_id") != without_run(save_id)[0]:
-            raise CorruptSnapshotError(f"{self}: it sent another snapshot than {save_id} of rank {owner}")
+            raise CorruptSnapshotError(f"{self} sent another snapshot than {save_id} of rank {owner}")
         plan = read_plan(document, manifest["plan"])
         if plan.nbytes != manifest["nbytes"]:
-            raise CorruptSnapshotError(f"the plan of {save_id} is for {plan.nbytes} bytes")
+            raise CorruptSnapshotError(
+                f"the layout plan of {save_id} lists {plan.nbytes} bytes, but the manifest lists {manifest['nbytes']}"
+            )
         return plan
 
     def open_piece(self, owner: int, save_id: str, lost: int, *, job: str) -> tuple[PieceHead, Plan]:

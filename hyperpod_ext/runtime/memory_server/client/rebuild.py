@@ -48,7 +48,8 @@ class Rebuilt:
         for rank, (head, _) in heads.items():
             if list(head.stripe) != sorted({lost, *peers}) or set(head.nbytes) != set(head.stripe) - {rank}:
                 raise CorruptSnapshotError(
-                    f"the parity piece of {save_id} under rank {rank} has other ranks than {list(peers)}"
+                    f"the parity piece of {save_id} at rank {rank} is of ranks {list(head.stripe)}, but ranks "
+                    f"{sorted({lost, *peers})} are needed"
                 )
         if any(head.manifest != first.manifest or head.stripe != first.stripe for head, _ in others):
             raise CorruptSnapshotError(f"parity of {save_id}: nodes have different manifests of rank {lost}")

@@ -110,7 +110,7 @@ class Blobs:
             try:
                 pages = mmap.mmap(-1, cost, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             except OSError as error:
-                raise MemoryTierFullError(f"the system has no {cost / _MIB:.1f} MiB left: {error}") from error
+                raise MemoryTierFullError(f"the system cannot allocate {cost / _MIB:.1f} MiB: {error}") from error
             with suppress(OSError):  # the kernel does not support huge pages
                 pages.madvise(mmap.MADV_HUGEPAGE)  # halves the time to store a blob by avoiding page faults
             blob = Blob(memoryview(pages)[:nbytes], cost, namespace)
@@ -128,7 +128,7 @@ class Blobs:
         with self._lock:
             namespace = blob.namespace
             if self._namespaces.get(name) is not namespace:
-                raise NotFoundError(f"namespace {name!r} was deleted meanwhile")
+                raise NotFoundError(f"namespace {name!r} was deleted while step {step} of rank {rank} was stored")
             ranks = namespace.steps.setdefault(step, {})
             if rank in ranks:
                 self._let_go(ranks[rank])

@@ -55,7 +55,9 @@ class ManagedTier:
         self._timeout_s = timeout.total_seconds()
         self._algorithms = shard_meta.algorithms()
         if not self._algorithms:
-            raise HyperpodExtError("no checksum can be computed here", hint="pip install 'hyperpod-ext[runtime]'")
+            raise HyperpodExtError(
+                "no package that computes checksums is installed", hint="pip install 'hyperpod-ext[runtime]'"
+            )
 
     def create(self) -> None:
         """Create the namespace, unless it already exists with the same number of ranks and of steps to retain.
@@ -141,7 +143,7 @@ class ManagedTier:
         except NotFoundError:
             return []
         if not isinstance(found, list) or not all(type(step) is int for step in found):
-            raise UnreachableError(f"the managed tier answers {found!r:.100} instead of a list of steps")
+            raise UnreachableError(f"the managed tier returned {found!r:.100} instead of a list of steps")
         return sorted(found, reverse=True)
 
     def delete(self, rank: int, step: int) -> None:

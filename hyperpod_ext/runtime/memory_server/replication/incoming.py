@@ -83,7 +83,9 @@ class IncomingReplicas:
             os.close(fd)
             index = self._replicas.next_slot(owner, "supersede", _SLOT_WAIT_S)
             if index is None:
-                raise MemoryTierFullError(f"every slot for replicas of rank {owner} is being read")
+                raise MemoryTierFullError(
+                    f"the replica of rank {owner} cannot be stored: all slots for its replicas are being read"
+                )
             data = region.view(index, nbytes)
             known = _known_chunks(region.slots[index].manifest, manifest, data)
             self._replicas.begin(owner, index, int(manifest["step"]), save_id, generation_of(save_id))
@@ -152,7 +154,9 @@ class IncomingReplicas:
                 or not 0 < len(starts) <= chunks
                 or nbytes != min(len(starts) * ps.CHUNK, len(replica.data) - start)
             ):
-                raise NotFoundError(f"no {nbytes} bytes at {start} are expected for {replica.manifest['save_id']}")
+                raise NotFoundError(
+                    f"{nbytes} bytes at offset {start} of {replica.manifest['save_id']} were sent, but not expected"
+                )
             replica.checksums.update(dict.fromkeys(starts))
             replica.receiving.add(sock)
             return replica
@@ -201,7 +205,7 @@ class IncomingReplicas:
 
     def _find(self, token: int) -> Incoming:
         if (replica := self._by_token.get(token)) is None:
-            raise NotFoundError("this replica was dropped")
+            raise NotFoundError("the replica was dropped before it was complete")
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:

@@ -166,7 +166,7 @@ class IncomingParts:
         checksum = self._take(sock, part.piece if part is not None else None, start, nbytes)
         with self._changed:
             if part is None or part.piece.given_up:
-                raise NotFoundError("this part was dropped, or these bytes of the part are not expected")
+                raise NotFoundError("the parity part was dropped, or these bytes of it were not expected")
             part.checksums[start] = checksum
             part.piece.moved_at = time.monotonic()
 
@@ -195,7 +195,7 @@ class IncomingParts:
         """
         with self._changed:
             if (part := self._parts.pop(token, None)) is None:
-                raise NotFoundError("this part was dropped")
+                raise NotFoundError("the parity part was dropped before it was complete")
             piece = part.piece
             if (why := _incomplete(part)) is not None:
                 self._give_up([piece])
@@ -298,7 +298,9 @@ class IncomingParts:
         os.close(fd)
         index = self.pieces.next_slot(holder, "supersede", _SLOT_WAIT_S)
         if index is None:
-            raise MemoryTierFullError(f"every slot for parity of rank {holder} is being read")
+            raise MemoryTierFullError(
+                f"the parity piece of rank {holder} cannot be stored: all slots for its pieces are being read"
+            )
         self.pieces.begin(holder, index, number[1], save_id, number[0])
         data = region.view(index, region.slot_bytes)
         fill_with_zeros(data)

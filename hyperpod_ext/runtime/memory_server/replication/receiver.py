@@ -242,7 +242,10 @@ class PeerServer:
                 return False
             plan = self._plans.add(document, digest)
         if plan.nbytes != manifest["nbytes"]:
-            raise CorruptSnapshotError(f"the plan of {manifest['save_id']} is for {plan.nbytes} bytes")
+            raise CorruptSnapshotError(
+                f"the layout plan of {manifest['save_id']} lists {plan.nbytes} bytes, but the manifest lists "
+                f"{manifest['nbytes']}"
+            )
         return True
 
     # --- NIXL -----------------------------------------------------------------------------------
@@ -283,13 +286,15 @@ class PeerServer:
         manifest = piece["manifests"].get(request.lost)
         plan = self._plans.get(str(manifest["plan"])) if manifest is not None else None
         if manifest is None or plan is None:
-            raise NotFoundError(f"parity of {request.save_id}: no part of rank {request.lost} here, or no plan for it")
+            raise NotFoundError(
+                f"this node has no parity part of rank {request.lost} for {request.save_id}, or no layout plan for it"
+            )
         nbytes = {rank: int(each["nbytes"]) for rank, each in piece["manifests"].items()}
         return p.PieceHead(manifest=manifest, plan=plan.to_json(), stripe=piece["stripe"], nbytes=nbytes)
 
     def _keeps_parity(self) -> IncomingParts:
         if self._parts is None:
-            raise NotFoundError("this node keeps no parity: its checkpoint policy does not have it")
+            raise NotFoundError("this node keeps no parity, because its checkpoint policy has no `parity`")
         return self._parts
 
     def _parts_of(self, token: int) -> IncomingParts | None:

@@ -133,7 +133,7 @@ class PeerSender:
             UnreachableError: the peer is unreachable, or was so recently that this call makes no new attempt.
         """
         if (left := self._not_before - time.monotonic()) > 0:
-            raise UnreachableError(f"{self}: it failed a moment ago and is tried again in {left:.1f} s")
+            raise UnreachableError(f"{self} failed a moment ago; the next attempt is in {left:.1f} s")
         if any(ps.wait_readable(sock, 0) for sock in self._sockets):
             # a readable socket although no answer is due: the peer was restarted, and has closed the connection
             self._disconnect()
@@ -143,7 +143,7 @@ class PeerSender:
                 with self._lock:
                     self._sockets.append(sock)
                     if self._closed:
-                        raise UnreachableError(f"{self}: it is no peer any more")
+                        raise UnreachableError(f"{self} is no longer a peer of this node")
         except OSError as error:
             raise self._failed(error) from error
         if self._nixl is not None and not self.fell_back:

@@ -69,8 +69,9 @@ class CapturedGraphs:
         with self._replaying:
             if graph in self._dropped:
                 raise JobFailedError(
-                    "this CUDA graph holds collectives of a generation that is over",
-                    hint="Capture it in the training function, which is called again after a fault, not in run.keep.",
+                    "this CUDA graph contains collectives of process groups that a fault has ended",
+                    hint="Capture the graph in the training function, which is called again after a fault, and not in "
+                    "run.keep.",
                 )
             replay(graph)
 

@@ -137,7 +137,7 @@ def test_damaged_and_wrong_files_are_refused(tmp_path: Path) -> None:
     offsets = np.cumsum([0, *map(len, ROWS)]).astype("<i4").tobytes()
     at = data.index(offsets)
     for bad, message in [
-        (data[: at + 8] + (1 << 30).to_bytes(4, "little") + data[at + 12 :], "offsets are not in order"),
+        (data[: at + 8] + (1 << 30).to_bytes(4, "little") + data[at + 12 :], "list offsets are not in order"),
         (data[:100], "cannot be read"),
         (b"", "it is empty"),
     ]:

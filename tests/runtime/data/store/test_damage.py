@@ -102,7 +102,7 @@ def test_a_segment_that_is_missing_is_an_error(store: Path) -> None:
     (store / "seg-000001.tokens").unlink()
     with pytest.raises(CorruptSegmentError, match=r"seg-000001\.tokens is missing"):
         TokenStore(store)
-    assert [problem.message for problem in check(store).problems] == ["it is missing"]
+    assert [problem.message for problem in check(store).problems] == ["is missing"]
 
 
 def test_segments_of_another_store_do_not_pass(store: Path, dataset: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     write(tmp_path / "x")
     idx, data = tmp_path / "x.idx", (tmp_path / "x.idx").read_bytes()
     for bad, message in [
-        (data[:-3], r"x\.idx: it has .* its header says"),
+        (data[:-3], r"x\.idx: it has .* its header lists"),
         (b"MMIDIDY" + data[7:], "does not begin"),
         (data[:17] + b"\x07" + data[18:], "type 7"),
         (data[:34] + b"\xff" * 4 + data[38:], "negative"),

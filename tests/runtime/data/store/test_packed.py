@@ -77,7 +77,7 @@ def test_whole_documents_are_padded_and_the_index_is_made_once(tmp_path: Path) -
     assert Packed(store, 5, documents="whole", pad=99).batch([0]).tolist() == [[0, 1, 2, 3, 4, 99]]
     assert index.stat().st_mtime_ns == before
     index.write_bytes(bytes(len(index.read_bytes())))
-    with pytest.raises(CorruptSegmentError, match="Remove it"):
+    with pytest.raises(CorruptSegmentError, match="Delete it"):
         Packed(store, 5, documents="whole", pad=99)
 
 
@@ -134,7 +134,7 @@ def test_fingerprints_tell_every_difference_and_survive_pickling(tmp_path: Path)
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="3 tokens are less than one sample of 4"):
+    with pytest.raises(ConfigError, match="only 3 tokens, but one sample needs 4"):
         Packed(write(tmp_path / "s", [3]), 3)
     with pytest.raises(ConfigError, match="split or whole"):
         Packed(write(tmp_path / "t", [3]), 2, documents="halves")

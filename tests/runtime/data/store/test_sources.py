@@ -134,7 +134,7 @@ def test_an_end_of_document_follows_each(tmp_path: Path) -> None:
         ('{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
         ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl:2: there is no field text \(did you mean `txt`\?\)"),
         ('{"text": 5}\n', r"a\.jsonl:1: text is neither text nor a list of tokens, but int"),
-        ('{"text": [1, true]}\n', r"a\.jsonl:1: text is neither"),
+        ('{"text": [1, true]}\n', r"a\.jsonl:1: text is a list with a value of type bool"),
         ("\n", "there are no documents: the dataset has no records"),
         ("", "there are no documents"),
     ],

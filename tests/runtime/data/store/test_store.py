@@ -180,7 +180,7 @@ class TestGrowing:
 
     def test_waiting_for_a_writer_that_is_gone_is_an_error(self, writer: StoreWriter) -> None:
         writer.close()
-        with pytest.raises(UnknownLengthError, match=r"no process writes it(.|\n)*build"):
+        with pytest.raises(UnknownLengthError, match=r"no process is writing it(.|\n)*build"):
             TokenStore(writer.folder).wait()
 
 

@@ -115,7 +115,7 @@ def test_a_namespace_deleted_or_made_anew_takes_nothing_of_before() -> None:
     with blobs.arriving("job", 0, 100) as blob:
         blobs.reset()
         blobs.create("job", 2, 3)
-        with pytest.raises(NotFoundError, match="deleted meanwhile"):
+        with pytest.raises(NotFoundError, match="deleted while step 1 of rank 0 was stored"):
             blobs.keep("job", 0, 1, blob, "")
     assert blobs.reserved_bytes == 0
 

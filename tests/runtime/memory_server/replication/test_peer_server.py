@@ -149,7 +149,7 @@ def test_a_plan_is_asked_for_once(node, talker):
     [
         (manifest_of(DATA), plan_of(5).to_json(), "does not have the digest in its manifest"),
         (manifest_of(DATA), {"items": 3}, "cannot be read"),
-        (manifest_of(DATA, nbytes=1 << 50), plan_of(len(DATA)).to_json(), "the plan of g1-s1 is for"),
+        (manifest_of(DATA, nbytes=1 << 50), plan_of(len(DATA)).to_json(), "the layout plan of g1-s1 lists"),
         (manifest_of(DATA) | {"nbytes": 1 << 50}, None, "not signed with this job's secret"),
         (manifest_of(DATA, job="other"), None, "belongs to job 'other'"),
         ({"rank": 0}, None, "format None is newer"),

@@ -59,7 +59,7 @@ def test_a_graph_with_collectives_is_gone_before_the_abort() -> None:
     nccl.abort()
     with nccl.ending():
         assert job.done == ["reset", "aborted"]
-    with pytest.raises(JobFailedError, match="holds collectives of a generation that is over") as caught:
+    with pytest.raises(JobFailedError, match="contains collectives of process groups that a fault has ended") as caught:
         graph.replay()
     assert "not in run.keep" in str(caught.value.hint)
 
