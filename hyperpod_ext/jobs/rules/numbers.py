@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.rules import Context, rule
 
 
@@ -36,7 +37,7 @@ def copies_are_complete(context: Context) -> Iterator[Finding]:
 def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     job, tensor = context.job, context.job.parallelism.tensor
     if tensor > 1 and job.workers_per_node % tensor:
-        message = f"{tensor} ranks share each layer, but a node has only {job.workers_per_node} ranks"
+        message = f"{tensor} ranks share each layer, but a node has only {count(job.workers_per_node, 'rank')}"
         yield Finding(("parallelism", "tensor"), message, "write a divisor of workers_per_node")
 
 
