@@ -73,9 +73,7 @@ SECTIONS = [
         "Clusters",
         f"{__name__}.clusters",
         {
-            "create-cluster": "Create a HyperPod cluster from its spec.",
-            "update-cluster": "Show the changes that a spec would make to a cluster, and apply them.",
-            "cluster": "Deploy a cluster with network and storage; list, show and delete clusters.",
+            "cluster": "Create, deploy, update, list, show and delete clusters.",
             "node": "Reboot, replace and drain nodes of a cluster.",
         },
     ),
@@ -97,6 +95,15 @@ SECTIONS = [
 @click.group(
     cls=LazyGroup,
     sections=SECTIONS,
+    moved={"create-cluster": ["cluster", "create"], "update-cluster": ["cluster", "update"]},
+    guessed={
+        "submit": "create-job",
+        "start": "create-job",
+        "ps": "list",
+        "get": "list",
+        "stop": "cancel",
+        "kill": "cancel",
+    },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="""\b
 Example:
@@ -121,7 +128,9 @@ def main() -> None:
     try:
         code = hp_ext.main(prog_name="hp-ext", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        from .output import print_click_error
+
+        print_click_error(error)
         code = error.exit_code
     except click.Abort:
         code = 130

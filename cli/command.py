@@ -77,6 +77,36 @@ class TargetName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 TARGET = TargetName()
 
 
+class JobName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """Type of an argument whose value is the name or URL of a job. Shells complete the names of the jobs of `--target`,
+    and the error for a missing argument lists them. click accepts all values."""
+
+    name = "job"
+
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str | None:
+        """Return the names of the target's jobs as text for the error; None if there are no jobs."""
+        names = self._names(ctx)
+        return f"Jobs: {', '.join(names)}" if names else None
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the names of jobs that begin with `incomplete`."""
+        from click.shell_completion import CompletionItem
+
+        return [CompletionItem(name) for name in self._names(ctx) if name.startswith(incomplete)]
+
+    def _names(self, ctx: click.Context | None) -> list[str]:
+        from hyperpod_ext.errors import HyperpodExtError
+        from hyperpod_ext.jobs.contract.targets import get_target
+
+        try:
+            return [job.name for job in get_target((ctx and ctx.params.get("target")) or "local").list_jobs()]
+        except HyperpodExtError:  # the target cannot be reached
+            return []
+
+
+JOB = JobName()
+
+
 def target_option(function: F) -> F:
     """Add the option `--target` to a command that gets a job's name or URL."""
     help = "Target to search if the job is named without its URL."

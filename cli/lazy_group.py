@@ -25,9 +25,22 @@ class LazyGroup(click.Group):
     """A click group that imports a command when it is called. The command `create-job` is the object `command` of the
     module `create_job`, in the package of the command's section."""
 
-    def __init__(self, *arguments: Any, sections: Sequence[Section], **options: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        sections: Sequence[Section],
+        moved: Mapping[str, list[str]] | None = None,
+        guessed: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        """
+        Args:
+            sections: the commands.
+            moved: new words of each command that was renamed, by its old name. The old names still work.
+            guessed: command that an error suggests for the name of a similar command in other tools.
+        """
         super().__init__(*arguments, **options)
-        self._sections = sections
+        self._sections, self._moved, self._guessed = sections, moved or {}, guessed or {}
         self._help = {name: line for section in sections for name, line in section.help.items()}
         self._packages = {name: section.package for section in sections for name in section.help}
 
@@ -58,8 +71,11 @@ class LazyGroup(click.Group):
         """Resolve a command like click, but for an unknown command suggest the most similar name."""
         import difflib
 
-        if args[0] not in self._help and (near := difflib.get_close_matches(args[0], self._help, n=1)):
-            ctx.fail(f"There is no command {args[0]!r}. Did you mean {near[0]!r}?")
+        args = [*self._moved.get(args[0], args[:1]), *args[1:]]
+        if args[0] not in self._help:
+            guessed = [self._guessed[args[0]]] if args[0] in self._guessed else []
+            if near := guessed or difflib.get_close_matches(args[0], self._help, n=1):
+                ctx.fail(f"There is no command {args[0]!r}. Did you mean {near[0]!r}?")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

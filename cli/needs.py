@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Iterable
 
 
-def need_packages(*names: str) -> None:
-    """Check that Python packages of the extra `runtime` are installed.
+def need_packages(*names: str, places: Iterable[str | None] = ()) -> None:
+    """Check that Python packages are installed, and boto3 if one of the places is in S3.
 
     Raises:
-        HyperpodExtError: a package is missing. The error's hint has the command that installs the package.
+        HyperpodExtError: packages are missing. The error's hint has the command that installs all of them.
     """
     from hyperpod_ext.errors import HyperpodExtError
+    from hyperpod_ext.extras import missing_packages
 
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        message = f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed"
-        raise HyperpodExtError(message, hint="pip install 'hyperpod-ext[runtime]'")
+    s3 = ["boto3"] if any((place or "").startswith("s3://") for place in places) else []
+    if (missing := missing_packages(*names, *s3)) is not None:
+        raise HyperpodExtError(f"{missing[0]} not installed", hint=missing[1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from hyperpod_ext.counts import count as count  # for all commands
 from hyperpod_ext.terminal import drawing, escape
 
 if TYPE_CHECKING:
@@ -56,9 +57,29 @@ def print_error(error: HyperpodExtError, output: str | None) -> None:
     """Print an error on stderr. With `-o json` or `-o yaml`, also print the error as an object on stdout."""
     from hyperpod_ext.errors import ConfigError
 
-    say(str(error) if isinstance(error, ConfigError) else f"error: {error}")
+    say_error(*(error.problems if isinstance(error, ConfigError) else [error.message]), hint=error.hint)
     if output in ("json", "yaml"):
         print_result({"error": error.to_json()}, output, "")
+
+
+def print_click_error(error: click.ClickException) -> None:
+    """Print an error of click on stderr, with the usage of the command. A group without a command prints its help."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    if context is None:
+        say_error(error.format_message())
+    elif isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 or newer
+        error.show()
+    else:
+        say(context.get_usage())
+        say_error(error.format_message(), hint=f"`{context.command_path} --help` explains the arguments and options")
+
+
+def say_error(*problems: object, hint: str = "") -> None:
+    """Print errors and their common hint on stderr."""
+    for problem in problems:
+        say(f"error: {problem}")
+    if hint:
+        say(f"hint: {hint}")
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

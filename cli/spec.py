@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .output import say
+from .output import count, say
 
 if TYPE_CHECKING:
     from hyperpod_ext.clusters.cdk.outputs import ClusterOutputs
@@ -209,3 +209,8 @@ def known_ids(registry: Registry[Any], ids: Sequence[str]) -> tuple[str, ...]:
         return registry.check_ids(ids)
     except KeyError as error:
         raise click.BadParameter(error.args[0]) from None
+
+
+def ranks_of(job: JobConfig) -> str:
+    """Return the number of a job's ranks as text, such as `2 nodes x 8 workers = 16 ranks`."""
+    return f"{count(job.nodes, 'node')} x {count(job.workers_per_node, 'worker')} = {count(job.world_size, 'rank')}"

@@ -42,7 +42,7 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
         [],
         ["create-job", "--help"],
         ["status", "--help"],
-        ["update-cluster", "--help"],
+        ["cluster", "update", "--help"],
         ["cluster", "deploy", "--help"],
     ],
 )

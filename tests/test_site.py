@@ -150,7 +150,7 @@ def test_every_rule_and_exit_code_is_listed(made: dict[str, str]) -> None:
 
 def test_error_messages_have_their_hints() -> None:
     text = (ROOT / "docs/errors.md").read_text()
-    assert "[7] torch is not installed in {executable}\npip install torch\n" in text
+    assert "[4] kubectl is not installed on this machine\ninstall kubectl, which runs commands in pods\n" in text
     assert len(re.findall(r"^\[\d\] ", text, re.MULTILINE)) > 250
 
 

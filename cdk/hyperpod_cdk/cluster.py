@@ -1,5 +1,5 @@
 """Stack with the HyperPod cluster. The properties of the cluster resource are equal to the CreateCluster request that
-`hp-ext create-cluster` would send."""
+`hp-ext cluster create` would send."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ import click
 
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import print_result, say
+from ..output import count, print_result, say
 from .location import CheckpointLocation, choose, durable_places, open_place, shown
 from .options import secret_option, step_option
-from .table import count, size
+from .table import size
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry
@@ -42,7 +42,7 @@ def command(place: str, dest: str, secret_file: str | None, step: int | None, al
     """
     if all_steps and step is not None:
         raise click.UsageError("--step and --all cannot be used together.")
-    need_packages("awscrt", "cryptography")
+    need_packages("awscrt", "cryptography", places=[place, dest])
     source = durable_places(place, None, ())[0]
     secret = source.secret(secret_file)
     inventory = source.inventory(secret, lenient=step is not None)

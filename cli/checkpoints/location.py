@@ -140,7 +140,7 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
 def _local_job(text: str) -> Submission | None:
     """Return the local job with the name `text`; None if `text` is a path or URL. A text with a slash, such as
     `./name`, is always a path."""
-    from hyperpod_ext.config.files.nearest import suggest
+    from hyperpod_ext.config.files.nearest import suggest_or_list
     from hyperpod_ext.errors import NotFoundError
     from hyperpod_ext.jobs.local import store as local_store
 
@@ -151,7 +151,8 @@ def _local_job(text: str) -> Submission | None:
     if found is None and Path(text).is_dir():
         return None
     if found is None:
-        hint = suggest(name, local_store.names()) or "write s3://bucket/prefix/my-job, a path, or -f job.yaml"
+        hint = suggest_or_list(name, local_store.names(), "hp-ext list")
+        hint += "; for other checkpoints, write s3://bucket/prefix/my-job, a path, or -f job.yaml"
         raise NotFoundError(f"{text} is neither a local job nor a directory here", hint=hint)
     return found
 

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from ..command import JOB
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -18,7 +20,7 @@ def place_options(function: F) -> F:
         click.option(
             "-f", "--file", type=click.Path(), metavar="FILE", help="Use all durable tiers of this job's spec."
         ),
-        click.argument("place", required=False, metavar="[PLACE]"),
+        click.argument("place", type=JOB, required=False, metavar="[PLACE]"),
     ):
         function = decorate(function)
     return function

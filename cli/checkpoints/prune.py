@@ -10,10 +10,10 @@ import click
 
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import columns, print_result, say
+from ..output import columns, count, print_result, say
 from .location import CheckpointLocation, durable_places, shown
 from .options import keep_options, place_options
-from .table import count, size
+from .table import size
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.storage.inventory import Inventory, InventoryEntry

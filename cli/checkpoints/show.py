@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..command import Command, output_option
-from ..output import columns, print_result
+from ..output import columns, count, print_result
 from .location import choose, durable_places, shown
 from .options import place_options, step_option
-from .table import age, count, ranks, size
+from .table import age, ranks, size
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.snapshot.layout_plan import Plan

@@ -35,8 +35,3 @@ def ranks(numbers: list[int]) -> str:
         else:
             runs.append((number, number))
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
-
-
-def count(number: int, what: str) -> str:
-    """Return a number with the noun `what` (in the singular), such as `1 file` or `2 files`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -9,7 +9,7 @@ import click
 
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import print_result, say
+from ..output import count, print_result, say
 from .location import choose, damaged_fences, durable_places, shown
 from .options import place_options, step_option
 from .table import size
@@ -49,7 +49,7 @@ def command(
 
     if all_steps and step is not None:
         raise click.UsageError("--step and --all cannot be used together.")
-    need_packages("awscrt", "cryptography")
+    need_packages("awscrt", "cryptography", places=[place])
     found, fences = [], []
     for each in durable_places(place, file, overrides):
         secret = each.secret(secret_file)
@@ -104,5 +104,5 @@ def check(inventory: Inventory, seen: InventoryEntry, secret: bytes | None) -> d
 def _text(one: Mapping[str, Any]) -> str:
     head = f"{shown(one['url'])}: "
     if one["state"] == "good":
-        return f"{head}good, {size(one['nbytes'])} in {one['files']} files"
+        return f"{head}good, {size(one['nbytes'])} in {count(one['files'], 'file')}"
     return "\n".join([f"{head}DAMAGED", *(f"  {each['file']}: {each['message']}" for each in one["problems"])])

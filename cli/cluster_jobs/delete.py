@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, target_option
-from ..output import columns, print_result, say
+from ..command import JOB, Command, output_option, target_option
+from ..output import columns, count, print_result, say
 
 
 @click.command(
@@ -15,7 +15,7 @@ Examples:
   hp-ext delete gpt-7b --target hyperpod-eks --dry-run
   hp-ext delete gpt-7b --target hyperpod-eks --with-secret --yes""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @click.option(
     "--with-secret",
@@ -42,7 +42,7 @@ def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, 
     if not dry_run:
         if not yes:
             say(table)
-            click.confirm(f"Delete these {len(found)} objects?", abort=True, err=True)
+            click.confirm(f"Delete {count(len(found), 'object')}?", abort=True, err=True)
         leftovers.delete(handle, found)
     print_result({"name": handle.name, "objects": objects, "deleted": not dry_run}, output, table)
     if dry_run:

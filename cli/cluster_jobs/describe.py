@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 from ..output import columns, print_result
 
 
@@ -19,7 +19,7 @@ Examples:
   hp-ext describe gpt-7b --target hyperpod-eks --events 50
   hp-ext describe gpt-7b --target hyperpod-eks -o json""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @click.option(
     "--events", type=click.IntRange(min=0), default=12, show_default=True, help="Show only the newest N events."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 from ..output import print_result
 
 
@@ -22,7 +22,7 @@ Examples:
 @click.option("-t", "--terminal", is_flag=True, help="Connect this terminal, for interactive programs.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and stop.")
 @output_option()
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
 def command(
     target: str, node: int, terminal: bool, dry_run: bool, output: str, job: str, words: tuple[str, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 from ..output import print_result
 
 
@@ -15,7 +15,7 @@ Examples:
   hp-ext port-forward gpt-7b 9400 --target hyperpod-eks
   hp-ext port-forward gpt-7b 6006:6006 --target hyperpod-eks --node 2 --dry-run""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @click.argument("ports", nargs=-1, required=True, metavar="PORT|HERE:THERE...")
 @target_option
 @click.option(

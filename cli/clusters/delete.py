@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import Command, output_option
-from ..output import print_result, say
+from ..output import count, print_result, say
 from .options import region_option
 
 
@@ -44,11 +44,11 @@ def command(
     result: dict[str, object] = {"name": name, "request": request, "nodes": ending}
     if dry_run:
         print_result(result, output, text(ending))
-        say(f"{name} was not deleted; these {len(ending)} nodes would be deleted with it")
+        say(f"{name} was not deleted; {count(len(ending), 'node')} would be deleted with it")
         return
     if not yes:
         say(text(ending))
-        click.confirm(f"Delete {name} with its {len(ending)} nodes?", abort=True, err=True)
+        click.confirm(f"Delete {name} with its {count(len(ending), 'node')}?", abort=True, err=True)
     result["arn"] = existing.delete(request, region)
     if wait:
         hint = f"the deletion continues; `hp-ext cluster describe {name}` shows its status"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..command import Command, output_option
-from ..output import print_result, say
+from ..output import count, print_result, say, say_error
 from .diff import as_deployed, replaced_fields, templates_there
 from .options import file_options, make_templates, read_checked
 
@@ -145,8 +145,10 @@ def _refuse_replacing(changes: Sequence[ResourceChange], allowed: bool) -> None:
     if not any(change.breaks for change in changes) or allowed:
         return
     say_what_breaks(changes)
-    say(f"error: {len(replaced_fields(changes))} existing resources would be replaced or deleted")
-    say("Undo the changes of these fields, or allow them with --allow-replace.")
+    say_error(
+        f"{count(len(replaced_fields(changes)), 'existing resource')} would be replaced or deleted",
+        hint="undo the changes of these fields, or allow them with --allow-replace",
+    )
     raise click.exceptions.Exit(BREAKS)
 
 

@@ -24,7 +24,7 @@ def command(region: str | None, output: str) -> None:
 
     found = list_clusters(region)
     if not found and output == "table":
-        say("no clusters in this region: `hp-ext create-cluster` or `hp-ext cluster deploy` makes one")
+        say("no clusters in this region: `hp-ext cluster create` or `hp-ext cluster deploy` makes one")
         return
     rows = [("NAME", "STATUS", "CREATED"), *((c["name"], c["status"], c["created_at"] or "-") for c in found)]
     print_result(found, output, columns(rows))

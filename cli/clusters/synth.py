@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import Command, output_option
-from ..output import print_result, say
+from ..output import count, print_result, say
 from .options import file_options, make_templates, read_checked
 
 
@@ -56,4 +56,4 @@ def command(
         "costs": costs.to_json(),
     }
     print_result(result, output, f"{contents_text(assembly)}\n\n{estimate_text(costs, bool(scale))}")
-    say(f"{len(assembly.stacks)} templates are in {out}")
+    say(f"{count(len(assembly.stacks), 'template')} in {out}")

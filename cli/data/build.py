@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..checkpoints.table import count, size
+from ..checkpoints.table import size
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import print_result, say
+from ..output import count, print_result, say
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.convert.convert import Prepared
@@ -103,7 +103,8 @@ def command(
     """Convert a dataset to a token store. If a store of the dataset exists already, it is only shown."""
     if whole_documents and sequence_length is None:
         raise click.UsageError("--whole-documents needs --sequence-length")
-    need_packages("numpy", "awscrt")
+    tables = any(source.endswith((".parquet", ".arrow")) for source in sources)
+    need_packages("numpy", "awscrt", *(["pyarrow"] if tables else []))
     from hyperpod_ext.runtime.data.convert.convert import Recipe, prepare
     from hyperpod_ext.runtime.data.token_store.reader import TokenStore
 

@@ -10,10 +10,10 @@ import click
 
 from hyperpod_ext.user_folders import expanded
 
-from ..checkpoints.table import age, count, size
+from ..checkpoints.table import age, size
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import columns, print_result
+from ..output import columns, count, print_result
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.data.token_store.megatron import MegatronStore

@@ -9,10 +9,10 @@ import click
 
 from hyperpod_ext.user_folders import expanded
 
-from ..checkpoints.table import count, size
+from ..checkpoints.table import size
 from ..command import Command, output_option
 from ..needs import need_packages
-from ..output import print_result
+from ..output import count, print_result
 
 
 @click.command(

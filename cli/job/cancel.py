@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 from ..output import print_result
 
 
@@ -14,7 +14,7 @@ from ..output import print_result
 Example:
   hp-ext cancel tiny-gpt""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @output_option()
 def command(job: str, target: str, output: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, F, output_option
+from ..command import JOB, Command, F, output_option
 from ..output import print_result
 
 _KINDS = {
@@ -37,7 +37,7 @@ Examples:
   hp-ext chaos tiny-gpt --sigkill --node 1
   hp-ext chaos hyperpod-eks://team-a@eks/gpt-7b --sigkill --rank 9 --yes""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @_kinds
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Rank in which the fault is injected.")
 @click.option("--node", type=click.IntRange(min=0), metavar="N", help="Node whose processes all get the fault.")

@@ -10,7 +10,7 @@ import click
 
 from ..command import TARGET, Command, output_option, spec_options, spec_path
 from ..interrupts import held_back, remembered
-from ..output import print_result, say
+from ..output import print_result, say, say_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -182,8 +182,7 @@ def wait_for_end(handle: JobHandle, output: str, timeout: float | None, follow: 
     if result.get("steps") == 0 and not result.get("resumed_step") and not _explained(handle, result):
         say("warning: the job made no step; the script must call its @resilient function, which must use run.steps()")
     if (different := why_it_differs(result)) is not None:
-        say(f"error: {different[0]}")
-        say(different[1])
+        say_error(different[0], hint=different[1])
         raise click.exceptions.Exit(JobFailedError.exit_code)
 
 
@@ -216,9 +215,7 @@ def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
     from hyperpod_ext.errors import JobFailedError
 
     error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}
-    say(f"error: {error['message']}")
-    if error["hint"]:
-        say(str(error["hint"]))
+    say_error(error["message"], hint=error["hint"])
     if folder:
         say(f"logs: hp-ext logs {result['name']}, or the files in {folder}")
     else:
@@ -227,6 +224,7 @@ def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
 
 
 def _plan_text(plan: Plan) -> str:
-    ranks = f"{plan.job.nodes} nodes x {plan.job.workers_per_node} workers = {plan.world_size} ranks"
-    head = f"{plan.name} on {plan.target}: {ranks}\nnothing was submitted; these files would be submitted:"
+    from ..spec import ranks_of
+
+    head = f"{plan.name} on {plan.target}: {ranks_of(plan.job)}\nnothing was submitted; these files would be submitted:"
     return "\n".join([head, *(f"\n--- {name}\n{text}".rstrip("\n") for name, text in plan.files.items())])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, target_option
+from ..command import JOB, Command, target_option
 
 
 @click.command(
@@ -14,7 +14,7 @@ Examples:
   hp-ext logs tiny-gpt
   hp-ext logs tiny-gpt --rank 0 --follow""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @click.option("--rank", type=click.IntRange(min=0), help="Show only the output of this rank.")
 @target_option
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the job has ended.")

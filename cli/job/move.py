@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..command import Command, output_option, target_option
-from ..output import print_result
+from ..command import JOB, Command, output_option, target_option
+from ..output import count, print_result
 
 
 @click.command(
@@ -19,7 +19,7 @@ Examples:
   hp-ext move hyperpod-slurm://research/tiny-gpt --node gpu-3
   hp-ext move hyperpod-slurm://research/tiny-gpt --node gpu-3 --no-drain""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @click.option(
     "--node", required=True, metavar="N", help="Number of the node in the job; on Slurm also the node's name."
@@ -58,7 +58,7 @@ def command(job: str, target: str, node: str, drain: bool, wait: bool, timeout: 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     pause = f"after step {done['step']}, {done['pause_s']:.2f} s without a step"
     if done["to"] is None:  # no spare node was left, so the job continues with fewer nodes
-        parts = [f"{name}: node {done['node']} has left, {done['of']} -> {done['nodes']} nodes {pause}"]
+        parts = [f"{name}: node {done['node']} has left, {done['of']} -> {count(done['nodes'], 'node')} {pause}"]
     else:
         parts = [f"{name}: node {done['to']} has the ranks of node {done['node']} {pause}"]
     parts.append("the other ranks kept their processes" if done["pids_kept"] else "a process was replaced")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import TARGET, Command, output_option, spec_options, spec_path
-from ..output import print_result, say
+from ..output import count, print_result, say
 
 
 @click.command(
@@ -52,4 +52,4 @@ def command(
         (folder / name).write_text(text)
     written = [str(folder / name) for name in plan.files]
     print_result({"written": written}, output, "\n".join(written))
-    say(f"{len(written)} file{'s' if len(written) > 1 else ''} for target {target}")
+    say(f"{count(len(written), 'file')} for target {target}")

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from ..command import Command, output_option, target_option
-from ..output import print_result, say
+from ..command import JOB, Command, output_option, target_option
+from ..output import count, print_result, say
 
 
 @click.command(
@@ -19,7 +19,7 @@ Examples:
   hp-ext resize tiny-gpt --nodes 1 --no-wait
   hp-ext resize hyperpod-slurm://research/tiny-gpt --nodes 4""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @click.option("--nodes", type=click.IntRange(min=1), required=True, metavar="N", help="New number of nodes.")
 @click.option(
@@ -40,7 +40,9 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
     if ordered.note:
         say(ordered.note)
     if not wait:
-        print_result({"order": ordered.name, "nodes": nodes}, output, f"{handle.name}: {nodes} nodes requested")
+        print_result(
+            {"order": ordered.name, "nodes": nodes}, output, f"{handle.name}: {count(nodes, 'node')} requested"
+        )
         return
     done = resizer.outcome(ordered, timeout)
     print_result(done, output, _sentence(handle.name, done))
@@ -48,8 +50,8 @@ def command(job: str, target: str, nodes: int, wait: bool, timeout: float | None
 
 def _sentence(name: str, done: Mapping[str, Any]) -> str:
     if done["of"] == done["nodes"]:
-        return f"{name} already has {done['nodes']} nodes"
-    parts = [f"{name}: {done['of']} -> {done['nodes']} nodes"]
+        return f"{name} already has {count(done['nodes'], 'node')}"
+    parts = [f"{name}: {done['of']} -> {count(done['nodes'], 'node')}"]
     if "step" in done:
         parts[0] += f" after step {done['step']}, {done['pause_s']:.2f} s without a step"
         parts.append("remaining nodes kept their processes" if done["pids_kept"] else "a process was replaced")

@@ -79,6 +79,8 @@ def command(
     """
     from .create_job import fault_overrides, submit_and_wait
 
+    if Path(script).suffix in (".yaml", ".yml"):
+        raise click.UsageError(f"{script} is not a Python script; to submit a spec: hp-ext create-job -f {script}")
     folder, relative = _folder_of(Path(script))
     document: dict[str, Any] = {
         "name": name or _name_of(script),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 from ..output import columns, print_result, say
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Examples:
   hp-ext status tiny-gpt -o json
   hp-ext status gpt-7b --target hyperpod-eks""",
 )
-@click.argument("job", required=False, metavar="[NAME|URL]")
+@click.argument("job", type=JOB, required=False, metavar="[NAME|URL]")
 @target_option
 @output_option()
 def command(job: str | None, target: str, output: str) -> None:

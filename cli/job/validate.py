@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import TARGET, Command, output_option, spec_options, spec_path
-from ..output import print_result, say
+from ..output import count, print_result, say
 
 
 @click.command(
@@ -39,7 +39,7 @@ def command(
     output: str,
 ) -> None:
     """Check a job's spec. Reports all mistakes at once, each with its line and a correction."""
-    from ..spec import Specs
+    from ..spec import Specs, ranks_of
 
     if templates is not None and spec is None and file is None and target is None:
         _templates_alone(templates, output)
@@ -53,7 +53,6 @@ def command(
     for warning in warnings:
         say(f"warning: {warning}")
     job = specs.job
-    ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {job.world_size} ranks"
     result: dict[str, object] = {
         "valid": True,
         "file": path,
@@ -62,7 +61,7 @@ def command(
         "target": target,
     }
     result["warnings"] = [str(warning) for warning in warnings]
-    print_result(result, output, f"{path}: valid ({job.name}: {ranks})")
+    print_result(result, output, f"{path}: valid ({job.name}: {ranks_of(job)})")
 
 
 def _templates_alone(folder: str, output: str) -> None:
@@ -75,5 +74,5 @@ def _templates_alone(folder: str, output: str) -> None:
     if found := list(template_problems(Path(folder))):
         raise ConfigError(found)
     names = [one.name for one in template_differences(Path(folder))]
-    text = f"{folder}: {len(names)} templates can be read; to also render them, name a spec and --target"
+    text = f"{folder}: {count(len(names), 'template')} can be read; to also render them, name a spec and --target"
     print_result({"valid": True, "templates": names}, output, text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option, target_option
+from ..command import JOB, Command, output_option, target_option
 
 
 @click.command(
@@ -14,7 +14,7 @@ Examples:
   hp-ext wait tiny-gpt
   hp-ext wait gpt-7b --target hyperpod-eks --timeout 3600 -o json""",
 )
-@click.argument("job", metavar="NAME|URL")
+@click.argument("job", type=JOB, metavar="NAME|URL")
 @target_option
 @click.option("--follow", "-f", is_flag=True, help="Also show the output of the workers.")
 @click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ..command import Command, output_option
-from ..output import columns, print_result, say
+from ..output import columns, count, print_result, say
 
 
 @click.command(
@@ -54,7 +54,7 @@ def _on_kubernetes(names: tuple[str, ...], reason: str, undo: bool, dry_run: boo
     pods = [] if undo else drain.pods_on(client, nodes)
     table = columns([("NODE", "POD"), *((pod["node"], f"{pod['namespace']}/{pod['name']}") for pod in pods)])
     if not dry_run:
-        _ask(f"Evict {len(pods)} pods from {', '.join(nodes)}?", table, yes or undo)
+        _ask(f"Evict {count(len(pods), 'pod')} from {', '.join(nodes)}?", table, yes or undo)
         drain.cordon(client, nodes, cordoned=not undo)
         drain.evict(client, pods)
     _print(nodes, {"pods": pods}, table if pods else "", undo, dry_run, output)

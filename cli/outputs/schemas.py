@@ -58,7 +58,7 @@ OUTPUTS: dict[str, Any] = {
     "cluster nodes": list[clusters.Node],
     "cluster outputs": clusters.OutputsOutput,
     "cluster synth": clusters.SynthOutput,
-    "create-cluster": clusters.CreateRequest | clusters.CreatedCluster,
+    "cluster create": clusters.CreateRequest | clusters.CreatedCluster,
     "data build": data.StoreOutput,
     "data inspect": data.StoreOutput | data.DatasetFile | data.StoresOutput,
     "data verify": data.VerifiedStore,
@@ -67,7 +67,7 @@ OUTPUTS: dict[str, Any] = {
     "node replace": clusters.RecoveryOutput,
     "templates diff": list[TemplateDifference],
     "templates list": list[str],
-    "update-cluster": clusters.UpdateOutput,
+    "cluster update": clusters.UpdateOutput,
 }
 """Output models by the name of the command, without `hp-ext`. The key `error` has the output of a failed command."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..command import Command, output_option
-from ..output import columns, print_result, say
+from ..output import columns, count, print_result, say
 from .options import planning_options
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _describe(
                 "on each node",
                 f"{spread.node_bytes / 1e9:,.2f} GB; the memory tier takes {memory / 1e9:,.2f} GB",
             ),
-            ("failures", f"{scenario.rates.total * 86400:,.3g} a day on {spread.nodes:,} nodes"),
+            ("failures", f"{scenario.rates.total * 86400:,.3g} a day on {count(spread.nodes, 'node')}"),
         ]
     )
     named = {f"{name}, best intervals": one for name, one in estimates.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..command import Command, output_option
+from ..command import JOB, Command, output_option
 from ..output import columns, print_result
 
 
@@ -19,7 +19,10 @@ Examples:
 @click.option("--context", metavar="NAME", help="Name of a kubeconfig context. Default: the current context.")
 @click.option("--offline", is_flag=True, help="Send no requests.")
 @click.option(
-    "--job", metavar="JOB", help="Show a local job's checkpoints, its last fault, and the outcome of the next one."
+    "--job",
+    type=JOB,
+    metavar="JOB",
+    help="Show a local job's checkpoints, its last fault, and the outcome of the next one.",
 )
 @output_option()
 def command(context: str | None, offline: bool, job: str | None, output: str) -> None:

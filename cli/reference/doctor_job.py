@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ..output import columns
+from ..output import columns, count
 
 if TYPE_CHECKING:
     from hyperpod_ext.runtime.events.event import Events
@@ -167,7 +167,7 @@ def describe_job(found: Mapping[str, Any]) -> str:
         parts.append(str(found["error"]["message"]))
     rows = [("SAVED IN", "EVERY", "NEWEST STEP OF ALL RANKS")]
     for one in found["held"]:
-        often = f"{one['every_steps']} steps" if "every_steps" in one else f"{one.get('every_s', '-')} s"
+        often = count(one["every_steps"], "step") if "every_steps" in one else f"{one.get('every_s', '-')} s"
         newest = "none" if one["newest_step"] is None else str(one["newest_step"])
         rows.append((one["tier"], often, f"{newest} ({one['error']})" if one["error"] else newest))
     parts.append(columns(rows) if found["held"] else "nothing is saved: the job has no tier")

@@ -10,6 +10,8 @@ from ..command import Command, output_option
 from ..output import columns, print_result
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from hyperpod_ext.catalog.aws_terms import Term
     from hyperpod_ext.config.files.rule import Rule
 
@@ -24,7 +26,12 @@ Examples:
   hp-ext explain HPWrapper
   hp-ext explain tier-3""",
 )
-@click.argument("what", required=False, metavar="[RULE|FIELD|AWS-NAME|tier-N]")
+@click.argument(
+    "what",
+    required=False,
+    metavar="[RULE|FIELD|AWS-NAME|tier-N]",
+    shell_complete=lambda _ctx, _param, text: _matches(text),
+)
 @output_option()
 def command(what: str | None, output: str) -> None:
     """Explain a rule, a field of a spec, or a name in AWS's checkpointless training and its counterpart in this
@@ -32,19 +39,41 @@ def command(what: str | None, output: str) -> None:
 
     The names tier-1 to tier-4 mean the four tiers in AWS's launch article of checkpointless training.
     """
-    from hyperpod_ext.clusters.checks import all_checks
-    from hyperpod_ext.jobs.rules import all_rules
+    from hyperpod_ext.config.files.nearest import suggest_or_list
+    from hyperpod_ext.errors import NotFoundError
 
-    rules = {**_checks(), **all_rules(), **all_checks()}
+    rules = _rules()
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
-        print_result(listed, output, columns([("RULE", "SEVERITY", "PROBLEM"), *(tuple(r.values()) for r in listed)]))
+        table = columns([("RULE", "SEVERITY", "PROBLEM"), *(tuple(r.values()) for r in listed)])
+        print_result(listed, output, f"{table}\n\nFields and names of AWS: {', '.join(_matches('', rules))}")
     elif what.upper().startswith("HPX"):
         _explain_rule(what.upper(), rules, output)
     elif found := _terms_of(what):
         _explain_terms(found, output)
+    elif what.partition(".")[0] not in (names := _matches("")):
+        hint = suggest_or_list(what, names, "hp-ext explain")
+        raise NotFoundError(f"there is no rule, field or name of AWS `{what}`", hint=hint)
     else:
         _explain_field(what, output)
+
+
+def _matches(incomplete: str, left_out: Collection[str] = ()) -> list[str]:
+    """Return the values of the argument that begin with `incomplete`. Sections stand for their fields, until
+    `incomplete` has the section's dot."""
+    from hyperpod_ext.catalog.aws_terms import terms
+    from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.schema_path import field_paths
+    from hyperpod_ext.config.job.job import JobConfig
+
+    paths = [("job",), *field_paths(JobConfig), *field_paths(ClusterConfig, ("cluster",))]
+    fields = [".".join(map(str, path)) for path in paths]
+    of_aws = [name for one in terms() for name in (one.name, f"tier-{one.tier}") if one.tier]
+    return [
+        name
+        for name in dict.fromkeys([*_rules(), *fields, *of_aws])
+        if name.startswith(incomplete) and name.count(".") <= incomplete.count(".") and name not in left_out
+    ]
 
 
 def _terms_of(what: str) -> list[Term]:
@@ -70,22 +99,25 @@ def _explain_terms(found: list[Term], output: str) -> None:
     print_result([asdict(one) for one in found], output, "\n\n\n".join(parts))
 
 
-def _checks() -> dict[str, Rule[Any]]:
-    """Return the checks in `config.files.checks` in the form of rules, by id."""
+def _rules() -> dict[str, Rule[Any]]:
+    """Return all rules by id. The checks in `config.files.checks` are in the form of rules."""
+    from hyperpod_ext.clusters.checks import all_checks
     from hyperpod_ext.config.files.check_texts import TEXTS
     from hyperpod_ext.config.files.rule import Rule
+    from hyperpod_ext.jobs.rules import all_rules
 
-    return {name: Rule(name, "error", *texts, look=lambda _context: iter(())) for name, texts in TEXTS.items()}
+    checks: dict[str, Rule[Any]] = {
+        name: Rule(name, "error", *texts, look=lambda _context: iter(())) for name, texts in TEXTS.items()
+    }
+    return {**checks, **all_rules(), **all_checks()}
 
 
 def _explain_rule(name: str, rules: dict[str, Rule[Any]], output: str) -> None:
-    from hyperpod_ext.config.files.nearest import nearest
+    from hyperpod_ext.config.files.nearest import suggest_or_list
     from hyperpod_ext.errors import NotFoundError
 
     if name not in rules:
-        near = nearest(name, rules)
-        hint = f"did you mean {near}? " if near else ""
-        raise NotFoundError(f"there is no rule {name}", hint=f"{hint}`hp-ext explain` lists all")
+        raise NotFoundError(f"there is no rule {name}", hint=suggest_or_list(name, rules, "hp-ext explain"))
     rule = rules[name]
     explained = {"id": rule.id, "severity": rule.severity, "title": rule.title, "cause": rule.cause, "fix": rule.fix}
     text = f"{rule.id} ({rule.severity}): {rule.title}\n\n{rule.cause}\n\n{rule.fix}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hyperpod_ext.counts import count
 from hyperpod_ext.runtime.events import of_checkpoints, of_faults, of_nodes, of_training
 from hyperpod_ext.runtime.events.event import Event
 from hyperpod_ext.runtime.events.reading import read_followed
@@ -81,7 +82,7 @@ def _lines(event: Event) -> list[str]:
     """Return the lines of text for an event whose text does not depend on earlier events."""
     match event:
         case of_training.JobStarted():
-            return [f"starting {event.world_size} ranks on {event.nodes} nodes"]
+            return [f"starting {count(event.world_size, 'rank')} on {count(event.nodes, 'node')}"]
         case of_training.Imported():
             return [f"warning: {note}" for note in event.notes]
         case of_training.Unsaved():
@@ -114,13 +115,13 @@ def _lines(event: Event) -> list[str]:
             if event.of == event.nodes:  # a move, not a resize: a spare node replaces a node
                 leaving, joining = (", ".join(map(str, nodes)) for nodes in (event.leaving, event.joining))
                 return [f"the ranks of node {leaving} will move to node {joining}"]
-            return [f"resizing from {event.of} to {event.nodes} nodes"]
+            return [f"resizing from {event.of} to {count(event.nodes, 'node')}"]
         case of_nodes.ResizeRefused():
             return [f"the job is not resized: {_first_line(event.why)}"]
         case of_nodes.RejoinGivenUp():
             return [f"{event.missing} lost ranks are not replaced: {_first_line(event.why)}"]
         case of_nodes.Resized():
-            what = f"continues with {event.nodes} nodes instead of {event.of} after step {event.step}"
+            what = f"continues with {count(event.nodes, 'node')} instead of {event.of} after step {event.step}"
             if event.cause == "move":
                 what = f"continues with a spare in place of a node after step {event.step}"
             elif event.cause in ("continued", "rejoined"):

@@ -11,8 +11,8 @@ import click
 from hyperpod_ext.planner.advice_model import phase_name
 from hyperpod_ext.runtime.events.report import GIVE_A_GENERATOR, unseeded_text
 
-from ..command import Command, output_option
-from ..output import columns, print_result, say
+from ..command import JOB, Command, output_option
+from ..output import columns, count, print_result, say
 from .page import NOTHING_TO_CHANGE
 from .units import duration
 
@@ -45,7 +45,7 @@ Examples:
   hp-ext report s3://bucket/prefix/tiny-gpt
   hp-ext report tiny-gpt --usd-per-hour 98.32 -o json | jq '.advice[]'""",
 )
-@click.argument("run", metavar="[RUN]", required=False)
+@click.argument("run", type=JOB, metavar="[RUN]", required=False)
 @click.option(
     "-f", "--file", type=click.Path(), metavar="FILE", help="A job's spec, to read events from its durable tiers."
 )
@@ -156,10 +156,10 @@ def saving(advice: Mapping[str, Any]) -> str:
 
 def describe_result(result: Mapping[str, Any]) -> str:
     """Return the result of a job as text: its faults, their cost, and the comparison with the run without faults."""
-    earlier, made = result.get("resumed_step", 0), f"{result['steps']} steps"
+    earlier, made = result.get("resumed_step", 0), count(result["steps"], "step")
     if earlier:
         made = f"steps {earlier + 1} to {result['steps']}" if result["steps"] else f"no step after the first {earlier}"
-    parts = [f"{result['name']}: {result['state']}, {made} on {result['world_size']} ranks"]
+    parts = [f"{result['name']}: {result['state']}, {made} on {count(result['world_size'], 'rank')}"]
     if earlier:
         source = f"the checkpoint {result['resumed_from']}" if result.get("resumed_from") else "memory"
         parts.append(f"resumed an earlier run of this name after step {earlier}, from {source}")
@@ -213,7 +213,7 @@ def _resize(resize: Mapping[str, Any]) -> str:
     kept = "processes kept" if resize["pids_kept"] else "processes replaced"
     moved = f"{resize['bytes_moved'] / (1 << 20):.1f} MiB from other nodes"
     why = _WHY.get(resize["cause"], resize["cause"])
-    head = f"{resize['of']} -> {resize['nodes']} nodes after step {resize['step']} ({why}): "
+    head = f"{resize['of']} -> {count(resize['nodes'], 'node')} after step {resize['step']} ({why}): "
     return f"{head}{resize['pause_s']:.2f} s without a step, {moved}, {kept}"
 
 

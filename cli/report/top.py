@@ -11,8 +11,8 @@ import click
 from hyperpod_ext.planner.advice_model import phase_name
 from hyperpod_ext.terminal import escape
 
-from ..command import Command, output_option, target_option
-from ..output import columns, console, print_result
+from ..command import JOB, Command, output_option, target_option
+from ..output import columns, console, count, print_result
 
 _MOST_RANKS = 32
 """Maximum number of ranks in the table. If the job has more ranks, the table shows the ranks that are furthest
@@ -28,7 +28,7 @@ Examples:
   hp-ext top gpt-7b --target hyperpod-eks
   hp-ext top s3://bucket/prefix/gpt-7b""",
 )
-@click.argument("job", metavar="NAME|URL|PLACE")
+@click.argument("job", type=JOB, metavar="NAME|URL|PLACE")
 @target_option
 @click.option("--once", is_flag=True, help="Print once and exit (the default without a terminal).")
 @output_option()
@@ -92,13 +92,13 @@ def table(now: dict[str, Any]) -> str:
 def _head(now: dict[str, Any]) -> str:
     rows = [("state", f"{now['state']}, step {_or_dash(now['step'])} of {now['of'] or '?'}{_left(now['left_s'])}")]
     if now["world_size"] is not None:
-        rows.append(("ranks", f"{now['world_size']} on {now['nodes']} nodes, generation {now['generation']}"))
+        rows.append(("ranks", f"{now['world_size']} on {count(now['nodes'], 'node')}, generation {now['generation']}"))
     if now["loss"] is not None:
         rows.append(("loss", f"{now['loss']:.4f}"))
     if now["goodput"] is not None:
         rows.append(("time kept", f"{100 * now['goodput']:.1f} %"))
     if now["faults"]:
-        lost = f"{now['steps_lost']} steps repeated, {now['nodes_lost']} nodes lost"
+        lost = f"{count(now['steps_lost'], 'step')} repeated, {count(now['nodes_lost'], 'node')} lost"
         rows.append(("faults", f"{now['faults']}, {now['recoveries']} recovered from, {lost}"))
     return f"{now['name']}\n{columns(rows)}"
 

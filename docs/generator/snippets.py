@@ -26,7 +26,7 @@ RUN = (
 REASONS = (
     (r"hyperpod-eks|kubeflow|kubectl|hyperpodrun", "It needs a Kubernetes cluster."),
     (r"hyperpod-slurm|sbatch|srun", "It needs a Slurm cluster."),
-    (r"sagemaker|hp-ext (cluster|create-cluster|update-cluster|node) ", "It needs an AWS account."),
+    (r"sagemaker|hp-ext (cluster|node) ", "It needs an AWS account."),
     (r"s3://", "It needs a bucket on S3."),
     (r"make |pip |python3? -m (venv|build)|python benchmarks/", "It installs packages, or takes minutes."),
     (r"hp-ext run|examples/|train\.py", "Tests of the examples run it in another form."),

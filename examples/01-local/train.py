@@ -77,7 +77,7 @@ def train(run: Run) -> None:
     run.restore(model=model, optimizer=optimizer)  # (3) to the newest step that every rank can have
     parallel = run.data_parallel(model.train())
 
-    for _ in run.steps(args.steps):
+    for step in run.steps(args.steps):
         loss = loss_on(parallel, learn, torch.randint(len(learn) - CONTEXT - 1, (run.batch_size,)))
         optimizer.zero_grad()
         loss.backward()
@@ -85,6 +85,8 @@ def train(run: Run) -> None:
         dist.all_reduce(mean)
         optimizer.step()
         run.log(loss=mean)
+        if run.rank == 0 and step % 10 == 0:  # `hp-ext logs` shows prints; run.log prints nothing
+            print(f"step {step}, loss {mean.item():.4f}", flush=True)
 
     with torch.no_grad():
         run.log(held_out_loss=loss_on(model.eval(), held_out, torch.arange(0, 64 * CONTEXT, CONTEXT)))

@@ -52,7 +52,7 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem(f"CloudFormation cannot create HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
         if not regions_with(name):  # HPX201 reports instance types that only other regions have
-            hint = "use another type, or create the cluster with `hp-ext create-cluster`"
+            hint = "use another type, or create the cluster with `hp-ext cluster create`"
             yield Problem(
                 f"CloudFormation does not support {name} in any region that the catalog has", path=path, hint=hint
             )
@@ -65,7 +65,7 @@ def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
 def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
     """Yield a problem for each setting that CreateCluster supports but CloudFormation does not. tests/cdk/test_drift.py
     lists all such settings."""
-    hint = "remove it, or create the cluster with `hp-ext create-cluster`"
+    hint = "remove it, or create the cluster with `hp-ext cluster create`"
     message = "CloudFormation does not support this"
     for index, group in _groups(cluster):
         patch, path = group.auto_patch, f"instance_groups.{index}.auto_patch"
@@ -75,7 +75,7 @@ def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
             if getattr(patch, field) is not None:
                 yield Problem(message, path=f"{path}.{field}", hint=hint)
         if patch.strategy == "DrainFirst":
-            hint_of = "write WhenIdle or WhenAllIdle, or create the cluster with `hp-ext create-cluster`"
+            hint_of = "write WhenIdle or WhenAllIdle, or create the cluster with `hp-ext cluster create`"
             yield Problem(message, path=f"{path}.strategy", hint=hint_of)
     for index, restricted in enumerate(cluster.restricted_groups):
         if restricted.scheduled_update is not None:
@@ -86,7 +86,7 @@ def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
                 yield Problem(
                     "CloudFormation does not support MultiNodeTrainingValidation",
                     path=f"{field}.{index}.deep_health_checks",
-                    hint="remove it, or create the cluster with `hp-ext create-cluster`",
+                    hint="remove it, or create the cluster with `hp-ext cluster create`",
                 )
 
 

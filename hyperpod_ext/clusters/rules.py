@@ -33,7 +33,7 @@ def _required(cluster: ClusterConfig, path: str, hint: str, reason: str = "") ->
     """Return the problem that the field `path` is missing. If the cluster has a section `infrastructure`, the hint says
     that `hp-ext cluster deploy` creates the resource."""
     if cluster.infrastructure is not None:
-        hint = "`hp-ext cluster deploy` creates it; for `hp-ext create-cluster`, write an existing one"
+        hint = "`hp-ext cluster deploy` creates it; for `hp-ext cluster create`, write an existing one"
     return Problem(f"is required{reason}", path=path, hint=hint)
 
 

@@ -59,7 +59,7 @@ def create(cluster: ClusterConfig, request: Request) -> str:
     try:
         answer = call(doing, lambda: service.create_cluster(**request), existing=lambda: _as_asked(cluster))
     except ConflictError as error:
-        hint = f"`hp-ext cluster describe {cluster.name}` shows it, `hp-ext update-cluster` changes it"
+        hint = f"`hp-ext cluster describe {cluster.name}` shows it, `hp-ext cluster update` changes it"
         raise ConflictError(error.message, hint=f"{hint}; or use another name") from None
     return str(answer["ClusterArn"])
 

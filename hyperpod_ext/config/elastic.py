@@ -17,6 +17,7 @@ from pydantic import (
 
 from hyperpod_ext.config.base import Config, ContradictionError
 from hyperpod_ext.config.names import AbsolutePath
+from hyperpod_ext.counts import count
 
 
 class ScaleConfig(Config):
@@ -79,7 +80,9 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
     if micro is None:
         raise ValueError("micro_batch_size is missing")
     if batch % micro:
-        raise ValueError(f"on {nodes} nodes, global_batch_size {batch} is not a multiple of micro_batch_size {micro}")
+        raise ValueError(
+            f"on {count(nodes, 'node')}, global_batch_size {batch} is not a multiple of micro_batch_size {micro}"
+        )
     ratio = batch / global_batch_size
     by_rule = {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[policy.learning_rate]
     return Batch(batch, micro, here.learning_rate_factor or by_rule)

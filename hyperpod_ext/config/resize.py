@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.scales import sizes_of
+from hyperpod_ext.counts import count
 
 RESIZES = "resizes"
 """Folder of request files, relative to the run folder. A request file is written atomically and never changed."""
@@ -54,4 +55,4 @@ def allowed_sizes(elastic: Elastic, nodes: int, workers_per_node: int, batch: in
 
 def has_already(nodes: int) -> str:
     """Return the message for a request to resize a job to its present number of nodes, which counts as successful."""
-    return f"the job has {nodes} nodes already"
+    return f"the job has {count(nodes, 'node')} already"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperpod_ext.config.files.load import text_of
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import ConfigError
 from hyperpod_ext.jobs.import_any import import_file
 from hyperpod_ext.jobs.imports.placeholders import helm_refused
@@ -45,7 +46,7 @@ class FolderReport:
             more = f" ({len(one['left_out'])} named)" if one["left_out"] else ""
             lines.append(f"{one['outcome']:8} {one['file']}{more}{first}")
         counts = ", ".join(f"{number} {name}" for name, number in self.counts().items())
-        return "\n".join([*lines, f"{len(self.files)} files: {counts}"])
+        return "\n".join([*lines, f"{count(len(self.files), 'file')}: {counts}"])
 
 
 def import_folder(folder: Path, values: Mapping[str, Any]) -> FolderReport:

@@ -10,6 +10,7 @@ from hyperpod_ext.config.files.checks import Check, Finding, ListFiles
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.rule import Rule
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import Problem, UnsupportedError
 from hyperpod_ext.jobs.contract.capabilities import unsupported, unused
 from hyperpod_ext.jobs.contract.plan_type import Plan as Plan
@@ -142,7 +143,7 @@ def find_warnings(
 def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Problem]:
     if job.nodes > cluster.working_nodes:
         yield Problem(
-            f"the job needs {job.nodes} nodes, but cluster {cluster.name} has only {cluster.working_nodes}, "
+            f"the job needs {count(job.nodes, 'node')}, but cluster {cluster.name} has only {cluster.working_nodes}, "
             "without spares",
             path="nodes",
             hint=f"write at most {cluster.working_nodes}, or add machines to the cluster",

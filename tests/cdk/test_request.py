@@ -1,4 +1,4 @@
-"""The cluster in the template is the request that `hp-ext create-cluster` would send, member by member."""
+"""The cluster in the template is the request that `hp-ext cluster create` would send, member by member."""
 
 from __future__ import annotations
 

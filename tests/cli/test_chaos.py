@@ -139,10 +139,10 @@ def wait_in_step(script: Path, asked: Path, events: Path) -> None:
 
     The snapshot of the step before is not complete as long as this step has not begun.
     """
-    loop, text = "for _ in run.steps(args.steps):\n", script.read_text()
+    loop, text = "for step in run.steps(args.steps):\n", script.read_text()
     waits = _WAITS.format(asked=str(asked), events=str(events))
     text = text.replace("\nfrom hyperpod_ext", f"\nimport json, os, time\n{waits}\n\nfrom hyperpod_ext", 1)
-    script.write_text(text.replace(loop, "for step in run.steps(args.steps):\n        wait_for_copies(step)\n"))
+    script.write_text(text.replace(loop, f"{loop}        wait_for_copies(step)\n"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import threading
 from collections.abc import Sequence
@@ -741,3 +742,20 @@ def test_a_forged_shard_on_s3_is_found_by_who_has_the_secret(bucket: str, secret
     assert done.code == 7
     assert f"{place}/step-000000010-g000001: DAMAGED" in done.stdout
     assert "  __1_0.distcp: its CRC64-NVME is right, but not its MAC" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "extras"),
+    [
+        (["checkpoints", "verify", "s3://bucket/prefix/a"], "runtime,s3"),
+        (["checkpoints", "copy", "a", "s3://bucket/prefix"], "runtime,s3"),
+        (["checkpoints", "verify", "a"], "runtime"),
+        (["data", "build", "a.parquet"], "runtime,arrow"),
+    ],
+)
+def test_all_missing_packages_are_named_at_once(
+    words: list[str], extras: str, place: LocalPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    done = hp_ext(*words)
+    assert (done.code, done.stderr.splitlines()[-1]) == (1, f"hint: pip install 'hyperpod-ext[{extras}]'")

@@ -42,7 +42,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(place: LocalPlace, tmp_path
     plan = hp_ext("create-job", "-f", spec, "--dry-run", "-o", "json").json
     assert (plan["name"], plan["target"], plan["world_size"]) == ("a", "local", 2)
     table = hp_ext("create-job", "-f", spec, "--dry-run").stdout
-    assert table.startswith("a on local: 2 nodes x 1 workers = 2 ranks\n")
+    assert table.startswith("a on local: 2 nodes x 1 worker = 2 ranks\n")
     assert plan["files"]["node.sh"].strip() in table
     assert not place.home.exists()
 
@@ -133,7 +133,7 @@ def test_a_failed_job_exits_7_and_says_why_and_where_to_look(place: LocalPlace, 
     spec = write_job(tmp_path, "fail")
     done = hp_ext("create-job", "-f", spec, "--wait")
     assert done.code == 7
-    assert "error: the script raised\nmend it\nlogs: hp-ext logs a" in done.stderr
+    assert "error: the script raised\nhint: mend it\nlogs: hp-ext logs a" in done.stderr
     done = hp_ext("create-job", "-f", spec, "--wait", "-o", "json")
     assert (done.code, done.json["state"], done.json["error"]["code"]) == (7, "failed", "X")
     shown = hp_ext("status", "a")

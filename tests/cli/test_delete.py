@@ -58,7 +58,7 @@ def test_a_dry_run_and_no_answer_delete_nothing(api: KubernetesApi, monkeypatch:
     assert (dry.code, dry.json["deleted"], len(dry.json["objects"])) == (0, False, 4)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     asked = hp_ext("gpt")
-    assert (asked.code, "Delete these 3 objects?" in asked.stderr) == (130, True)
+    assert (asked.code, "Delete 3 objects?" in asked.stderr) == (130, True)
     assert kept(api) == ALL
 
 

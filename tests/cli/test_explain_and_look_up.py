@@ -45,9 +45,20 @@ def test_aws_names_are_explained_with_their_counterparts() -> None:
         explain(JobConfig, one.fields[0] if one.fields else "mode")  # the field exists
 
 
-def test_a_rule_that_is_not_there() -> None:
-    done = hp_ext("explain", "HPX999")
+@pytest.mark.parametrize(
+    ("name", "near"), [("HPX999", "HPX2"), ("hpwraper", "HPWrapper"), ("checkpont.tiers", "checkpoint"), ("zzz", "")]
+)
+def test_a_name_that_is_not_there(name: str, near: str) -> None:
+    done = hp_ext("explain", name)
     assert (done.code, done.stdout) == (6, "")
+    assert f"did you mean `{near}" in done.stderr if near else "did you mean" not in done.stderr
+    assert done.stderr.endswith("`hp-ext explain` lists all\n")
+
+
+def test_all_names_are_listed() -> None:
+    names = hp_ext("explain").stdout.splitlines()[-1]
+    assert names.startswith("Fields and names of AWS: job, name, ")
+    assert {"checkpoint", "cluster", "HPWrapper", "tier-4"} < set(names.split(", "))
 
 
 @pytest.mark.parametrize("path", [".".join(map(str, path)) for path in field_paths(JobConfig)])

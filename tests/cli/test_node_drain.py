@@ -56,7 +56,7 @@ def test_a_dry_run_and_no_answer_change_nothing(api: KubernetesApi, monkeypatch:
     assert [pod["name"] for pod in dry.json["pods"]] == ["gpt-0", "gpt-1"]
     monkeypatch.setattr("sys.stdin", io.StringIO())
     asked = hp_ext("i-0a")
-    assert (asked.code, "Evict 1 pods from hyperpod-i-0a?" in asked.stderr) == (130, True)
+    assert (asked.code, "Evict 1 pod from hyperpod-i-0a?" in asked.stderr) == (130, True)
     assert (unschedulable(api), api.evicted) == ([False, False], [])
 
 

@@ -55,7 +55,7 @@ def test_a_spec_that_says_too_little_is_told_all_it_lacks(spec: str) -> None:
     Path(spec).write_text("name: tiny\nscript: train.py\n")
     done = hp_ext("scales", "-f", spec)
     assert done.code == 3
-    assert [line.partition(": ")[2].partition(":")[0] for line in done.stderr.splitlines()] == [
+    assert [line.split(": ")[2] for line in done.stderr.splitlines()] == [
         "global_batch_size",
         "elastic.batch.micro_batch_size",
         "elastic",

@@ -34,7 +34,7 @@ def spec(tmp_path: Path) -> Path:
 def test_a_valid_spec_is_said_to_be_valid(spec: Path) -> None:
     done = hp_ext("validate", "-f", spec)
     assert (done.code, done.stderr) == (0, "")
-    assert done.stdout == f"{spec}: valid (a: 2 nodes x 1 workers_per_node = 2 ranks)\n"
+    assert done.stdout == f"{spec}: valid (a: 2 nodes x 1 worker = 2 ranks)\n"
     assert hp_ext("validate", spec, "-o", "json").json["world_size"] == 2
     assert yaml.safe_load(hp_ext("validate", spec, "-o", "yaml").stdout)["valid"] is True
 
@@ -45,12 +45,12 @@ def test_five_mistakes_are_five_lines_with_suggestions_and_exit_3(spec: Path) ->
     assert (done.code, done.stdout) == (3, "")
     *lines, last = done.stderr.splitlines()
     assert last == MORE
-    assert [line.removeprefix(f"{spec}:").split(":")[0] for line in lines] == ["2", "3", "4", "5", "8"]
+    assert [line.removeprefix(f"error: {spec}:").split(":")[0] for line in lines] == ["2", "3", "4", "5", "8"]
     wanted = ["`train.py`?", "`workers_per_node`?", "2 without quotes", "write 12 or 16", "`memory`?"]
     assert all(hint in line for hint, line in zip(wanted, lines, strict=True)), done.stderr
 
 
-MORE = "Fix these first; some checks could not run."
+MORE = "hint: Fix these first; some checks could not run."
 ELASTIC = "elastic: {min_nodes: 5, max_nodes: 3}\n"
 
 
@@ -58,7 +58,7 @@ ELASTIC = "elastic: {min_nodes: 5, max_nodes: 3}\n"
 def test_bounds_that_contradict_each_other_are_told_beside_other_mistakes(spec: Path, mistake: str) -> None:
     spec.write_text(f"name: a\nscript: train.py\n{mistake}\n{ELASTIC}")
     lines = [line for line in hp_ext("validate", spec).stderr.splitlines() if line != MORE]
-    assert [line.removeprefix(f"{spec}:")[:1] for line in lines] == ["3", "4"]
+    assert [line.removeprefix(f"error: {spec}:")[:1] for line in lines] == ["3", "4"]
     assert lines[1].endswith("elastic.min_nodes: 5 is more than max_nodes (exchange min_nodes and max_nodes) [HPX103]")
     ignoring = hp_ext("validate", spec, "--ignore", "HPX103").stderr.splitlines()
     assert len([line for line in ignoring if line != MORE]) == 1
@@ -68,7 +68,7 @@ def test_nothing_is_concluded_from_bounds_that_cannot_be_read(spec: Path) -> Non
     spec.write_text("name: a\nscript: train.py\nelastic: {min_nodes: five, max_nodes: 3, sizes: [4, 2]}\n")
     line, last = hp_ext("validate", spec).stderr.splitlines()
     assert last == MORE
-    assert line.startswith(f"{spec}:3: elastic.min_nodes: must be a whole number")
+    assert line.startswith(f"error: {spec}:3: elastic.min_nodes: must be a whole number")
 
 
 def test_a_cluster_with_mistakes_hides_none_of_the_job(spec: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_spec_without_an_end_is_refused_at_once(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(1 << 40)
     for file_, words in ((Path("/dev/zero"), "regular file"), (pipe, "regular file"), (large, "larger than 1 MiB")):
-        for command in (["validate"], ["create-cluster", "--dry-run"], ["create-job", "--dry-run"]):
+        for command in (["validate"], ["cluster", "create", "--dry-run"], ["create-job", "--dry-run"]):
             done = hp_ext(*command, "-f", file_)
             assert (done.code, words in done.stderr) == (3, True), done.stderr
     for source in ("-", "/dev/stdin"):
@@ -180,7 +180,7 @@ def test_a_spec_comes_from_the_standard_input(tmp_path: Path) -> None:
     spec = "name: a\nscript: train.py\n"
     run = [HP_EXT, "validate", "-"]
     done = subprocess.run(run, input=spec, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert (done.returncode, done.stdout) == (0, "-: valid (a: 1 nodes x 1 workers_per_node = 1 ranks)\n")
+    assert (done.returncode, done.stdout) == (0, "-: valid (a: 1 node x 1 worker = 1 rank)\n")
     done = subprocess.run(run, input="name: a\nnodes: 1e9\n", capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 3
     assert "-:2: nodes:" in done.stderr

@@ -45,7 +45,7 @@ def test_subnets_are_read_and_too_small_ones_are_told(tmp_path: Path, moto: Any)
     assert (asked.account.subnets[small].zone, asked.account.subnets[small].free_addresses) == (zone, 123)
     file = tmp_path / "cluster.yaml"
     file.write_text(json.dumps(spec, indent=1))
-    command = ("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    command = ("cluster", "create", "-f", str(file), "--dry-run", "-o", "json")
     assert call_hp_ext(*command).code == 0
     (told,) = call_hp_ext(*command, "--check-account").json["error"]["problems"]
     assert (told["rule"], told["path"], told["source"]) == ("HPX211", "instance_groups.0.count", str(file))
@@ -59,7 +59,7 @@ def test_a_script_that_is_not_in_the_bucket_is_told(tmp_path: Path, moto: Any) -
     spec |= {"instance_groups": [GROUP | {"lifecycle": {"source": "s3://sagemaker-a/b"}}]}
     file = tmp_path / "cluster.yaml"
     file.write_text(json.dumps(spec, indent=1))
-    command = ("create-cluster", "-f", str(file), "--dry-run", "--check-account", "-o", "json")
+    command = ("cluster", "create", "-f", str(file), "--dry-run", "--check-account", "-o", "json")
     (told,) = call_hp_ext(*command).json["error"]["problems"]
     assert (told["rule"], told["path"]) == ("HPX208", "instance_groups.0.lifecycle.source")
     s3.put_object(Bucket="sagemaker-a", Key="b/on_create.sh", Body=b"")

@@ -298,15 +298,15 @@ def test_a_cluster_with_slurm_in_the_account_is_no_reason_to_crash(
     plain["instance_groups"] = [GROUP | {"lifecycle": {"source": "s3://bucket/scripts"}}]
     (tmp_path / "slurm.yaml").write_text(json.dumps(plain))
     (tmp_path / "eks.yaml").write_text(json.dumps(LEAST))
-    assert hp_ext("create-cluster", "-f", "slurm.yaml", cwd=tmp_path).code == 0
+    assert hp_ext("cluster", "create", "-f", "slurm.yaml", cwd=tmp_path).code == 0
     live = aws.clusters["research"]
     for member in ("Orchestrator", "VpcConfig"):
         live.pop(member, None)
     live.update(orchestrator)
 
-    same = hp_ext("update-cluster", "-f", "slurm.yaml", "--dry-run", cwd=tmp_path)
+    same = hp_ext("cluster", "update", "-f", "slurm.yaml", "--dry-run", cwd=tmp_path)
     assert same.code == 0, same.stderr
-    other = hp_ext("update-cluster", "-f", "eks.yaml", "--dry-run", cwd=tmp_path)
+    other = hp_ext("cluster", "update", "-f", "eks.yaml", "--dry-run", cwd=tmp_path)
     assert "Orchestrator" in other.stdout + other.stderr
     assert "Traceback" not in other.stderr
 

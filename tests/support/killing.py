@@ -145,7 +145,7 @@ def disagreements(
     if waited.code != (0 if report.get("state") == "succeeded" else JobFailedError.exit_code):
         found.append(f"wait: exit code {waited.code}")
     error = report.get("error") or {"message": f"the job was {report.get('state')}", "hint": ""}
-    lines = "\n".join(filter(None, (f"error: {error['message']}", error["hint"])))
+    lines = "\n".join(filter(None, (f"error: {error['message']}", error["hint"] and f"hint: {error['hint']}")))
     printed = {"wait": waited.stderr if waited.code else None, "create-job": said}
     return found + [f"{who} says: {text}" for who, text in printed.items() if text is not None and lines not in text]
 

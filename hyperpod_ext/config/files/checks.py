@@ -17,6 +17,7 @@ from hyperpod_ext.config.elastic import batch_at
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.counts import count
 
 if TYPE_CHECKING:
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
@@ -109,7 +110,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
         return  # ranks share the micro-batches of the global batch, so the batch need not divide among the ranks
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
-    ranks = f"{job.nodes} nodes x {job.workers_per_node} workers_per_node = {world} ranks"
+    ranks = f"{count(job.nodes, 'node')} x {job.workers_per_node} workers_per_node = {world} ranks"
     yield Finding(
         ("global_batch_size",), f"`{batch}` cannot be divided evenly among all ranks: {ranks}", f"write {values}"
     )

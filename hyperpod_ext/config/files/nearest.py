@@ -39,6 +39,13 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return by_lower[found[0]] if found else None
 
 
+def suggest_or_list(name: str, valid: Iterable[str], command: str) -> str:
+    """Return a hint with the valid name that is most similar to `name`, if one is similar, and the command that lists
+    all names."""
+    found = nearest(name, valid)
+    return (f"did you mean `{found}`? " if found else "") + f"`{command}` lists all"
+
+
 def suggest(name: str, valid: Iterable[str]) -> str:
     """Return a hint with the valid name that is most similar to `name`, or with all valid names if none is similar."""
     names = list(valid)

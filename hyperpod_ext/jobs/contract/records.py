@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.config.files.nearest import suggest_or_list
 from hyperpod_ext.errors import NotFoundError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.jobs.contract.home import home
@@ -37,7 +37,7 @@ def recall(target: str, name: str, model: type[BaseModel]) -> dict[str, Any]:
     try:
         return read_checked(_folder(target) / f"{name}.json", model)
     except FileNotFoundError:
-        hint = suggest(name, names(target)) or "submit it with `hp-ext create-job`"
+        hint = suggest_or_list(name, names(target), f"hp-ext list --target {target}")
         raise NotFoundError(f"no {target} job named {name} was submitted from this machine", hint=hint) from None
 
 

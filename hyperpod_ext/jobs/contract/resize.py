@@ -10,6 +10,7 @@ from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, RESIZES, Order, allowed_sizes, has_already
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import ConflictError, HyperpodExtError, Problem, WaitTimeoutError
 from hyperpod_ext.files import make_private_folder, write_atomically
 from hyperpod_ext.jobs.contract.run_files import Tail, read_event
@@ -33,7 +34,7 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
     """Return why a job cannot run on `nodes` nodes; None if the job can. Pure."""
     if job.elastic is None:
         hint = "set `elastic` with min_nodes and max_nodes in its spec, and start it again"
-        return Problem(f"{job.name} runs on exactly {job.nodes} nodes", source="--nodes", hint=hint)
+        return Problem(f"{job.name} runs on exactly {count(job.nodes, 'node')}", source="--nodes", hint=hint)
     sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
     if nodes in sizes:
         return None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import ConfigError, NotFoundError, Problem, UnsupportedError
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def running_node(handle: JobHandle, running: Sequence[str], node: int) -> str:
     if node < len(running):
         return running[node]
     hint = f"the last is --node {len(running) - 1}" if running else f"`hp-ext describe {handle}` shows why"
-    raise NotFoundError(f"{handle.name} runs on {len(running)} nodes", hint=hint)
+    raise NotFoundError(f"{handle.name} runs on {count(len(running), 'node')}", hint=hint)
 
 
 class PendingOrder(Protocol):

@@ -11,7 +11,7 @@ from hyperpod_ext.jobs.contract.handle import ANYWHERE, JobHandle
 from hyperpod_ext.jobs.contract.spec_annotation import read_note
 from hyperpod_ext.jobs.contract.targets import running_node
 from hyperpod_ext.jobs.kubernetes.api.client import Client
-from hyperpod_ext.jobs.kubernetes.jobs import client_of, kind_of, logs_of
+from hyperpod_ext.jobs.kubernetes.jobs import client_of, get_job, kind_of, logs_of
 
 
 def details(handle: JobHandle) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def details(handle: JobHandle) -> dict[str, Any]:
     client = client_of(handle)
     namespace = client.access.namespace
     kind = kind_of(handle)
-    job = client.get(kind.path(namespace, handle.name))
+    job = get_job(kind, client, handle.name)
     core = f"/api/v1/namespaces/{namespace}"
     pods = list(client.items(f"{core}/pods", labelSelector=f"{kind.pod_label}={handle.name}"))
     names = {(kind.name, handle.name)} | {("Pod", str(pod["metadata"]["name"])) for pod in pods}
@@ -56,7 +56,7 @@ def kept_spec(handle: JobHandle) -> JobConfig | None:
     """
     client = client_of(handle)
     kind = kind_of(handle)
-    return read_note(client.get(kind.path(client.access.namespace, handle.name)).get("metadata") or {})
+    return read_note(get_job(kind, client, handle.name).get("metadata") or {})
 
 
 def exec_command(handle: JobHandle, node: int, words: Sequence[str], terminal: bool) -> list[str]:

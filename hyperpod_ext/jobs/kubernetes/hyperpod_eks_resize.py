@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import ConfigError, ConflictError, Problem, UnsupportedError, WaitTimeoutError
 from hyperpod_ext.jobs.contract import resize
 from hyperpod_ext.jobs.contract.handle import JobHandle
@@ -70,7 +71,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
             continue
         running = len(pods_of(client, handle, running=True))
         version = str(kept["metadata"].get("resourceVersion", ""))
-        note = f"the operator now uses up to {nodes} nodes, as soon as they are free"
+        note = f"the operator now uses up to {count(nodes, 'node')}, as soon as they are free"
         return PendingResize(handle, client, version, nodes, max(0, running - job.spares), nodes + job.spares, note)
     raise AssertionError("unreachable")
 

@@ -125,15 +125,24 @@ def kind_of(handle: JobHandle) -> Kind:
     known = known_kinds(kinds, client)
     for kind in known:
         with suppress(NotFoundError):
-            client.get(kind.path(client.access.namespace, handle.name))
+            get_job(kind, client, handle.name)
             return kind
     return known[0]
+
+
+def get_job(kind: Kind, client: Client, name: str) -> dict[str, Any]:
+    """Return the object of the job `name` from the API server."""
+    try:
+        return client.get(kind.path(client.access.namespace, name))
+    except NotFoundError as error:
+        hint = error.hint or f"`hp-ext list --target {kind.target}` lists all"
+        raise NotFoundError(error.message, hint=hint) from None
 
 
 def status(kind: Kind, handle: JobHandle) -> JobStatus:
     """Return the status of a job. The error of a failed job comes from the status of its pods and from the operator."""
     client = client_of(handle)
-    now = _status(kind, client, client.get(kind.path(client.access.namespace, handle.name)))
+    now = _status(kind, client, get_job(kind, client, handle.name))
     if now.state != "failed":
         return now
     pods = logs_of(kind, client, handle.name).pods()
@@ -143,7 +152,7 @@ def status(kind: Kind, handle: JobHandle) -> JobStatus:
 def live(kind: Kind, job: JobConfig) -> dict[str, Any]:
     """Return the object of `job` as the API server has it now."""
     client = Client(load_access(job.kubernetes.context, job.kubernetes.namespace))
-    return client.get(kind.path(client.access.namespace, job.name))
+    return get_job(kind, client, job.name)
 
 
 def watch(kind: Kind, handle: JobHandle, with_lines: bool, poll_s: float = POLL_S) -> Iterator[StatusUpdate]:
@@ -178,7 +187,7 @@ def logs(
         poll_s: seconds between queries of the job's status.
     """
     client = client_of(handle)
-    found = client.get(kind.path(client.access.namespace, handle.name))
+    found = get_job(kind, client, handle.name)
     spec = read_note(found.get("metadata") or {})
     if spec is not None:
         handle.check_rank(rank, spec.workers_per_node * (spec.elastic.max_nodes if spec.elastic else spec.nodes))
@@ -201,7 +210,7 @@ def _until_ended(kind: Kind, client: Client, handle: JobHandle) -> Iterator[JobS
     seen = False
     while True:
         try:
-            found = client.get(kind.path(client.access.namespace, handle.name))
+            found = get_job(kind, client, handle.name)
         except NotFoundError:
             if not seen:
                 raise
@@ -218,7 +227,7 @@ def cancel(kind: Kind, handle: JobHandle, poll_s: float = POLL_S) -> JobStatus:
     """Delete the job, and return when its pods have ended. A job that has already ended is not deleted."""
     client = client_of(handle)
     namespace = client.access.namespace
-    before = _status(kind, client, client.get(kind.path(namespace, handle.name)))
+    before = _status(kind, client, get_job(kind, client, handle.name))
     if before.ended:
         return before
     client.delete(kind.path(namespace, handle.name))
@@ -270,7 +279,7 @@ def client_of(handle: JobHandle) -> Client:
 def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
     client.get(kind.path(client.access.namespace), limit="1")  # raises if the cluster lacks the kind
     with suppress(NotFoundError):
-        client.get(kind.path(client.access.namespace, name))
+        get_job(kind, client, name)
         hint = f"cancel it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"
         raise ConflictError(f"a {kind.name} named {name} exists already", hint=hint)
 

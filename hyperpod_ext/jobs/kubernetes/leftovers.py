@@ -44,7 +44,7 @@ def find(handle: JobHandle, with_secret: bool) -> list[tuple[str, str]]:
     if with_secret:
         found += _labelled(client, "Secret", labels.JOB, handle.name)
     if not found:
-        raise NotFoundError(f"{handle.name} has no objects", hint="check --target, the name and the namespace")
+        raise NotFoundError(f"{handle.name} has no objects", hint=f"`hp-ext list --target {handle.target}` lists all")
     return found
 
 

@@ -234,10 +234,10 @@ def find(name: str) -> Submission:
     Raises:
         NotFoundError: there is no such job.
     """
-    from hyperpod_ext.config.files.nearest import suggest
+    from hyperpod_ext.config.files.nearest import suggest_or_list
 
     if (submission := latest(name)) is None:
-        hint = suggest(name, names()) or "submit it with `hp-ext create-job`"
+        hint = suggest_or_list(name, names(), "hp-ext list")
         raise NotFoundError(f"there is no local job named {name}", hint=hint)
     return submission
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -17,6 +16,7 @@ from hyperpod_ext.config.clusters.cluster import ClusterConfig
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import ConfigError, ConflictError, HyperpodExtError, JobFailedError, Problem
+from hyperpod_ext.extras import missing_packages
 from hyperpod_ext.files import open_private, write_atomically
 from hyperpod_ext.jobs.contract.capabilities import Capabilities
 from hyperpod_ext.jobs.contract.handle import JobHandle
@@ -179,12 +179,10 @@ def _start_engine(submission: local_store.Submission, lock: int, source_dir: str
 
 def _check_this_machine(job: JobConfig) -> None:
     """Raise an error if this machine lacks a package, or a free port, that every node of the job needs."""
-    if importlib.util.find_spec("torch") is None:
-        raise JobFailedError(f"torch is not installed in {sys.executable}", hint="pip install torch")
-    needed = ("awscrt", "cryptography") if job.checkpoint.durable() else ("awscrt",)
-    if any(importlib.util.find_spec(name) is None for name in needed):
-        hint = "pip install 'hyperpod-ext[runtime]'"
-        raise JobFailedError(f"packages that the runtime needs are not installed in {sys.executable}", hint=hint)
+    durable = job.checkpoint.durable()
+    needed = [*(["cryptography"] if durable else []), *(["boto3"] if any(one.kind == "s3" for one in durable) else [])]
+    if (missing := missing_packages("torch", "awscrt", *needed)) is not None:
+        raise JobFailedError(f"{missing[0]} not installed in {sys.executable}", hint=missing[1])
     if port := job.rendezvous.port:
         try:
             socket.create_server(("127.0.0.1", port)).close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hyperpod_ext.config.files.checks import Finding
+from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
 from hyperpod_ext.jobs.rules import Context, rule
 
@@ -69,7 +70,7 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
         )
     elif not elastic.min_nodes <= job.nodes <= elastic.max_nodes:
         hint = f"write a number from {elastic.min_nodes} to {elastic.max_nodes}"
-        yield Finding(("nodes",), f"an elastic job cannot start with {job.nodes} nodes", hint)
+        yield Finding(("nodes",), f"an elastic job cannot start with {count(job.nodes, 'node')}", hint)
     for index, size in enumerate(elastic.sizes):
         if not elastic.min_nodes <= size <= elastic.max_nodes:
             yield Finding(("elastic", "sizes", index), f"{size} is outside min_nodes and max_nodes", "remove it")
@@ -94,7 +95,7 @@ def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     asked = job.spares_in_all
     if context.target == "hyperpod-eks" and asked and job.scheduling.queue is None:
         hint = "add scheduling.queue: NAMESPACE-localqueue, or remove the spares"
-        yield Finding(("spares",), f"the job has {asked} spares, but no queue of Kueue to reserve them", hint)
+        yield Finding(("spares",), f"the job has {count(asked, 'spare')}, but no queue of Kueue to reserve them", hint)
 
 
 @rule(
@@ -172,7 +173,7 @@ def elastic_on_spot(context: Context) -> Iterator[Finding]:
     "error",
     "managed tiered checkpointing on a cluster without tiered storage",
     "AWS's daemon that stores checkpoints in memory runs only on clusters with tiered storage.",
-    "Enable tiered_storage of the cluster (`hp-ext update-cluster`), or use mode `ours`, which needs no daemon.",
+    "Enable tiered_storage of the cluster (`hp-ext cluster update`), or use mode `ours`, which needs no daemon.",
 )
 def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
     job, cluster = context.job, context.cluster
@@ -188,7 +189,7 @@ def cluster_has_the_managed_tier(context: Context) -> Iterator[Finding]:
     "checkpointless training on a cluster that does not replace nodes",
     "Checkpointless training continues after a faulty node has been replaced. With node_recovery None the node is "
     "not replaced, and the job waits on paid machines.",
-    "Set node_recovery: Automatic of the cluster (`hp-ext update-cluster`), or use another mode.",
+    "Set node_recovery: Automatic of the cluster (`hp-ext cluster update`), or use another mode.",
 )
 def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
     job, cluster = context.job, context.cluster

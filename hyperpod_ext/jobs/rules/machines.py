@@ -10,6 +10,7 @@ from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.files.nearest import suggest
 from hyperpod_ext.config.job.volumes import ScratchVolume
+from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, spans_nodes
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
@@ -61,7 +62,7 @@ def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue
         if share.accelerators != workers:
-            message = f"each node has {share.accelerators} accelerators for {workers} workers, and a worker uses one"
+            message = f"{share.accelerators} accelerators for {count(workers, 'worker')} of a node; a worker uses one"
             yield Finding(("workers_per_node",), message, f"write {share.accelerators}")
             return
 
@@ -256,7 +257,7 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
     elif there < context.job.nodes:
         yield Finding(
             path,
-            f"cluster {cluster.name} has only {there} machines of type {wanted}, without spares",
+            f"cluster {cluster.name} has only {count(there, 'machine')} of type {wanted}, without spares",
             f"write nodes: {there}",
         )
 

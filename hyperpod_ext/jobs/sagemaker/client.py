@@ -40,6 +40,8 @@ _DENIED = frozenset(
     {"AccessDeniedException", "AccessDenied", "UnrecognizedClientException", "InvalidSignatureException"}
 )
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
+_LISTED_BY = {"DescribeTrainingJob": "hp-ext list --target sagemaker", "DescribeCluster": "hp-ext cluster list"}
+"""Commands that list the objects of an operation."""
 
 
 @functools.cache
@@ -139,10 +141,10 @@ def explain(doing: str, response: Any) -> HyperpodExtError:
     if code in ("ResourceInUse", "ConflictException", "ResourceExistsException"):
         hint = "use another name" if doing.startswith("Create") else "wait until the current change is done"
         return ConflictError(message, hint=hint)
-    if code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in text.lower():
-        return NotFoundError(message, hint="check region and name")
-    if code == "ValidationException" and "could not find" in text.lower():
-        return NotFoundError(message, hint="check region and name")
+    missing = code in ("ResourceNotFound", "ResourceNotFoundException") or status == 404 or "not found" in text.lower()
+    if missing or (code == "ValidationException" and "could not find" in text.lower()):
+        command = _LISTED_BY.get(doing.partition(" ")[0])
+        return NotFoundError(message, hint=f"`{command}` lists all" if command else "check region and name")
     if code == "ResourceLimitExceeded":
         return UnreachableError(message, hint="request a higher quota in Service Quotas, or use fewer instances")
     if _is_passing(response):

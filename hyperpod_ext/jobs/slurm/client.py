@@ -330,7 +330,7 @@ def explain(command: str, output: str) -> HyperpodExtError:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "no error message"
     if "Invalid job id" in output:
-        return NotFoundError("Slurm has no such job", hint="`hp-ext status` lists the jobs submitted from this machine")
+        return NotFoundError("Slurm has no such job", hint="`hp-ext list --target hyperpod-slurm` lists all")
     if "configuration source" in output:
         hint = "run this command on the login or controller node of the cluster, or set SLURM_CONF"
         return UnreachableError(f"{command} is installed, but has no configuration of a cluster", hint=hint)

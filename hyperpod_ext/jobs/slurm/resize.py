@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.resize import LEFT, ResizeOrder
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import ConfigError, ConflictError, NotFoundError, Problem, UnsupportedError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.jobs.contract import resize
@@ -57,8 +58,8 @@ class PendingResize:
         """Sentence for the user about added nodes that wait in Slurm's queue; empty if the resize adds no nodes."""
         if not self.joining:
             return ""
-        count = self.nodes - self.of
-        return f"job {self.joining} of the queue adds {count} more node{'s'[: count > 1]}; training continues meanwhile"
+        more = count(self.nodes - self.of, "more node")
+        return f"job {self.joining} of the queue adds {more}; training continues meanwhile"
 
 
 def order(handle: JobHandle, nodes: int) -> PendingResize:
@@ -85,7 +86,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
     events = Tail(start / "events.jsonl")
     job_nodes = resize.nodes_of_job(read_event(line) for line in events.lines())
     if nodes == job_nodes.size:
-        raise ConflictError(f"{job.name} already has {nodes} nodes")
+        raise ConflictError(f"{job.name} already has {count(nodes, 'node')}")
     name = resize.new_name()
     joining = numbers_for(spec, nodes, job_nodes)
     arriving = ""

@@ -13,6 +13,7 @@ from hyperpod_ext.config.checkpoint import DurableTier
 from hyperpod_ext.config.elastic import Elastic
 from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.resize import allowed_sizes
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.ports import free_port
@@ -194,7 +195,8 @@ def _begun_with(config: RuntimeConfig, elastic: Elastic, existing: int) -> Runti
     sizes = allowed_sizes(elastic, config.nodes, config.workers_per_node, config.global_batch_size)
     most = max(existing - config.spares, min(existing, config.nodes))
     if not (fit := [size for size in sizes if size <= most]):
-        message = f"{config.name} cannot start on {existing} nodes (--nnodes): it needs {' or '.join(map(str, sizes))}"
+        there, fits = count(existing, "node"), " or ".join(map(str, sizes))
+        message = f"{config.name} cannot start on {there} (--nnodes): it needs {fits}"
         raise JobFailedError(message, hint="Start it on more nodes, or lower elastic.min_nodes.")
     return config.model_copy(update={"nodes": max(fit)})
 
@@ -219,7 +221,7 @@ def _config(arguments: argparse.Namespace) -> RuntimeConfig:
     if (config.nodes, config.workers_per_node) != tuple(shape.values()):
         raise JobFailedError(
             f"--nnodes {arguments.nnodes} --nproc-per-node {arguments.nproc_per_node} contradicts {ENV_RUNTIME}, "
-            f"which is for {config.nodes} nodes of {config.workers_per_node} workers",
+            f"which is for {count(config.nodes, 'node')} of {count(config.workers_per_node, 'worker')}",
             hint=f"Write --nnodes {config.nodes} --nproc-per-node {config.workers_per_node}, or unset {ENV_RUNTIME}.",
         )
     return config

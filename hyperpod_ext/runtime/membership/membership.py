@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from hyperpod_ext.config.resize import has_already
+from hyperpod_ext.counts import count
 from hyperpod_ext.runtime.membership.actions import (
     Abort,
     Action,
@@ -691,7 +692,7 @@ class Membership:
         self.states.count_loss(node)
         refused: list[Action] = []
         if self.rescaling.order and self.rescaling.wanted != len(staying):
-            why = f"node {node} was lost; the job continues with {len(staying)} nodes"
+            why = f"node {node} was lost; the job continues with {count(len(staying), 'node')}"
             refused = [self.rescaling.refused(why)]
         self.rescaling.wanted = len(staying)
         self.rescaling.desired = max(self.rescaling.desired, len(staying))

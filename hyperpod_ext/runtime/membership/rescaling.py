@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hyperpod_ext.config.resize import has_already
+from hyperpod_ext.counts import count
 from hyperpod_ext.runtime.membership.actions import (
     Action,
     AskStop,
@@ -136,8 +137,8 @@ class Rescaling:
         if nodes in self.scale.sizes:
             return ""
         if len(self.scale.sizes) == 1:
-            return f"the job runs on exactly {self.scale.sizes[0]} nodes"
-        return f"the job cannot run on {nodes} nodes; it can run on {', '.join(map(str, self.scale.sizes))}"
+            return f"the job runs on exactly {count(self.scale.sizes[0], 'node')}"
+        return f"the job cannot run on {count(nodes, 'node')}; it can run on {', '.join(map(str, self.scale.sizes))}"
 
     def want(self, nodes: int, order: str, states: NodeStates) -> list[Action]:
         """Set the wanted number of nodes. Returns the refusal of an order that is still pending, or an empty list."""

@@ -170,17 +170,17 @@ def test_a_wrong_cluster_has_one_error_with_file_and_line_and_none_once_put_righ
     check, path, value, right = WRONG[name]
     file = tmp_path / "cluster.yaml"
     file.write_text(json.dumps(with_value(right, path, value), indent=1))
-    told = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    told = call_hp_ext("cluster", "create", "-f", str(file), "--dry-run", "-o", "json")
     assert told.code == 3
     (problem,) = told.json["error"]["problems"]
     assert (problem["rule"], problem["source"]) == (check, str(file))
     *_, field = problem["path"].split(".")
     assert field.isdigit() or field == "subnets" or f'"{field}"' in file.read_text().splitlines()[problem["line"] - 1]
     assert problem["hint"]
-    ignored = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json", "--ignore", check)
+    ignored = call_hp_ext("cluster", "create", "-f", str(file), "--dry-run", "-o", "json", "--ignore", check)
     assert ignored.code == 0
     file.write_text(json.dumps(right, indent=1))
-    assert call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json").code == 0
+    assert call_hp_ext("cluster", "create", "-f", str(file), "--dry-run", "-o", "json").code == 0
 
 
 def test_every_error_is_shown_by_a_wrong_cluster() -> None:
@@ -207,10 +207,10 @@ def test_a_cluster_may_have_restricted_groups_alone_but_not_no_groups(tmp_path: 
     alone = {name: value for name, value in LEAST.items() if name != "instance_groups"}
     file = tmp_path / "cluster.yaml"
     file.write_text(json.dumps(alone | {"restricted_groups": [GROUP]}))
-    done = call_hp_ext("create-cluster", "-f", str(file), "--dry-run", "-o", "json")
+    done = call_hp_ext("cluster", "create", "-f", str(file), "--dry-run", "-o", "json")
     assert (done.code, "InstanceGroups" in done.json["request"]) == (0, False)
     file.write_text(json.dumps(alone))
-    refused = call_hp_ext("create-cluster", "-f", str(file), "--dry-run")
+    refused = call_hp_ext("cluster", "create", "-f", str(file), "--dry-run")
     assert (refused.code, "at least one group" in refused.stderr) == (3, True)
 
 
@@ -263,7 +263,7 @@ def test_a_new_network_is_checked_by_its_range_and_zones() -> None:
 
 def test_a_misspelt_check_is_not_ignored(tmp_path: Path) -> None:
     (tmp_path / "cluster.yaml").write_text(json.dumps(LEAST))
-    done = call_hp_ext("create-cluster", "-f", "cluster.yaml", "--dry-run", "--ignore", "HPX2001", cwd=tmp_path)
+    done = call_hp_ext("cluster", "create", "-f", "cluster.yaml", "--dry-run", "--ignore", "HPX2001", cwd=tmp_path)
     assert (done.code, "did you mean `HPX201`?" in done.stderr) == (2, True)
 
 

@@ -110,5 +110,5 @@ def test_what_cannot_be_is_refused(api: KubernetesApi) -> None:
 
 def test_a_job_that_is_not_elastic_is_refused(api: KubernetesApi) -> None:
     submitted(api)
-    with pytest.raises(ConfigError, match="exactly 1 nodes"):
+    with pytest.raises(ConfigError, match="exactly 1 node"):
         eks.order(HANDLE, 2)

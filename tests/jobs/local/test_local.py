@@ -196,6 +196,15 @@ def test_a_missing_package_is_told_before_anything_starts(
         submit(plan_of(reporting()))
 
 
+def test_all_missing_packages_are_told_at_once(place: LocalPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    tiers = [{"kind": "s3", "uri": "s3://bucket/prefix"}]
+    with pytest.raises(JobFailedError) as caught:
+        submit(plan_of(reporting(), checkpoint={"tiers": tiers}))
+    assert caught.value.message == f"torch, awscrt, cryptography, boto3 are not installed in {sys.executable}"
+    assert caught.value.hint == "pip install torch 'hyperpod-ext[runtime,s3]'"
+
+
 def test_logs_are_merged_or_of_one_rank(place: LocalPlace) -> None:
     run("echo from the node\n" + reporting())
     assert list(local.logs(HANDLE)) == [
@@ -213,7 +222,7 @@ def test_logs_can_be_followed_to_the_end(place: LocalPlace) -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest(place: LocalPlace) -> None:
-    with pytest.raises(NotFoundError, match="create-job"):
+    with pytest.raises(NotFoundError, match="`hp-ext list` lists all"):
         local.status(HANDLE)
     run(reporting(), name="tiny-gpt")
     with pytest.raises(NotFoundError, match="did you mean `tiny-gpt`"):

@@ -72,6 +72,8 @@ def test_the_example_survives_its_fault_and_is_equal_to_the_undisturbed_run(plac
     assert (result["loss_equal"], result["weights_equal"]) == (True, True)
     assert result["recoveries"][0]["survivor_pids_kept"] is True
     assert 0 < result["goodput"] < 1
+    shown = call_hp_ext("logs", "tiny-gpt").stdout
+    assert [line.partition(",")[0] for line in shown.splitlines()] == ["rank 0 | step 10", "rank 0 | step 20"]
     assert place.leftovers() == []
     assert in_shared_memory() <= before
 

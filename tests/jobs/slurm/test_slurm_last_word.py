@@ -60,4 +60,4 @@ def test_a_damaged_record_of_a_job_is_an_error_that_names_it(
     for command in (["status", "a"], ["list"], ["cancel", "a"]):
         done = call_hp_ext(*command, "--target", target)
         assert (done.code, done.stdout) == (3, "")
-        assert done.stderr.startswith(f"{file}: ")
+        assert done.stderr.startswith(f"error: {file}: ")

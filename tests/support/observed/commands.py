@@ -92,11 +92,11 @@ checkpoints verify nothing
 checkpoints prune nothing --keep 2
 data inspect nothing
 data build nothing --out data
-create-cluster -f examples/08-cluster/cluster.yaml --dry-run -o json
-create-cluster -f examples/10-cluster-eks/cluster.yaml --dry-run -o json
-create-cluster -f examples/11-cluster-slurm/cluster.yaml --dry-run -o json
-create-cluster -f examples/01-local/job.yaml --dry-run
-update-cluster -f nothing.yaml
+cluster create -f examples/08-cluster/cluster.yaml --dry-run -o json
+cluster create -f examples/10-cluster-eks/cluster.yaml --dry-run -o json
+cluster create -f examples/11-cluster-slurm/cluster.yaml --dry-run -o json
+cluster create -f examples/01-local/job.yaml --dry-run
+cluster update -f nothing.yaml
 cluster describe
 node reboot research
 schema nothing

@@ -43,6 +43,5 @@ def _provoked(place: Place, case: Case) -> dict[str, Any] | None:
     if not done.code and "warning: " not in done.stderr:
         return None
     lines = [*(done.stdout if done.code else "").splitlines(), *done.stderr.splitlines()]
-    usage = [number for number, line in enumerate(lines) if line.startswith("Error: ")]
-    lines = [_DIGEST.sub("0123456789abcdef", line) for line in (lines[usage[0] :] if usage else lines)]
+    lines = [_DIGEST.sub("0123456789abcdef", line) for line in lines if not line.startswith("Usage: ")]
     return {"code": done.code, "says": lines}

@@ -29,7 +29,7 @@ _HEAD = """\
 This page is generated. It has {provoked} messages that a test provoked, with the mistake, the exit code and the whole
 text. {more} further messages follow with the text of the source; no test provoked them for this page.
 
-A message names the file, the line and the field; then the mistake; then, in brackets or on the next line, the fix.
+A message names the file, the line and the field; then the mistake; then, in brackets or after `hint:`, the fix.
 `[HPX103]` at the end is the rule that found the mistake: `hp-ext explain HPX103` shows its reason, and
 `--ignore HPX103` switches the rule off (only rules from HPX101 on). To find a message, search this page for a part of
 it without names and numbers.

@@ -50,10 +50,10 @@ def _clusters_to_aws(place: Place, aws: AwsStandIn) -> Iterator[tuple[str, Any]]
     for name, case in CASES.items():
         aws.clusters.clear()
         place.write("cluster.yaml", text_of(case))
-        yield f"create-cluster of {name}", _sent(place, "create-cluster -f cluster.yaml --wait -o json", aws)
+        yield f"cluster create of {name}", _sent(place, "cluster create -f cluster.yaml --wait -o json", aws)
     groups = [{"name": "head", "instance_type": "ml.m5.xlarge", "count": 1, "slurm": {"node_type": "Controller"}}]
     place.write("cluster.yaml", text_of(CASES["slurm"] | {"instance_groups": [*groups, GROUP | _COMPUTE]}))
-    yield "update-cluster", _sent(place, "update-cluster -f cluster.yaml --yes -o json", aws)
+    yield "cluster update", _sent(place, "cluster update -f cluster.yaml --yes -o json", aws)
     aws.nodes.append(_NODE)
     for words in ("cluster nodes research", *(f"node {one} research workers-0 --yes" for one in _NODES)):
         yield words, _sent(place, f"{words} --region us-west-2 -o json", aws)

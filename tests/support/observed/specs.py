@@ -49,10 +49,10 @@ def mistakes(fast: bool) -> Iterator[tuple[str, Any]]:
 
 
 def checked(place: Place, document: Document, target: str | None) -> Done:
-    """Outcome of `validate` for a job with a target, of `create-cluster --dry-run` for a cluster."""
+    """Outcome of `validate` for a job with a target, of `cluster create --dry-run` for a cluster."""
     place.write("spec.yaml", text_of(document))
     if target is None:
-        return place.run("create-cluster", "-f", "spec.yaml", "--dry-run")
+        return place.run("cluster", "create", "-f", "spec.yaml", "--dry-run")
     return place.run("validate", "spec.yaml", "--target", target)
 
 

@@ -97,9 +97,9 @@ checkpoints copy nothing nothing
 checkpoints copy examples there --step 1 --all
 checkpoints prune nothing --keep 2
 checkpoints prune examples
-create-cluster -f job.yaml --dry-run
-create-cluster -f examples/08-cluster/cluster.yaml --dry-run --ignore HPX2001
-update-cluster -f nothing.yaml
+cluster create -f job.yaml --dry-run
+cluster create -f examples/08-cluster/cluster.yaml --dry-run --ignore HPX2001
+cluster update -f nothing.yaml
 cluster describe
 cluster deploy -f job.yaml
 node reboot research

@@ -198,7 +198,7 @@ def _overlays() -> Iterator[Case]:
 
 def cluster_cases() -> Iterator[Case]:
     """Specs of clusters."""
-    create = ("create-cluster", "-f", "cluster.yaml", "--dry-run")
+    create = ("cluster", "create", "-f", "cluster.yaml", "--dry-run")
     for name, (check, path, value, right) in table_of("clusters/checks/test_checks.py").WRONG.items():
         wrong = table_of("clusters/checks/test_checks.py").with_value(right, path, value)
         yield Case("Clusters", f"{check} {name}", create, {"cluster.yaml": text_of(wrong)})

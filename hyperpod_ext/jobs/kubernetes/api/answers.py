@@ -124,11 +124,8 @@ def _unreachable(error: Exception, method: str, access: Access) -> UnreachableEr
 
 
 def _not_found(answer: Answer, path: str, access: Access, text: str) -> NotFoundError:
-    details = _details(answer)
-    if details.get("name"):
-        return NotFoundError(
-            text, hint=f"`hp-ext list` shows the jobs in {access.context}, namespace {access.namespace}"
-        )
+    if _details(answer).get("name"):
+        return NotFoundError(f"{text} in {access.context}, namespace {access.namespace}")
     kind = path.rstrip("/").rpartition("/")[2]
     hint = "check the namespace, and with `hp-ext doctor` that the operator is installed"
     return NotFoundError(f"{access.server} has no kind {kind}", hint=hint)

@@ -1,4 +1,4 @@
-"""The command `hp-ext update-cluster`."""
+"""The command `hp-ext cluster update`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..command import Command, output_option
-from ..output import print_result, say
+from ..output import count, print_result, say
 from .cluster_spec import ignore_option, read_cluster, say_warnings, with_lines
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     cls=Command,
     epilog="""\b
 Examples:
-  hp-ext update-cluster -f cluster.yaml --dry-run
-  hp-ext update-cluster -f cluster.yaml --yes --wait""",
+  hp-ext cluster update -f cluster.yaml --dry-run
+  hp-ext cluster update -f cluster.yaml --yes --wait""",
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
@@ -80,7 +80,7 @@ def command(
     if wait:
         for status in service.wait(cluster, timeout):
             say(f"{cluster.name}: {status}")
-    print_result(result, output, f"{cluster.name}: {len(found)} change{'s' if len(found) > 1 else ''} sent")
+    print_result(result, output, f"{cluster.name}: {count(len(found), 'change')} sent")
 
 
 def _say_kept(gone: list[RequestChange]) -> None:

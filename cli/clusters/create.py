@@ -1,4 +1,4 @@
-"""The command `hp-ext create-cluster`."""
+"""The command `hp-ext cluster create`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .cluster_spec import ignore_option, read_cluster, say_warnings, with_lines
     cls=Command,
     epilog="""\b
 Examples:
-  hp-ext create-cluster -f cluster.yaml --dry-run
-  hp-ext create-cluster -f cluster.yaml --dry-run --check-account
-  hp-ext create-cluster -f cluster.yaml --wait""",
+  hp-ext cluster create -f cluster.yaml --dry-run
+  hp-ext cluster create -f cluster.yaml --dry-run --check-account
+  hp-ext cluster create -f cluster.yaml --wait""",
 )
 @click.option("-f", "--file", "file", required=True, type=click.Path(), metavar="FILE", help="The cluster's spec.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable.")
