@@ -1,4 +1,4 @@
-"""Import of every job file below a folder, with the outcome of each file.
+"""Import every job file below a folder, and report the outcome of each file.
 
 The outcome is `carried` (imported without loss), `named` (imported; the lost settings are listed) or `refused`.
 """

@@ -126,7 +126,7 @@ def numbers_for(spec: JobConfig, nodes: int, job_nodes: resize.JobNodes) -> tupl
 
 
 def outcome(ordered: PendingResize, timeout_s: float | None) -> dict[str, Any]:
-    """Wait until the job has carried out the request, then release nodes that have left the job to Slurm.
+    """Wait until the job has carried out the request, then return to Slurm the nodes that have left the job.
 
     Args:
         timeout_s: maximum seconds to wait; None waits without a limit.

@@ -77,8 +77,7 @@ class SaveSchedule:
         return bool(changed)
 
     def due(self, ranks: Ranks, membership: Membership, now: float) -> list[tuple[str, int]]:
-        """Schedule a step for each tier whose next copy is due. Returns the kind of each due tier with the step that
-        was scheduled for it."""
+        """Schedule a step for each tier whose next copy is due. Returns the kinds of these tiers with their steps."""
         named: list[tuple[str, int]] = []
         for tier in self._tiers:
             every = self.tuner.seconds(tier)

@@ -94,8 +94,8 @@ def read(kind: type[D], message: Mapping[str, Any], name: str) -> D:
 
 
 class Kinds(Generic[D]):
-    """The set of message kinds that one reader accepts. `key`: field that contains the name of the kind. `what`:
-    description of the messages for errors, such as "order to a worker"."""
+    """The set of message kinds that one reader accepts. `key`: the field of a message that contains its kind.
+    `what`: description of the messages for errors, such as "order to a worker"."""
 
     def __init__(self, what: str, key: str, kinds: Iterable[type[D]]) -> None:
         self.what, self.key = what, key

@@ -76,8 +76,12 @@ class RestoreNegotiation:
     # --- offers ---------------------------------------------------------------------------------
 
     def join(self, rank: int, live: Offer | None) -> None:
-        """Record that `rank` waits for the begin of the generation. `live`: the `Offer` that describes the state in the
-        rank's process; None if the process has no complete state."""
+        """Record that `rank` is ready to start the generation.
+
+        Args:
+            rank: the rank.
+            live: the `Offer` that describes the state in the rank's process; None if the process has no complete state.
+        """
         self.joined[rank] = live
 
     def hold(self, node: int, held: Collection[Offer]) -> None:

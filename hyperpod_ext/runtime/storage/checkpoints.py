@@ -489,7 +489,7 @@ class Checkpoints:
         return note
 
     def forget_notes(self, folder: str, node: int) -> None:
-        """Delete the `failed` and `left` notes of node `node`, before the node tries the upload again."""
+        """Delete the small files `failed` and `left` of node `node`, before the node tries the upload again."""
         self.store.delete([f"{folder}/failed-{node}.json", f"{folder}/left-{node}.json"])
 
     def progress(self, folder: str) -> CheckpointProgress:
