@@ -11,7 +11,6 @@ from hyperpod_ext.config.base import Config
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.overlay import KubernetesOverlay
 from hyperpod_ext.config.job.scheduling import NodeGroup
-from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, words_for_torchrun
 from hyperpod_ext.jobs.contract.render import render as fill
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD
@@ -112,7 +111,7 @@ def render_files(job: JobConfig, cluster: ClusterConfig | None) -> dict[str, str
 
 def title(job: JobConfig) -> str:
     """Return the first line of the rendered file, a comment that describes the job."""
-    ranks = f"{job.nodes} x {job.workers_per_node} = {count(job.world_size, 'rank')}"
+    ranks = f"{job.nodes} x {job.workers_per_node} = {job.world_size} rank{'s'[: job.world_size > 1]}"
     return f"{job.name}: {ranks}; written by hp-ext, which can write it again from the spec in the annotations."
 
 

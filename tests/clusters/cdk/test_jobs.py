@@ -40,7 +40,7 @@ def test_in_another_namespace_the_clusters_service_account_is_none() -> None:
 
 
 def test_an_output_that_does_not_fit_its_field_is_told() -> None:
-    with pytest.raises(ConfigError, match="cluster c gives"):
+    with pytest.raises(ConfigError, match="of cluster c is not valid"):
         on_cluster(job(), outputs(Namespace="Not A Name"), "kubeflow")
 
 

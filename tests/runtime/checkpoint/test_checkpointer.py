@@ -639,6 +639,6 @@ def test_what_is_lost_with_its_server_while_it_is_restored_is_said_to_be(tmp_pat
         assert checkpointer.flush()
         first.kill()
         first.path.unlink()
-        with serve(tmp_path, place), pytest.raises(NotFoundError, match="memory server of this node has ended"):
+        with serve(tmp_path, place), pytest.raises(NotFoundError, match="memory server of this node ended"):
             checkpointer.load(0, "g1-s1")
         client.close()
