@@ -79,6 +79,23 @@ def take_signals_from(
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def wait_and_forward(pid: int, *signums: signal.Signals) -> int:
+    """Wait until a child process has ended, and send it each signal of `signums` that this process receives.
+
+    The signals stay blocked in this thread. Call this function before starting threads, which inherit blocked signals.
+    A Python signal handler would not do: it does not run if the signal arrives just before a blocking call.
+
+    Returns:
+        The status of the child process, as `os.waitpid` returns it.
+    """
+    awaited = {signal.SIGCHLD, *signums}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
+        if (signum := signal.sigwait(awaited)) != signal.SIGCHLD:
+            os.kill(pid, signum)
+    return ended[1]
+
+
 def collect_seldom() -> None:
     """Make Python's garbage collector run after 100,000 new objects instead of 700. To be called after all imports.
 

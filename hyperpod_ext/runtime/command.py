@@ -21,17 +21,21 @@ def run(words: list[str]) -> int:
     parent = os.getpid()
 
     def end_with_us() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, awaited)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
 
+    # sigwait instead of a handler, which does not run if the signal arrives just before a blocking call
+    awaited = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         program = subprocess.Popen(words, preexec_fn=end_with_us)
     except OSError as error:
         raise SystemExit(f"{words[0]} cannot be started: {error.strerror}") from None
-    signal.signal(signal.SIGTERM, lambda number, _frame: program.send_signal(number))
-    code = program.wait()
+    while (code := program.poll()) is None:
+        if signal.sigwait(awaited) == signal.SIGTERM:
+            program.terminate()
     return code if code >= 0 else 128 - code
 
 

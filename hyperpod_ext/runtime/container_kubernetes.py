@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 
 from hyperpod_ext.files import make_private_folder
-from hyperpod_ext.processes import die_with_parent
+from hyperpod_ext.processes import die_with_parent, wait_and_forward
 
 _TICK_S = 0.5
 
@@ -34,12 +34,13 @@ def main() -> None:
 
 def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
     """Print the workers' logs until the agent has ended, and pass SIGTERM on to it. Returns the agent's exit code."""
-    signal.signal(signal.SIGTERM, lambda _signum, _frame: agent.send_signal(signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})  # before the thread inherits the mask
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(logs, ended))
     printer.start()
     try:
-        return agent.wait()
+        agent.returncode = os.waitstatus_to_exitcode(wait_and_forward(agent.pid, signal.SIGTERM))
+        return agent.returncode
     finally:
         ended.set()
         printer.join()

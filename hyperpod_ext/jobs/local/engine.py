@@ -36,7 +36,7 @@ from hyperpod_ext.jobs.local.result import (
 )
 from hyperpod_ext.jobs.local.store import Submission
 from hyperpod_ext.ports import free_port
-from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants
+from hyperpod_ext.processes import become_subreaper, describe_exit, die_with_parent, kill_descendants, wait_and_forward
 from hyperpod_ext.scratch import Scratch, make_scratch
 from hyperpod_ext.standard_streams import lose_unwritable_output
 
@@ -74,10 +74,7 @@ def _keep(submission: Submission) -> None:
         engine = os.fork()
         if engine == 0:  # the engine inherits the lock of the job's name
             _run_and_exit(submission, scratch, supervisor)
-        signal.signal(signal.SIGTERM, lambda _signum, _frame: _ask_to_end(engine))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        _, status = os.waitpid(engine, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        status = wait_and_forward(engine, signal.SIGTERM)
     finally:
         kill_descendants(supervisor)
         scratch.remove()
@@ -95,11 +92,6 @@ def _end_early(submission: Submission, message: str) -> None:
         submission.end(lost_result(submission.name, submission.handle, message, log, ends))
     except HyperpodExtError as error:
         sys.stderr.write(f"{error}\n")
-
-
-def _ask_to_end(engine: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # nothing to do if the engine has ended already
-        os.kill(engine, signal.SIGTERM)
 
 
 def _run_and_exit(submission: Submission, scratch: Scratch, supervisor: int) -> None:

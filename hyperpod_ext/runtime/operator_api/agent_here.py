@@ -36,6 +36,8 @@ _CANCELLED = 130
 _NEVER = 1 << 30
 _MARGIN_S = 5.0
 """Time in seconds by which a node may exceed its time limit."""
+_SIGNALS_S = 0.5
+"""Maximum time in seconds until `AgentHere.run` handles a signal that arrived just before it began to wait."""
 
 
 class JobListener(Protocol):
@@ -161,7 +163,10 @@ class AgentHere:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._hear_signal)
         while True:
-            order = self._orders.get()
+            try:
+                order = self._orders.get(timeout=_SIGNALS_S)
+            except queue.Empty:
+                continue
             if isinstance(order, int):
                 self._idle.set()  # the node has ended: wake the threads that wait in `end`
                 return order

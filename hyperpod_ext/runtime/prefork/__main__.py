@@ -92,12 +92,19 @@ def _umask() -> int:
 
 def _be(pid: int, server: socket.socket) -> NoReturn:
     """Represent the rank's process until it ends, and then end with its exit status."""
+    import select
 
-    def forward(signum: int, _frame: object) -> None:
-        server.send(bytes([signum]))
-
+    # Python itself writes the number of each signal to the server. A Python handler does not run if the signal arrives
+    # just before a blocking call.
+    server.setblocking(False)
+    signal.set_wakeup_fd(server.fileno(), warn_on_full_buffer=False)
     for signum in _FORWARDED:
-        signal.signal(signum, forward)
+        signal.signal(signum, lambda _signum, _frame: None)
+    answers = select.poll()
+    answers.register(server, select.POLLIN)
+    answers.poll()
+    signal.set_wakeup_fd(-1)
+    server.setblocking(True)
     try:
         status = int(place.receive(server)["status"])
     except OSError:
