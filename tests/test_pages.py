@@ -20,6 +20,8 @@ snippets = importlib.import_module("generator.snippets")
 PAGES = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))]
 TIER = "    - kind: file\n      path: {}\n      every_steps: 10\n"
 """A tier that the tutorial adds to its job."""
+LONG = ("docs/rehearse.md",)
+"""Pages whose commands take more than a minute. The thorough tests run them."""
 
 
 def commands_run() -> set[str]:
@@ -85,7 +87,9 @@ def test_each_error_text_of_the_help_is_in_the_code() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", snippets.RUN)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.thorough) if page in LONG else page for page in snippets.RUN]
+)
 def test_the_commands_of_a_page_run(page: str, tmp_path: Path, place: LocalPlace) -> None:
     text = (ROOT / page).read_text().replace("/tmp/tiny-gpt", str(tmp_path / "kept"))
     folder = tmp_path / "work"
