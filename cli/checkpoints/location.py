@@ -153,7 +153,7 @@ def _local_job(text: str) -> Submission | None:
     if found is None:
         hint = suggest_or_list(name, local_store.names(), "hp-ext list")
         hint += "; for other checkpoints, write s3://bucket/prefix/my-job, a path, or -f job.yaml"
-        raise NotFoundError(f"{text} is neither a local job nor a directory here", hint=hint)
+        raise NotFoundError(f"`{text}` is neither a local job nor a directory here", hint=hint)
     return found
 
 

@@ -36,9 +36,7 @@ Examples:
 @click.option(
     "--chart", type=click.Path(), metavar="DIR", help="Install HyperPod's Helm chart from this folder into EKS."
 )
-@click.option(
-    "--chart-installed", is_flag=True, help="HyperPod's Helm chart is installed in EKS; continue with the cluster."
-)
+@click.option("--chart-installed", is_flag=True, help="HyperPod's Helm chart is installed; create the cluster now.")
 @click.option("--bootstrap", is_flag=True, help="If needed, first run `cdk bootstrap` for the account and region.")
 @output_option()
 def command(

@@ -65,7 +65,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
     job, own, pod = context.job, context.job.kubernetes.container, context.job.kubernetes.pod
     for index, variable in enumerate(own.get("env", ())):
         if is_of_ranks(name := variable["name"]):
-            message = f"{name} is set by the launcher to identify ranks"
+            message = f"{name} cannot be set, because the launcher sets it on each rank"
             yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
     for index, volume in enumerate(pod.get("volumes", ())):
         if is_own_name(job, name := volume["name"]):

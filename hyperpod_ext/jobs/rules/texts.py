@@ -51,7 +51,7 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     for path, name in named:
         if is_of_ranks(name) and not name.startswith("HPX_"):  # HPX007 and HPX150 report names that start with HPX_
             hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
-            yield Finding(path, f"{name} is set by the launcher to identify ranks", hint)
+            yield Finding(path, f"{name} cannot be set, because the launcher sets it on each rank", hint)
 
 
 @rule(

@@ -108,7 +108,7 @@ def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -
 def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
     for name in _mapping(added.get("Environment")):
         if is_of_ranks(name) or name.startswith(("SM_", "SAGEMAKER_")):
-            message = f"{name} is set by the launcher or by SageMaker to identify ranks"
+            message = f"{name} cannot be set, because the launcher or SageMaker sets it on each rank"
             yield Problem(message, path=f"{_HERE}.Environment.{name}", hint="remove it")
     for name in _mapping(added.get("HyperParameters")):
         if name.startswith("sagemaker_"):

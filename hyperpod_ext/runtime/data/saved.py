@@ -121,7 +121,8 @@ def read_state(state: Any) -> Saved:
 def damaged(what: str) -> JobFailedError:
     """Return the error for an invalid saved state."""
     return JobFailedError(
-        f"data position cannot be read: {what}", hint="Load a result of state_dict(), or an older checkpoint."
+        f"data position cannot be read: {what}",
+        hint="Pass a dict that state_dict() returned, or load an earlier checkpoint.",
     )
 
 

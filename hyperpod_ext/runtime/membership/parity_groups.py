@@ -56,7 +56,7 @@ def without_agent(policy: CheckpointPolicy) -> Problem | None:
     peer = policy.peer()
     if peer is None or peer.parity is None:
         return None
-    problem = "parity needs the agents of this project, but another launcher runs this job"
+    problem = "parity works only if agents of hyperpod_ext start the ranks, but another launcher runs this job"
     return Problem(problem, "checkpoint.tiers.*.parity", hint="remove it, and set the number of `replicas` instead")
 
 

@@ -279,7 +279,9 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     elif manifest["world_size"] != len(ranks):
         ranks = set()
     if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Defect(MANIFEST, f"does not list exactly the ranks of its world_size, {quote(manifest['world_size'])}")
+        yield Defect(
+            MANIFEST, f"does not list each rank below its world_size, {quote(manifest['world_size'])}, exactly once"
+        )
         return
     known_images: dict[str, ImageFile] = {}
     for rank, snapshot in manifest["ranks"].items():

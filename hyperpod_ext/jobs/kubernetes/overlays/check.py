@@ -127,7 +127,9 @@ def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str
         if one == {DIRECTIVE: "replace"}:
             yield Problem("would remove the job's own variables", path=f"{path}.env.{index}")
         elif is_of_ranks(name):
-            yield Problem(f"{name} is set by the launcher to identify ranks", path=f"{path}.env.{index}")
+            yield Problem(
+                f"{name} cannot be set, because the launcher sets it on each rank", path=f"{path}.env.{index}"
+            )
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
         if one == {DIRECTIVE: "replace"} or (has_secret and where and hides_secret(where)):
