@@ -158,6 +158,13 @@ docs: $(READY)
 	$(BIN)/python tests/support/docs_env.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict --quiet $(ARGS)
 
+# adds the site of this version to the branch gh-pages, in a folder for each version, as `latest`; pushes nothing
+docs-version: $(READY)
+	$(BIN)/python tests/support/docs_env.py
+	NO_MKDOCS_2_WARNING=1 PATH=$(VENV)/docs/bin:$$PATH $(VENV)/docs/bin/mike deploy --update-aliases $(ARGS) \
+		$$($(BIN)/python -c 'from hyperpod_ext.version import __version__ as v; print(v.rpartition(".")[0])') latest
+	$(VENV)/docs/bin/mike set-default latest
+
 ## jobs with 200 random faults each, and more cases of `make test-thorough`; hours
 soak: $(READY)
 	$(BIN)/pytest -q -m soak

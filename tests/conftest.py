@@ -33,10 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests a longer limit. With HPX_TEST_PART=2/3, keep the second of three parts of the tests."""
+    """Give long tests a longer limit, and run them first, so that none begins when all others have ended. With
+    HPX_TEST_PART=2/3, keep the second of three parts of the tests."""
     for item in items:
         if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))
+    items.sort(key=lambda item: not item.get_closest_marker("timeout"))
     if part := os.environ.get("HPX_TEST_PART"):
         if not (found := re.fullmatch(r"(\d+)/(\d+)", part)) or not 1 <= int(found[1]) <= int(found[2]):
             raise pytest.UsageError(f"HPX_TEST_PART is `{part}`; write a part such as 2/3, the second of three")

@@ -182,9 +182,9 @@ average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides st
 - All ranks share {machine["cores"]} cores, so the figures at 64 ranks show the work of all ranks together, and not the
   delay of one rank. The run queue shows how long a rank waits for the other ranks' work. The message that reports the
   death is sent to one rank after another, and each rank that receives the message takes a core from the sender.
-- While more threads are ready to run than there are cores, the first ranks that have raised an exception wait before
-  they close their process groups: 1.5 ms for each thread per core, at most 50 ms. If other processes keep the cores
-  busy all the time, this wait has no use.
+- While more threads are ready to run than the machine has cores, a rank that has raised an exception waits before it
+  closes its process groups: 1.5 ms times the number of ready threads per core, at most 50 ms. If other processes keep
+  the cores busy all the time, this wait has no use.
 - On one machine, connections cost no network round trip. Over a network, opening a connection costs more, and
   {OURS} opens fewer connections than torch.
 - The main advantage of {OURS} over torch with lazy connections is not speed, but that no single process serves

@@ -35,7 +35,7 @@ def file_options(function: F) -> F:
             help="Deploy the machines of the file, or no machines. Default: as deployed now; a new cluster gets none.",
         ),
         click.option(
-            "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: the app in this checkout."
+            "--app", type=click.Path(), metavar="DIR", help="Folder of the CDK app. Default: the one in this checkout."
         ),
         click.option(
             "--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Change a field of the spec. Repeatable."

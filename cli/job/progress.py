@@ -77,7 +77,7 @@ class BarProgress:
         self._tasks: dict[str, rich.progress.TaskID] = {}
 
     def show(self, update: StatusUpdate) -> None:
-        """Print the events of the update, and move the bar."""
+        """Print the events of the status update, and advance the progress bar."""
         for line in update.lines:
             self._bar.console.print(escape(line), markup=False, highlight=False)
         for event in update.events:

@@ -247,7 +247,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
     if path.is_dir():
         found = [path / name for name in (*_REPORTS, "events.jsonl") if (path / name).is_file()]
         if not found:
-            hint = "name a run folder, such as `HPX_RUN_DIR`, or one of these files"
+            hint = "give the path of a run folder (the value of HPX_RUN_DIR in the job), or of one of these files"
             raise NotFoundError(f"{path} has no {', '.join(_REPORTS)} or events.jsonl", hint=hint)
         path = found[0]
     if path.suffix == ".jsonl" and path.is_file():

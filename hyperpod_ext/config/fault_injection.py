@@ -76,9 +76,9 @@ class InjectedFault(Config):
     """How the process hangs, for the kind `hang`. `stop`: SIGSTOP stops the process. `deadlock`: a thread waits for a
     lock for ever. `loop`: an endless loop. `gil`: a call never returns and keeps Python's global interpreter lock."""
     seconds: PositiveFloat = 0.2
-    """For the kind `slow`: seconds by which each phase is longer."""
+    """For faults of kind `slow`: seconds that are added to each phase of a slow step."""
     steps: PositiveInt = 1
-    """For the kind `slow`: number of slow steps."""
+    """For faults of kind `slow`: number of slow steps."""
 
     @classmethod
     def parse(cls, text: str) -> InjectedFault:

@@ -55,7 +55,7 @@ class Remembered:
 
 
 class OwnAttributes:
-    """The changed attributes of a trainer or callback that its own class adds to the library's base class.
+    """Attributes of a trainer or callback that have changed since the start, and that only the user's subclass sets.
 
     Attributes that methods of the library's class assign are not included. Attributes whose names contain a word for
     logs, metrics or times are not included.

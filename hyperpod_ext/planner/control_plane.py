@@ -32,8 +32,8 @@ MOST = MEASURED[-1].nodes
 def at(nodes: int) -> Row:
     """Return the CPU seconds of the coordinator for `nodes` nodes.
 
-    The result is interpolated between measured numbers of nodes. Above the largest measured number of nodes N, the
-    result grows like the number of messages, as N log N.
+    The result is interpolated between measured numbers of nodes. Above the largest measured number of nodes, the
+    CPU seconds for N nodes are proportional to N log N, like the number of messages.
     """
     if nodes >= MOST:
         last = MEASURED[-1]

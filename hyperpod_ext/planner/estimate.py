@@ -124,7 +124,7 @@ def _arriving(interval: float, level: Level) -> float:
 
 def without_each(scenario: Scenario) -> dict[str, GoodputEstimate]:
     """Estimate the goodput of a job with its best intervals, and again without single features of this project. The
-    keys of the result describe the variants."""
+    keys of the result name the missing features."""
     scenarios = {"as planned": scenario}
     if scenario.in_process:
         scenarios["every fault restarts the job"] = replace(scenario, in_process=False)

@@ -291,8 +291,8 @@ Every process runs with
   connections use the loopback interface.
 - The other systems write their files to memory (tmpfs). With files on a disk, the figures of these systems would be
   worse.
-- All systems and ranks share {machine["cores"]} cores. If there are as many trainers as cores, background work takes
-  time from the trainers.
+- The compared libraries and all ranks run on the same {machine["cores"]} cores. If there are as many trainers
+  as cores, background work takes time from the trainers.
 """
 
 

@@ -56,14 +56,14 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise HyperpodExtError(f"the app in {folder} did not end within {_TIMEOUT_S} s") from None
+            raise HyperpodExtError(f"the CDK app in {folder} did not end within {_TIMEOUT_S} s") from None
     if "No module named 'aws_cdk'" in done.stderr:
         hint = "pip install 'hyperpod-ext[cdk]'; in a checkout, `make cdk`"
         raise HyperpodExtError("the CDK library for Python (aws-cdk-lib) is not installed", hint=hint)
     if done.returncode != 0 and report.is_file():
         raise ConfigError(list(_violations(report)))
     if done.returncode != 0:
-        raise HyperpodExtError(f"the app in {folder} fails:\n{_end_of(done.stderr or done.stdout)}")
+        raise HyperpodExtError(f"the CDK app in {folder} failed:\n{_end_of(done.stderr or done.stdout)}")
     return read_assembly(out)
 
 

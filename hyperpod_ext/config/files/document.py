@@ -246,7 +246,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
         detail = _WORDS.get(str(error.problem), str(error.problem))
     else:
         position = getattr(error, "position", 0)
-        line, detail = text.count("\n", 0, position) + 1, "a character that is not allowed in text files"
+        line = text.count("\n", 0, position) + 1
+        detail = f"it contains the character U+{ord(text[position]):04X}, which YAML does not allow"
     return Problem(f"is not YAML: {detail}", source=source, line=line, hint=_syntax_hint(detail, text, line))
 
 
@@ -257,6 +258,8 @@ def _syntax_hint(detail: str, text: str, line: int) -> str:
         return "indent with spaces, not tabs"
     if "mapping values" in detail:
         return "put text that contains a colon in quotes, and give fields of one group the same indent"
+    if found := re.search("character U[+]([0-9A-F]{4})", detail):
+        return f"remove the character, or write it as \\u{found[1]} in double quotes"
     if "second document" in detail:
         return "keep one document in the file: remove this line and all following lines"
     return "check the quotes, brackets and indent of this line and of the line above"

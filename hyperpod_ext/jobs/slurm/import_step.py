@@ -152,7 +152,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         return step
     shown = step.shown()
     if not step.is_srun or not step.program:
-        why = "the step starts no Python file that import finds"
+        why = "this step starts no Python file that `hp-ext import` can find"
     elif len(steps) > 1:
         shown = "; ".join(one.shown() for one in steps)
         why = f"the file has {len(steps)} steps, but a spec has one, and none of them starts a Python file"

@@ -19,7 +19,10 @@ from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
-_START_S = 30.0
+_START_S = 120.0
+"""Number of seconds in which a server must start. Imports are slow from a shared file system, or on busy cores."""
+_SILENT_S, _BROKEN_S = 15.0, 30.0
+"""Number of seconds in which a server must answer a request, and in which a request may break its connections."""
 _SEE_LOG = "The node's log has the last lines of the memory server's output."
 _AGAIN_S = 0.2
 """Number of seconds to wait before a request is sent again after its connection broke."""
@@ -58,7 +61,7 @@ class AsyncMemoryClient:
         limit_s: time limit in seconds for the answer to a request that does not wait for another process.
     """
 
-    def __init__(self, path: Path, limit_s: float = _START_S / 2) -> None:
+    def __init__(self, path: Path, limit_s: float = _SILENT_S) -> None:
         self._path, self._limit_s = path, limit_s
         self.on_silent: Callable[[str], object] = lambda why: None
         """Function that must kill the server. Called with an explaining sentence if no answer arrives in time."""
@@ -87,10 +90,10 @@ class AsyncMemoryClient:
                 await asyncio.wait_for(change.wait(), _AGAIN_S)
                 deadline = None
             except TimeoutError:
-                deadline = deadline or time.monotonic() + _START_S
+                deadline = deadline or time.monotonic() + _BROKEN_S
                 if time.monotonic() > deadline:
                     why = "the connection to the memory server of this node broke at every request "
-                    why += f"`{type(request).__name__}` for {_START_S:g} s"
+                    why += f"`{type(request).__name__}` for {_BROKEN_S:g} s"
                     raise JobFailedError(why, hint=_SEE_LOG) from None
         answered = _read(request, answer)
         if (setting := _setting(request)) is not None:

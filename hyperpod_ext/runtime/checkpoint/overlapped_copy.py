@@ -86,7 +86,7 @@ class CopyProgress(NamedTuple):
     """The part of a snapshot that is complete when a copy ends, perhaps early."""
 
     items: int
-    """Number of completely copied items, counted from the first item of the layout."""
+    """Number of items that are completely copied. Items are copied in the order of the layout."""
     nbytes: int
     """Number of bytes, from the start of the snapshot, that are complete."""
     checksum: int

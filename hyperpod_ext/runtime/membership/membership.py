@@ -645,8 +645,8 @@ class Membership:
         return self._joining_lost(f"rank {rank} of the next rank assignment does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the rank assignment in preparation. Prepares the assignment again, unless too many attempts have
-        failed."""
+        """Cancel the rank assignment that is being prepared. Prepare it again, unless that has failed too many
+        times."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:

@@ -55,8 +55,8 @@ class Offer:
     name: str = ""
     """Kind of the durable tier, such as `s3`."""
     began: int = -1
-    """First step of the generation of a snapshot on a node's disk; -1 if the state is not on a disk. All steps of
-    earlier generations that are later than this step are abandoned, that is, never restored."""
+    """First step of the generation that saved a snapshot on a node's disk; -1 if the state is not on a disk. All steps
+    of earlier generations that are later than this step are abandoned, that is, never restored."""
     stripe: tuple[int, ...] = ()
     """Ranks of the parity group to which a parity piece belongs."""
 

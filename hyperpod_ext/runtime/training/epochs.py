@@ -123,7 +123,7 @@ class Batches:
         if self.handed > self.first:
             raise JobFailedError(
                 f"the batches of epoch {self.epoch} were iterated twice, but each batch is one step",
-                hint="Iterate the loader itself for another pass over the data.",
+                hint="For another pass over the data, iterate over the DataLoader in place of `batches`.",
             )
         batches, length = self._data.read(self.epoch, self.first), self._data.steps_per_epoch
         try:

@@ -99,7 +99,7 @@ def _remove(folder: Path) -> bool:
     except HyperpodExtError:
         if folder.exists():
             raise
-        return True  # another process has already evicted the store
+        return True  # another process has already deleted the token store
     finally:
         for lock in locks:
             lock.release()

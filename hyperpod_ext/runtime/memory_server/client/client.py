@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.slots.region import map_memory, populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, without_run
 
-_START_S = 60.0
+_START_S = 150.0  # longer than in the agent, which ends the job if no new server starts
 _REPLACED_S = 1.0
 """Seconds between two checks whether a new server has replaced the connected one, while a call waits for an answer."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
@@ -93,7 +93,7 @@ class MemoryClient:
         A new memory server has no snapshots or other state of the memory server that it replaces.
 
         Raises:
-            JobFailedError: no new server listens within 60 s.
+            JobFailedError: no new server listens within 150 s.
             OSError: no server listens, and `another` is false.
         """
         deadline = time.monotonic() + _START_S

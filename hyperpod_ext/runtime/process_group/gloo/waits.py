@@ -158,7 +158,7 @@ class LostWakeups:
             return None
 
     def look(self) -> Look:
-        """Return the threads that sleep in gloo now, most of which gloo itself will wake."""
+        """Return the threads that sleep in gloo now. Most of them wake by themselves when their data arrives."""
         own, seen = threading.get_native_id(), Look([], set(), [])
         for thread in threads():
             if thread == own:
