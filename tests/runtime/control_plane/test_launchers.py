@@ -142,7 +142,7 @@ def test_names_and_ports_that_nobody_gave():
 def test_parity_is_refused_where_no_agent_of_ours_places_it():
     policy = CheckpointPolicy(tiers=(MemoryTier(), PeerTier(parity=4)))
     config = RuntimeConfig(name="a", nodes=4, workers_per_node=1, checkpoint=policy)
-    with pytest.raises(ConfigError, match="parity needs the agents of this project"):
+    with pytest.raises(ConfigError, match="parity works only if agents of hyperpod_ext"):
         sized(config, 4, 1)
 
 

@@ -158,7 +158,7 @@ def test_a_policy_is_given_as_a_dict_a_file_or_not_at_all(root) -> None:
     assert [tier.kind for tier in policy_of("j", None, {}).tiers] == ["memory"]
     with pytest.raises(ConfigError, match=r"Tiers: tiers\.0\.every: is not a known field \(did you mean `every_steps`"):
         policy_of("j", {"tiers": [{"kind": "memory", "every": 2}]})
-    with pytest.raises(ConfigError, match="parity needs the agents of this project"):
+    with pytest.raises(ConfigError, match="parity works only if agents of hyperpod_ext"):
         policy_of("j", {"tiers": [{"kind": "memory"}, {"kind": "peer", "parity": 4}]})
     with pytest.raises(ConfigError, match=r"`memroy` is not a valid kind \(did you mean `memory`"):
         policy_of("j", {"tiers": [{"kind": "memroy"}]})
