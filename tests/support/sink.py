@@ -1,7 +1,7 @@
 """An S3 that forgets: takes uploads at a socket's speed and throws the bytes away, so that a client's own cost shows.
 
 A process of its own (`python sink.py [--port N]` prints its URL): in the client's process it would share its GIL.
-Objects are only sizes, and no list shows them; a GET answers with that many zero bytes. Checksums are not looked
+Objects are only sizes, which lists show; a GET answers with that many zero bytes. Checksums are not looked
 at. For measuring, not for promises.
 """
 
@@ -72,7 +72,7 @@ class Connection:
             parts.pop(upload, None)
             self.reply(204)
         elif method == "GET" and "list-type" in query:
-            self.reply(200, _xml("ListBucketResult", KeyCount="0", IsTruncated="false"))
+            self.reply(200, _listed(path, query.get("prefix", [""])[0], query.get("delimiter", [""])[0]))
         elif method in ("GET", "HEAD") and path in sizes:
             self.send_zeros(sizes[path], headers.get("range", ""), body=method == "GET")
         else:
@@ -122,6 +122,23 @@ class Connection:
             self.rest += more
         found, _, self.rest = self.rest.partition(end)
         return found
+
+
+def _listed(bucket: str, prefix: str, delimiter: str) -> bytes:
+    """Objects below `prefix`, all of them in one answer; with `delimiter`, folders in their place."""
+    folders, contents = set(), ""
+    bucket = bucket.rstrip("/") + "/"
+    for path, size in sorted(sizes.items()):
+        key = path.removeprefix(bucket)
+        if not path.startswith(bucket + prefix):
+            continue
+        if delimiter and (folder := key[len(prefix) :].partition(delimiter))[1]:
+            folders.add(prefix + folder[0] + delimiter)
+        else:
+            contents += f"<Contents><Key>{key}</Key><Size>{size}</Size></Contents>"
+    contents += "".join(f"<CommonPrefixes><Prefix>{each}</Prefix></CommonPrefixes>" for each in sorted(folders))
+    head = "<?xml version='1.0'?><ListBucketResult><IsTruncated>false</IsTruncated>"
+    return f"{head}{contents}</ListBucketResult>".encode()
 
 
 def _xml(tag: str, **fields: str) -> bytes:
