@@ -8,8 +8,7 @@ from checkpoint.adapters.ours import Ours
 from sink import running_sink
 
 
-def test_a_snapshot_becomes_durable(tmp_path, monkeypatch):
-    monkeypatch.setattr("checkpoint.adapters.ours._DEADLINE_S", 30.0)
+def test_a_snapshot_becomes_durable(tmp_path):
     with running_sink() as url:
         place = Place(folder=tmp_path, sink=url)
         with Ours.hosting(place):
