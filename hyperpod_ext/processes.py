@@ -82,18 +82,25 @@ def take_signals_from(
 def wait_and_forward(pid: int, *signums: signal.Signals) -> int:
     """Wait until a child process has ended, and send it each signal of `signums` that this process receives.
 
-    The signals stay blocked in this thread. Call this function before starting threads, which inherit blocked signals.
-    A Python signal handler would not do: it does not run if the signal arrives just before a blocking call.
+    A Python handler cannot send the signals, because it does not run if a signal arrives just before a blocking call.
+    The process ignores the signals when this function has returned.
 
     Returns:
         The status of the child process, as `os.waitpid` returns it.
     """
-    awaited = {signal.SIGCHLD, *signums}
-    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    while (ended := os.waitpid(pid, os.WNOHANG))[0] == 0:
-        if (signum := signal.sigwait(awaited)) != signal.SIGCHLD:
-            os.kill(pid, signum)
-    return ended[1]
+    received, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    for signum in signums:
+        signal.signal(signum, lambda _signum, _frame: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signums)
+    poll = select.poll()
+    poll.register(ended := os.pidfd_open(pid), select.POLLIN)
+    poll.register(received, select.POLLIN)
+    while ended not in {descriptor for descriptor, _ in poll.poll()}:
+        for number in os.read(received, 4096):
+            if number in signums:
+                os.kill(pid, number)
+    return os.waitpid(pid, 0)[1]
 
 
 def collect_seldom() -> None:

@@ -34,7 +34,6 @@ def main() -> None:
 
 def wait_printing(agent: subprocess.Popen[bytes], logs: Path) -> int:
     """Print the workers' logs until the agent has ended, and pass SIGTERM on to it. Returns the agent's exit code."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGCHLD})  # before the thread inherits the mask
     ended = threading.Event()
     printer = threading.Thread(target=print_logs, args=(logs, ended))
     printer.start()

@@ -1,8 +1,8 @@
 """An S3 that forgets: takes uploads at a socket's speed and throws the bytes away, so that a client's own cost shows.
 
 A process of its own (`python sink.py [--port N]` prints its URL): in the client's process it would share its GIL.
-Objects are only sizes, which lists show; a GET answers with that many zero bytes. Checksums are not looked
-at. For measuring, not for promises.
+Objects are only sizes, which lists show; a GET answers with that many zero bytes. Checksums are not looked at. For
+measuring, not for promises.
 """
 
 from __future__ import annotations

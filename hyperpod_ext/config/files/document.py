@@ -245,9 +245,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
         line = min(mark.line, max(text.count("\n") - text.endswith("\n"), 0)) + 1
         detail = _WORDS.get(str(error.problem), str(error.problem))
     else:
-        position = getattr(error, "position", 0)
-        line = text.count("\n", 0, position) + 1
-        detail = f"it contains the character U+{ord(text[position]):04X}, which YAML does not allow"
+        line = text.count("\n", 0, getattr(error, "position", 0)) + 1
+        detail = f"it contains the character U+{getattr(error, 'character', 0):04X}, which YAML does not allow"
     return Problem(f"is not YAML: {detail}", source=source, line=line, hint=_syntax_hint(detail, text, line))
 
 
