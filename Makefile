@@ -158,7 +158,7 @@ docs: $(READY)
 	$(BIN)/python tests/support/docs_env.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/docs/bin/python -m mkdocs build --strict --quiet $(ARGS)
 
-# adds the site of this version to the branch gh-pages, in a folder for each version, as `latest`; pushes nothing
+# adds the site of this version to the branch gh-pages, in a folder of its own with the alias `latest`; pushes nothing
 docs-version: $(READY)
 	$(BIN)/python tests/support/docs_env.py
 	NO_MKDOCS_2_WARNING=1 PATH=$(VENV)/docs/bin:$$PATH $(VENV)/docs/bin/mike deploy --update-aliases $(ARGS) \

@@ -33,8 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests a longer limit, and run them first, so that none begins when all others have ended. With
-    HPX_TEST_PART=2/3, keep the second of three parts of the tests."""
+    """Give long tests a longer limit, and run them first: at the end of a run, they would leave other workers idle.
+    With HPX_TEST_PART=2/3, keep the second of three parts of the tests."""
     for item in items:
         if item.get_closest_marker("thorough") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(1800))

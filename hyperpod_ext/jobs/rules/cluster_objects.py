@@ -217,7 +217,7 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
         if group.max_nodes is not None and group.max_nodes < group.nodes:
             yield Finding(("node_groups", index, "max_nodes"), "is less than nodes", f"write at least {group.nodes}")
     if job.spares and any(group.spares for group in job.node_groups):
-        yield Finding(("spares",), "the job has spares, and so have its node_groups", "keep the spares of one of them")
+        yield Finding(("spares",), "are set both in the job and in node_groups", "remove them from one of the two")
 
 
 @rule(

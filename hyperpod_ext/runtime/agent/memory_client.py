@@ -20,7 +20,8 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _START_S = 120.0
-"""Number of seconds in which a server must start. Imports are slow from a shared file system, or on busy cores."""
+"""Time limit for the start of a server, in seconds. Its imports take long from a shared file system, or on busy
+cores."""
 _SILENT_S, _BROKEN_S = 15.0, 30.0
 """Number of seconds in which a server must answer a request, and in which a request may break its connections."""
 _SEE_LOG = "The node's log has the last lines of the memory server's output."

@@ -38,7 +38,7 @@ class HealthContext:
     shm: Path = Path("/dev/shm")
     net: Path = Path("/sys/class/net")
     begun: bool = False
-    """Whether the job has trained already. If so, the health check is for a replacement process."""
+    """Whether the job has trained already: false when the job starts, true for a process that replaces another."""
 
 
 class HealthCheck(Protocol):

@@ -37,7 +37,8 @@ _NEVER = 1 << 30
 _MARGIN_S = 5.0
 """Time in seconds by which a node may exceed its time limit."""
 _SIGNALS_S = 0.5
-"""Maximum time in seconds until `AgentHere.run` handles a signal that arrived just before it began to wait."""
+"""Time limit of each wait in `AgentHere.run`, in seconds. Python handles a signal that arrives just before a wait only
+after the wait."""
 
 
 class JobListener(Protocol):

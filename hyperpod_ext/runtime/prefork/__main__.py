@@ -94,8 +94,8 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     """Represent the rank's process until it ends, and then end with its exit status."""
     import select
 
-    # Python itself writes the number of each signal to the server. A Python handler does not run if the signal arrives
-    # just before a blocking call.
+    # set_wakeup_fd makes Python write the number of each signal to the fork server's socket; a handler in Python cannot
+    # send it, because it does not run if the signal arrives just before a blocking call
     server.setblocking(False)
     signal.set_wakeup_fd(server.fileno(), warn_on_full_buffer=False)
     for signum in _FORWARDED:
