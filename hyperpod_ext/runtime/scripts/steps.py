@@ -7,6 +7,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator
+from types import FrameType
 
 from torch.optim.optimizer import (
     Optimizer,
@@ -46,6 +47,8 @@ class ScriptSteps:
         if self._counted is not None and self._counted() is not None:
             return
         if self._counted is None:
+            if _only_creates_state(sys._getframe(1)):
+                return
             self._begin()
         self._counted = weakref.ref(optimizer)
 
@@ -75,3 +78,13 @@ class ScriptSteps:
             return
         self._run.end_step(self._began)
         self._began = time.monotonic()
+
+
+def _only_creates_state(frame: FrameType | None) -> bool:
+    """Return whether DCP makes an optimizer step with a learning rate of 0, to create the optimizer's state.
+
+    DCP makes this step in `get_state_dict`, which scripts call before they load a checkpoint.
+    """
+    while frame is not None and frame.f_code.co_name != "_init_optim_state":
+        frame = frame.f_back
+    return frame is not None

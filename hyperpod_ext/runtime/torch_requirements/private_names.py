@@ -200,6 +200,7 @@ TABLE = (
     PrivateName(f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING", "metadata that torch reads", Feature.DCP),
     PrivateName("torch.serialization", "_get_layout", "metadata that torch reads", Feature.DCP),
     PrivateName(f"{_DCP}._nested_dict", "flatten_state_dict", "names of values", Feature.DCP),
+    PrivateName(f"{_DCP}.state_dict", "_init_optim_state", "counting the steps of unchanged scripts", Feature.DCP),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from hyperpod_ext.config.job.runtime import RuntimeConfig
 from hyperpod_ext.errors import JobFailedError
@@ -23,6 +24,7 @@ from hyperpod_ext.runtime.scripts import versions
 from hyperpod_ext.runtime.scripts.record import Progress, SaveRecord, newest_of_all
 from hyperpod_ext.runtime.scripts.saves import ScriptSaves
 from hyperpod_ext.runtime.scripts.script_run import ScriptRun
+from hyperpod_ext.runtime.scripts.steps import ScriptSteps
 from hyperpod_ext.runtime.training.restore import SoloLink
 from hyperpod_ext.runtime.training.run import Run
 
@@ -480,3 +482,16 @@ def test_a_folder_that_cannot_be_written_keeps_its_file(folder: Path, monkeypatc
 )
 def test_the_newest_step_of_all_ranks(ranks: list[tuple[int, int, dict[int, int]]], newest: int) -> None:
     assert newest_of_all([Progress(made, by_all, 0, files) for made, by_all, files in ranks]) == newest
+
+
+def test_the_step_with_which_dcp_creates_an_optimizer_s_state_is_not_counted(folder: Path, run_dir: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    process = Process()
+    with ScriptSteps(process.run, process.saves).counted():
+        get_state_dict(model, optimizer)
+        assert optimizer.state, "DCP has made a step"
+        assert process.link.events == []
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert [(event, fields["step"]) for event, fields in process.link.events] == [("begun", 0), ("step", 1)]
