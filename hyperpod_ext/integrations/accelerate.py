@@ -8,6 +8,8 @@ def train(run: Run) -> None:
     model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
     for step in run.steps(1000):
         ...  # your own code: forward, accelerator.backward(loss), optimizer.step()
+
+With a torch DataLoader, pass the loader to `prepare`, and write `for epoch, batches in accelerator.epochs(loader, 3)`.
 """
 
 from __future__ import annotations
@@ -15,14 +17,18 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import send_to_device
+from torch.utils.data import DataLoader
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.integrations.adapters import check_adapter
+from hyperpod_ext.runtime.training.epochs import Batches
 from hyperpod_ext.runtime.training.run import Run
 
 
@@ -42,7 +48,7 @@ class ResilientAccelerator(Accelerator):
 
     The state consists of the prepared models, optimizers and schedulers, the loss scaler, and the objects registered
     for checkpointing before `prepare`. Build the model and the optimizer in `run.keep`. Choose batches by the step's
-    number, or with `ElasticDataLoader`: a DataLoader would start from its beginning after a fault.
+    number, with `ElasticDataLoader`, or with a DataLoader and `epochs`.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
@@ -50,6 +56,8 @@ class ResilientAccelerator(Accelerator):
         check_adapter(run, "ResilientAccelerator", "accelerate")
         see_world(run)
         self._run, self.prepared = run, False
+        self._waiting: dict[str, Any] | None = None
+        """Objects that `epochs` will restore, together with its loader; None if `prepare` has restored them."""
         super().__init__(**options)
         if self.num_processes != run.world_size:
             raise JobFailedError(
@@ -66,7 +74,8 @@ class ResilientAccelerator(Accelerator):
     def prepare(self, *things: Any, **options: Any) -> Any:
         """Prepare the objects as Accelerator.prepare does, and restore the job's state into them. Collective.
 
-        After this call, `run.step` is the restored step.
+        After this call, `run.step` is the restored step. If one of the objects is a DataLoader, `epochs` restores the
+        state, not this method.
 
         Raises:
             JobFailedError: `prepare` was called before, or an object cannot be saved.
@@ -78,25 +87,58 @@ class ResilientAccelerator(Accelerator):
             )
         self.prepared = True
         state: dict[str, Any] = {} if self.scaler is None else {"scaler": self.scaler}
-        for thing in things:
-            if isinstance(thing, torch.utils.data.DataLoader):
-                self.prepare_data_loader(thing)
+        loaders = [thing for thing in things if isinstance(thing, DataLoader)]
+        for thing in (*(thing for thing in things if thing not in loaders), *self._custom_objects):
             state[_name(thing, state)] = thing
-        for thing in self._custom_objects:
-            state[_name(thing, state)] = thing
-        self._run.restore(**state)
+        if loaders:
+            self._waiting = state
+            self._run.how_to_restore = (
+                "prepare() got a DataLoader: write for epoch, batches in accelerator.epochs(...)."
+            )
+        else:
+            self._run.restore(**state)
         return super().prepare(*things, **options)
 
-    def prepare_data_loader(self, data_loader: Any, *_: Any, **__: Any) -> Any:
-        """Refuse a DataLoader.
+    def epochs(self, loader: Any, epochs: int) -> Iterator[tuple[int, Batches]]:
+        """Restore the job's state, and yield the number and the remaining batches of each unfinished epoch. Collective.
+
+        Each batch is one step, and is on the accelerator's device. See `Run.epochs`.
+
+        Args:
+            loader: the training data, a DataLoader that `prepare` has returned.
+            epochs: number of epochs of the whole job.
 
         Raises:
-            JobFailedError: always, because the state does not contain the position of a DataLoader.
+            JobFailedError: no DataLoader was passed to `prepare`, or the loader's batches have no index.
         """
-        raise JobFailedError(
-            "prepare(): a DataLoader would start from its beginning after a fault, and repeat samples",
-            hint="Use hyperpod_ext.runtime.data.ElasticDataLoader, and register it for checkpointing.",
-        )
+        if self._waiting is None:
+            raise JobFailedError(
+                "epochs() was called, but prepare() got no DataLoader",
+                hint="Pass the DataLoader to prepare(), with the model and the optimizer.",
+            )
+        found = self._run.epochs(loader, epochs, **self._waiting)
+        return self._placed(found)
+
+    def _placed(self, found: Iterator[tuple[int, Batches]]) -> Iterator[tuple[int, Batches]]:
+        for epoch, batches in found:
+            batches.place = lambda batch: send_to_device(batch, self.device)
+            yield epoch, batches
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
+        """Prepare the loader as Accelerator.prepare_data_loader does, with the job's seed for the order of samples.
+
+        Raises:
+            JobFailedError: the loader was not passed to `prepare`, so that `epochs` could not restore its position.
+        """
+        if not self.prepared:
+            raise JobFailedError(
+                "prepare_data_loader(): the loader's position would not be restored after a fault",
+                hint="Pass the DataLoader to prepare(), with the model and the optimizer.",
+            )
+        settings = self.dataloader_config
+        settings.use_seedable_sampler = True  # all ranks draw the same order, and each takes its part
+        settings.data_seed = self._run.config.seed if settings.data_seed is None else settings.data_seed
+        return super().prepare_data_loader(data_loader, *args, **options)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Register `objects` as Accelerator.register_for_checkpointing does.

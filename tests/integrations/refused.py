@@ -96,6 +96,11 @@ def register_late(run: Run) -> None:
     accelerator.register_for_checkpointing(torch.optim.lr_scheduler.StepLR(torch.optim.SGD([torch.ones(1)]), 1))
 
 
+def steps_with_a_loader(run: Run) -> None:
+    prepare(run, torch.utils.data.DataLoader(SAMPLES))
+    next(run.steps(1))
+
+
 CASES: dict[str, Callable[[Run], object]] = {
     "lightning: a DataLoader": lambda run: fit(run, Module(), torch.utils.data.DataLoader(SAMPLES)),
     "lightning: devices": lambda run: LightningTrainer(run, devices=3),
@@ -113,7 +118,8 @@ CASES: dict[str, Callable[[Run], object]] = {
     ),
     "lightning: a checkpoint": lambda run: LightningTrainer(run).fit(Module(), loader(), ckpt_path="last.ckpt"),
     "lightning: no adapter": without_adapter,
-    "accelerate: a DataLoader": lambda run: prepare(run, torch.utils.data.DataLoader(SAMPLES)),
+    "accelerate: steps with a DataLoader": steps_with_a_loader,
+    "accelerate: epochs without a DataLoader": lambda run: ResilientAccelerator(run, cpu=True).epochs([], 1),
     "accelerate: a DataLoader by itself": lambda run: ResilientAccelerator(run, cpu=True).prepare_data_loader(
         torch.utils.data.DataLoader(SAMPLES)
     ),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from integrations_env import hp_ext
+from killed_twice import AT_ONCE, run_killed, written
 from local_place import LocalPlace
 
 from hyperpod_ext.runtime.events.of_training import UNPROTECTED
@@ -41,6 +42,16 @@ def test_a_killed_worker_changes_no_loss(root: Path, name: str, kill: str) -> No
     assert kill == f"rank={recovery['fault']['rank']}@step={recovery['fault']['step']}"
     assert recovery["survivor_pids_kept"], "the healthy process stayed"
     assert report["steps_lost"] <= 1, "a shard that was still being copied when its rank died is one step older"
+
+
+def test_a_shuffled_data_loader_of_accelerate_goes_on_after_a_kill(tmp_path: Path) -> None:
+    report = run_killed(tmp_path, "accelerate_epochs.py", batch=6, checkpoint=AT_ONCE)
+    assert sorted(map(int, report["losses"])) == list(range(1, 17))
+    read = {tuple(key): tuple(ids) for *key, ids in written(tmp_path)}
+    assert len(read) == 4 * 4 * 2, "a repeated step reads the same samples"
+    orders = [[one for key, ids in sorted(read.items()) if key[0] == epoch for one in ids] for epoch in range(4)]
+    assert all(sorted(order) == list(range(24)) for order in orders), "each sample once in each epoch"
+    assert len(set(map(tuple, orders))) == 4
 
 
 def test_nothing_else_loads_the_libraries() -> None:
@@ -88,9 +99,10 @@ def test_what_cannot_be_done_is_refused_with_a_hint() -> None:
         "lightning: changing accumulation": "changes accumulate_grad_batches from epoch to epoch",
         "lightning: a checkpoint": "Lightning would load it again after each fault",
         "lightning: no adapter": "SGD.step() was called before the first step of run.steps",
-        "accelerate: a DataLoader by itself": "a DataLoader would start from its beginning",
+        "accelerate: a DataLoader by itself": "prepare_data_loader(): the loader's position would not be restored",
         "accelerate: registered late": "StepLR was registered after prepare()",
-        "accelerate: a DataLoader": "a DataLoader would start from its beginning",
+        "accelerate: steps with a DataLoader": "steps() was called before restore()",
+        "accelerate: epochs without a DataLoader": "epochs() was called, but prepare() got no DataLoader",
         "accelerate: twice": "prepare() was called twice",
     }
     assert said.keys() == words.keys()

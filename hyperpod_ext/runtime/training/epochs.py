@@ -79,7 +79,8 @@ class EpochData(EpochReader):
 
     @property
     def order_key(self) -> tuple[int, ...]:
-        alone = type(chain_of(self._sampler)[-1]) in _ALONE
+        is_divided = hasattr(self.loader, "base_dataloader")  # Accelerate's wrapper takes this rank's part of the order
+        alone = type(chain_of(self._sampler)[-1]) in _ALONE and not is_divided
         return (self._seed, self._rank) if alone else (self._seed,)
 
     @property
@@ -103,6 +104,8 @@ class Batches:
         self.epoch, self.first = epoch, step - 1 - epoch * data.steps_per_epoch
         self.handed = self.first
         """Number of this epoch's batches that the script has received, including those of earlier steps."""
+        self.place: Callable[[Any], Any] = lambda batch: batch
+        """Function that moves a batch to the device; by default, batches stay on the CPU."""
         self._iterator: Callable[[], Generator[Any] | None] = lambda: None
         self._step, self._data, self._steps, self._prepare = step, data, steps, prepare
 
@@ -136,7 +139,7 @@ class Batches:
                 if self.handed == self._step == 1:
                     self._see_numbers(sys._getframe().f_back)
                 self._prepare(self._step, is_last=self.handed == length)
-                yield read[1][0].batch
+                yield self.place(read[1][0].batch)
             if next(batches, None) is not None:
                 raise self._other_length("more")
         finally:

@@ -121,6 +121,10 @@ class Run:
         self._saved = -1
         """Step of this rank's last snapshot in this generation; -1 if there is none."""
         self._warn = sys.stderr.write if local_rank == 0 else lambda _: None
+        self.how_to_restore = (
+            "Call run.restore(model=model, optimizer=optimizer) first, or write run.steps(total, **locals())."
+        )
+        """Hint of the error if the script has not restored its state. An adapter may replace it."""
         self._unsaved = UnsavedState(self._warn, self._record_unsaved)
         self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
         """Weak reference to the generator of the newest call of `steps`."""
@@ -364,7 +368,7 @@ class Run:
         if not self._restored:
             raise JobFailedError(
                 "steps() was called before restore()",
-                hint="Call run.restore(model=model, optimizer=optimizer) first, or write run.steps(total, **locals()).",
+                hint=self.how_to_restore,
             )
         if total <= min(self._last_total, self.step):
             raise JobFailedError(
@@ -378,7 +382,7 @@ class Run:
         self.steps_begin()
         self._watchdog.begin_steps()
         self._began = self.step
-        # search for iterators next to this loop only at a job's start, because the search would slow down recoveries
+        # look for iterators in a zip() with this loop only at a job's start: the search would slow down recoveries
         self._unsaved.begin(self._loop if self.step == 0 else lambda: None)
         self._commit(self.step)
         self._see_unsaved(_caller(sys._getframe()))
