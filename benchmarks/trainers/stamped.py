@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,6 +30,8 @@ class Stamps:
         self._out, self._made = file.open("a", buffering=1), 0
 
     def step(self, *_: Any) -> None:
+        if _is_called_by("_init_optim_state"):  # DCP makes a step with a learning rate of 0 before it loads
+            return
         self._made += 1
         self._write("step")
         if (ATTEMPT, RANK, self._made) == (0, KILL_RANK, KILL_STEP):
@@ -37,6 +40,13 @@ class Stamps:
 
     def _write(self, event: str) -> None:
         self._out.write(json.dumps({"event": event, "step": self._made, "t": time.monotonic()}) + "\n")
+
+
+def _is_called_by(name: str) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != name:
+        frame = frame.f_back
+    return frame is not None
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def main() -> None:
         optimizer.zero_grad()
         if rank == 0 and step % 5 == 0:
             print(f"step {step}: loss {loss.item():.4f}")
-        if step % 5 == 0:
+        if step % args.save_every == 0:
             model_state, optimizer_state = get_state_dict(model, optimizer)
             state = {"model": model_state, "optimizer": optimizer_state, "scheduler": scheduler.state_dict()}
             dcp.save(state | {"step": step}, checkpoint_id=args.out)
@@ -77,5 +77,6 @@ if __name__ == "__main__":
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--save-every", type=int, default=5)
     args = parser.parse_args()
     main()

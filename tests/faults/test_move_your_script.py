@@ -12,8 +12,14 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "19-move"
 PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.tensor", "torch.utils.data"]
-KILLS = {"nanogpt": "sigkill:rank=1,step=12", "epochs": "sigkill:rank=0,step=11", "fsdp2": "sigkill:rank=1,step=13"}
-MOST = {"nanogpt": 15, "epochs": 25, "fsdp2": 15}
+KILLS = {
+    "nanogpt": "sigkill:rank=1,step=12",
+    "epochs": "sigkill:rank=0,step=11",
+    "fsdp2": "sigkill:rank=1,step=13",
+    "mingpt": "sigkill:rank=1,step=20",
+    "dcp": "sigkill:rank=0,step=12",
+}
+MOST = {"nanogpt": 15, "mingpt": 25, "epochs": 25, "fsdp2": 15, "dcp": 15}
 """Maximum number of new lines."""
 
 
@@ -23,7 +29,10 @@ def printed(running: Any) -> set[str]:
     return set(re.findall(r"^(?:step|epoch|batch) .*", log, re.MULTILINE))
 
 
-@pytest.mark.parametrize("name", KILLS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.thorough] * (name in ("nanogpt", "mingpt", "dcp"))) for name in KILLS],
+)
 def test_a_kill_changes_no_bit(job: Any, name: str) -> None:
     settings = {"restart": {"preload": PRELOAD}}
     options = {"script": EXAMPLES / f"{name}.py", "nodes": 1, "workers_per_node": 2, "settings": settings}
