@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -63,6 +65,23 @@ def photograph(page: Path, picture: Path, *, dark: bool, width: int = 1100, heig
     """Write a PNG of the page as a reader with light or dark settings sees it."""
     scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
     _run(scheme, f"--window-size={width},{height}", f"--screenshot={picture}", page.resolve().as_uri())
+
+
+@contextlib.contextmanager
+def running(url: str) -> Iterator[None]:
+    """A browser that shows `url` until the end of the context. It reaches this machine alone."""
+    browser = _browser()
+    assert browser is not None, "call require() first"
+    with tempfile.TemporaryDirectory(prefix="hpx-browser", ignore_cleanup_errors=True) as profile:
+        options = [f"--user-data-dir={profile}", "--remote-debugging-port=0", "--window-size=1700,1000"]
+        options += ["--disable-background-timer-throttling", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([browser, *_OPTIONS, *options, url], **quiet)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
