@@ -20,7 +20,7 @@ snippets = importlib.import_module("generator.snippets")
 PAGES = [str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md"))]
 TIER = "    - kind: file\n      path: {}\n      every_steps: 10\n"
 """A tier that the tutorial adds to its job."""
-LONG = ("docs/rehearse.md",)
+LONG = ("docs/rehearse.md", "docs/ten-minutes.md")
 """Pages whose commands take more than a minute. The thorough tests run them."""
 
 

@@ -174,7 +174,7 @@ def properties_of(configs: list[ClusterConfig], folder: Path) -> list[dict[str, 
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", [50, pytest.param(500, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("number", [20, pytest.param(500, marks=pytest.mark.thorough)])
 def test_any_cluster_is_the_request(tmp_path: Path, number: int) -> None:
     example = load(ClusterConfig, EXAMPLES / "08-cluster" / "cluster.yaml")
 

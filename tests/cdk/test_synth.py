@@ -184,6 +184,7 @@ def test_the_app_needs_no_network_and_no_account(tmp_path: Path) -> None:
     assert kept == {"research-storage"}
 
 
+@pytest.mark.thorough
 def test_without_scale_no_machine_is_asked_for(tmp_path: Path) -> None:
     done = run_app(tmp_path, EXAMPLES / "11-cluster-slurm" / "cluster.yaml", *without_a_network())
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -93,6 +93,7 @@ def hp_ext(package: Path, folder: Path, *arguments: str) -> subprocess.Completed
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.thorough
 def test_a_tier_is_one_file_and_one_import(package: Path, tmp_path: Path, root: Path) -> None:
     assert len(add_tier(package)) <= 4
     folder = tmp_path / "job"

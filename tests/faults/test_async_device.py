@@ -51,6 +51,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, job_class: Any) -> Any
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "ahead", "every_steps"), [(KINDS[3], 2, 3)])
 def test_a_fault_behind_a_loop_that_runs_ahead_leaves_no_garbage(job, undisturbed, kind, ahead, every_steps):
     faults = [

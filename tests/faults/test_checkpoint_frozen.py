@@ -61,6 +61,7 @@ def test_a_job_with_another_number_of_ranks_resumes_with_them(make_job, place):
     job.assert_holds(4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["s3"], indirect=True)
 def test_a_damaged_object_of_one_checkpoint_does_not_harm_the_one_before(make_job, place):
     job = relaunched(make_job, trained(make_job(MEMORY, place.tier(keep=2), kind="adapted"), 4))

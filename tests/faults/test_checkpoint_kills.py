@@ -178,7 +178,7 @@ def test_a_worker_killed_while_its_snapshot_is_replicated_and_drained_costs_no_n
     assert f"{folder_of(place, STEPS)}/manifest.json" in place.names()
 
 
-@pytest.mark.parametrize("state", ["replicated", "durable"])
+@pytest.mark.parametrize("state", ["replicated", pytest.param("durable", marks=pytest.mark.thorough)])
 def test_a_worker_killed_once_its_snapshot_is_safe_elsewhere_costs_no_number(
     sharded, undisturbed_sharded, tmp_path, state, gate
 ):

@@ -14,7 +14,9 @@ def sources(job: SmallJob) -> dict[int, str]:
     return {event["rank"]: event.get("tier") or event["source"] for event in job.vote.events}
 
 
-@pytest.mark.parametrize("node", [1, pytest.param(0, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "node", [1, pytest.param(0, marks=pytest.mark.thorough), pytest.param(3, marks=pytest.mark.thorough)]
+)
 def test_any_one_node_of_a_group_is_rebuilt_and_the_group_is_whole_again_with_the_next_due_step(make_job, node):
     job = replaced(trained(make_job(MEMORY, PARITY, nodes=4), 5), node)
     assert job.resume() == 4

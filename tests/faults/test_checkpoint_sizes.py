@@ -80,7 +80,7 @@ def test_four_ranks_then_two_then_three_from_a_durable_tier(make_job, place, kin
 @pytest.mark.parametrize(
     ("former", "kind"),
     [
-        ("hybrid", "sharded"),
+        pytest.param("hybrid", "sharded", marks=pytest.mark.thorough),
         ("sharded", "same"),
         pytest.param("same", "sharded", marks=pytest.mark.thorough),
         pytest.param("sharded", "hybrid", marks=pytest.mark.thorough),

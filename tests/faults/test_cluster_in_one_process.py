@@ -45,7 +45,9 @@ def test_the_seed_that_was_asked_for():
 
 
 @several
-@pytest.mark.parametrize("first", range(0, 180, 30))
+@pytest.mark.parametrize(
+    "first", [0, 150, *(pytest.param(first, marks=pytest.mark.thorough) for first in range(30, 150, 30))]
+)
 def test_clusters_with_five_faults_each_keep_what_is_promised(first: int):
     check(first, first + 30)
 

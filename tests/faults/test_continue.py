@@ -81,6 +81,7 @@ def test_three_of_four_ranks_make_the_next_steps_and_the_fourth_joins_them(runni
     assert sorted(event["source"] for event in joined) == ["live", "self", "self", "self"]
 
 
+@pytest.mark.thorough
 def test_fewer_samples_are_what_the_report_says(running, alone):
     job = running(nodes=1, each=4, samples="fewer")
     job.job.until("step", step=4, rank=1)

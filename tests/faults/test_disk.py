@@ -135,6 +135,7 @@ def test_a_job_of_which_all_processes_were_killed_resumes_from_the_disks(
     assert checked.code == 0, checked.stdout + checked.stderr
 
 
+@pytest.mark.thorough
 def test_shards_come_back_from_the_disks_bit_for_bit(
     job: Any, disks: Disks, sharded_options: dict[str, Any], undisturbed_sharded: dict[str, Any]
 ) -> None:
@@ -219,6 +220,7 @@ def test_files_of_another_job_are_no_snapshots_and_stay(job: Any, disks: Disks) 
     assert modes == {"0o600"}
 
 
+@pytest.mark.thorough
 def test_disks_with_the_same_step_of_two_runs_are_never_mixed(job: Any, disks: Disks) -> None:
     """Two runs of the job that did not know of each other have saved the same step in the same generation."""
     settings = disks.settings()

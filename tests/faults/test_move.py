@@ -64,7 +64,7 @@ def test_a_spare_gets_the_ranks_and_the_node_ends_while_the_others_train(job: An
     assert len(steps) <= 12 + (node == 0), "each is made once"
 
 
-@pytest.mark.parametrize("every_steps", [1, 1000])
+@pytest.mark.parametrize("every_steps", [1, pytest.param(1000, marks=pytest.mark.thorough)])
 def test_shards_that_no_other_rank_has_go_with_it(
     sharded: Any, undisturbed_sharded: Any, tmp_path: Path, every_steps: int
 ) -> None:

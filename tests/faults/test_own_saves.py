@@ -44,7 +44,7 @@ def pids(running: Any, generation: int) -> dict[int, int]:
     return {event["rank"]: event["pid"] for event in started[(generation - 1) * each :][:each]}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_killed_rank_costs_the_steps_since_the_last_save(start: Start, rank: int) -> None:
     undisturbed, running = start("undisturbed"), start(env={"HPX_TEST_HOLD": f"{rank}@13"})
     pid = running.until("worker_started", rank=rank)["pid"]
@@ -65,7 +65,7 @@ def test_a_killed_rank_costs_the_steps_since_the_last_save(start: Start, rank: i
     assert not set(before.values()) & set(after.values()), "each rank is a new process"
 
 
-@pytest.mark.parametrize("saves", ["folder", "async-folder", "stream"])
+@pytest.mark.parametrize("saves", [pytest.param("folder", marks=pytest.mark.thorough), "async-folder", "stream"])
 def test_saves_of_other_kinds_count(start: Start, saves: str) -> None:
     env = {"HPX_TEST_SAVES": saves}
     undisturbed, running = start("undisturbed", env=env), start(env=env | {"HPX_TEST_HOLD": "1@13"})
@@ -137,7 +137,7 @@ def test_a_long_evaluation_is_no_hang(start: Start) -> None:
 
 
 @pytest.mark.parametrize("saved", [0, 1])
-@pytest.mark.parametrize("step", [5, 10])
+@pytest.mark.parametrize("step", [pytest.param(5, marks=pytest.mark.thorough), 10])
 def test_a_step_that_one_rank_has_not_saved_is_set_aside(start: Start, saved: int, step: int) -> None:
     """One rank has replaced its file, and the other one dies before it does."""
     env = {"HPX_TEST_SAVES": "each"}

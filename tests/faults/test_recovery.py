@@ -24,6 +24,7 @@ def assert_equal_to(undisturbed: dict[str, Any], report: dict[str, Any]) -> None
     assert report["steps_lost"] == 0
 
 
+@pytest.mark.thorough
 def test_a_fork_server_that_is_killed_is_started_again_and_forks_the_next_worker(job, undisturbed):
     """No rank is its child: all train on, and the one that is killed next has a successor. The job has no spare."""
     running = job(env={"HPX_TEST_HOLD": "[[1, 3, 5]]"}, cold=True).start()

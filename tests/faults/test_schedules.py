@@ -272,7 +272,7 @@ def test_the_schedule_that_was_asked_for(make_job: Any, tmp_path: Path) -> None:
 
 @several
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 12, 6))
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.thorough), 6])
 def test_schedules_of_faults_end_with_one_committed_step(first: int, make_job: Any, tmp_path: Path) -> None:
     check(make_job, tmp_path, range(first, first + 6))
 

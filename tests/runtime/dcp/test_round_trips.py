@@ -28,7 +28,10 @@ def test_trainers_killed_right_after_the_save_lose_nothing(job: Job, tmp_path: P
         assert loaded == {"latest": 6, "step": 6, "digest": (tmp_path / "0").read_text()}
 
 
-@pytest.mark.parametrize("tier", ["memory", "file", "disk"])
+@pytest.mark.parametrize(
+    "tier",
+    ["memory", pytest.param("file", marks=pytest.mark.thorough), pytest.param("disk", marks=pytest.mark.thorough)],
+)
 def test_another_number_of_ranks_goes_on_from_the_same_state(job: Job, tier: str) -> None:
     policy = file_tier(job, tier) if tier != "memory" else None
     digest, step = job.run("save", 4, kind="fsdp", steps=[2], policy=policy, wait_for_upload=True)[0]["2"], 2

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from unittest import mock
 
 import pytest
+import warm_code
 
 from hyperpod_ext.runtime.events.of_training import UNPROTECTED
 
@@ -33,8 +33,8 @@ o.register_optimizer_step_post_hook(lambda *_: seen.append("post"))
 def run(before: str = "", **variables: str) -> tuple[str, str]:
     """Return what the script printed, and its errors."""
     environ = {name: value for name, value in os.environ.items() if name not in IN_JOB} | variables
-    command = [sys.executable, "-c", SCRIPT.format(before=before)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    with mock.patch.dict(os.environ, environ, clear=True):
+        done = warm_code.run(SCRIPT.format(before=before))
     assert done.returncode == 0, done.stderr
     return done.stdout.strip(), done.stderr
 

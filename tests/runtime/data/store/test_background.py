@@ -72,6 +72,7 @@ def test_reading_begins_before_conversion_ends(dataset: Path, options: dict[str,
     assert whole.fingerprint == build(dataset, **options).fingerprint
 
 
+@pytest.mark.thorough
 def test_when_the_converter_is_killed_another_rank_goes_on(dataset: Path, options: dict[str, Any]) -> None:
     # ranks as processes: the first has the converter, and dies with it
     pid = os.fork()
