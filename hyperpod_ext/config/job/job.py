@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
-    PlainValidator,
     PositiveInt,
     ValidationError,
     model_validator,
@@ -42,7 +42,7 @@ def _command(value: Any) -> str | tuple[str, ...]:
     )
 
 
-Command = Annotated[str | tuple[str, ...], PlainValidator(_command, json_schema_input_type=str | list[str])]
+Command = Annotated[str | tuple[str, ...], BeforeValidator(_command, json_schema_input_type=str | list[str])]
 
 
 class Rendezvous(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hyperpod_ext.config.job.job import JobConfig
@@ -26,6 +26,8 @@ password."""
 _PLAIN = re.compile(r"|-?[\d.]+|true|false|yes|no|none|null|[./~$].*|[a-z0-9]+://.*", re.IGNORECASE)
 """Pattern for values that are no secrets, for any name of the variable: numbers, switches such as `true`, paths,
 references to variables, and URLs."""
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
+_QUOTES = str.maketrans("", "", "'\"")
 
 
 def looks_secret(name: str, value: str) -> bool:
@@ -47,12 +49,23 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
     """Yield the path in the spec of each argument that looks like a secret. Options whose names end in `token` are
     recognised only by their values, because the values of options like `--eos-token` are no secrets."""
-    for field, words in (("args", job.args), ("command", job.command or ())):
-        for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
-            option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
-            name = option.lstrip("-").replace("-", "_") if option.startswith("-") and equals else ""
-            if _VALUE.search(value) or (not name.lower().endswith("token") and looks_secret(name, value)):
-                yield (field, index)
+    for index in _secret_words(job.args):
+        yield ("args", index)
+    if isinstance(job.command, str):
+        yield from [("command",)] * any(True for _ in _secret_words(job.command.translate(_QUOTES).split()))
+    else:
+        for index in _secret_words(job.command or ()):
+            yield ("command", index)
+
+
+def _secret_words(words: Sequence[str]) -> Iterator[int]:
+    for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
+        assigned = _ASSIGNED.match(word) is not None
+        option, equals, value = word.partition("=") if assigned or word.startswith("-") else (before, "=", word)
+        name = option.lstrip("-").replace("-", "_") if equals and (assigned or option.startswith("-")) else ""
+        named = (assigned or not name.lower().endswith("token")) and looks_secret(name, value)
+        if named or _VALUE.search(value):
+            yield index
 
 
 def without_secrets(job: JobConfig) -> JobConfig:

@@ -67,6 +67,28 @@ def test_arguments_that_are_secrets_are_warned_of(words: tuple[str, ...], found:
     assert warned == [f"args.{index}" for index in found[:1]]
 
 
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python train.py --seed 1", []),
+        (f"HF_TOKEN={TOKEN} python train.py", [("command",)]),
+        ("exec env DB_PASSWORD='hunter2' ./train.sh", [("command",)]),
+        ("python train.py --db-password hunter2 --dsn postgresql://me:hunter2@db/x", [("command",)]),
+        (["env", "DB_PASSWORD=hunter2", "HF_TOKEN=$FROM_ELSEWHERE", "./train.sh", "--api-key", TOKEN], [1, 5]),
+    ],
+)
+def test_words_of_a_command_that_are_secrets_are_warned_of(command: str | list[str], found: list[object]) -> None:
+    asked = JobConfig(name="a", command=command, mode="plain")
+    assert list(secret_arguments(asked)) == [one if isinstance(one, tuple) else ("command", one) for one in found]
+
+
+@pytest.mark.parametrize("command", ["./train.sh 4", ["./train.sh", "4"]])
+def test_a_command_is_written_without_a_warning(command: str | list[str], recwarn: pytest.WarningsRecorder) -> None:
+    asked = JobConfig(name="a", command=command, mode="plain")
+    assert JobConfig.model_validate_json(asked.model_dump_json()) == asked
+    assert not recwarn.list
+
+
 def job(target: str, **fields: object) -> JobConfig:
     env = {"FIRST": "1", **SECRETS, "LAST": "2"}
     return JobConfig.model_validate_json(json.dumps(training_job(env=env, nodes=2, **fields)))
