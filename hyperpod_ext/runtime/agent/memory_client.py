@@ -19,9 +19,6 @@ from hyperpod_ext.runtime.ipc.declared import Declared, encode, with_version
 from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
-_START_S = 120.0
-"""Time limit for the start of a server, in seconds. Its imports take long from a shared file system, or on busy
-cores."""
 _SILENT_S, _BROKEN_S = 15.0, 30.0
 """Number of seconds in which a server must answer a request, and in which a request may break its connections."""
 _SEE_LOG = "The node's log has the last lines of the memory server's output."
@@ -161,7 +158,7 @@ class AsyncMemoryClient:
             writer.close()
 
     async def _open(self, path: Path, number: int | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        deadline = time.monotonic() + _START_S
+        deadline = time.monotonic() + r.SERVER_START_S
         while True:
             try:
                 return await open_unix(path)
@@ -175,7 +172,7 @@ class AsyncMemoryClient:
                     return None
                 if time.monotonic() > deadline:
                     raise JobFailedError(
-                        f"the memory server of this node does not answer {_START_S:g} s after it was started",
+                        f"the memory server of this node does not answer {r.SERVER_START_S:g} s after it was started",
                         hint=_SEE_LOG,
                     ) from None
                 await asyncio.sleep(0.01)

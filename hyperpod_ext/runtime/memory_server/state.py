@@ -1,4 +1,4 @@
-"""The state of one memory server: snapshots of its node's ranks, replicas, layouts, and copies to other tiers."""
+"""The state of one memory server: snapshots of its node's ranks and of peers, and running copies to other tiers."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.slots.region import map_memory, populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, without_run
 
-_START_S = 150.0  # longer than in the agent, which ends the job if no new server starts
+_START_S = r.SERVER_START_S + 30  # longer than the agent waits, which ends the job if no new server starts
 _REPLACED_S = 1.0
 """Seconds between two checks whether a new server has replaced the connected one, while a call waits for an answer."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0

@@ -23,11 +23,10 @@ from hyperpod_ext.errors import HyperpodExtError, UnreachableError
 from hyperpod_ext.files import write_atomically
 from hyperpod_ext.runtime.ipc.environment import ENV_SECRET_FILE, ENV_SOCKET_DIR
 from hyperpod_ext.runtime.memory_server.client.client import MemoryClient
-from hyperpod_ext.runtime.memory_server.protocol.requests import Handshake
+from hyperpod_ext.runtime.memory_server.protocol.requests import SERVER_START_S, Handshake
 from hyperpod_ext.user_folders import state_folder
 
 EVENTS = ".events"
-_START_S = 60.0
 _LONGEST_SOCKET = 107  # the kernel's limit for the path of a Unix socket, in bytes
 
 
@@ -176,7 +175,7 @@ def _start(place: ServerFiles, config: RuntimeConfig, node: int, secret_file: Pa
         )
     finally:
         os.close(log)
-    deadline = time.monotonic() + _START_S
+    deadline = time.monotonic() + SERVER_START_S
     while (client := _connect(place.socket)) is None:
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()

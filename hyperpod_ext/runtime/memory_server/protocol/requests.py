@@ -24,6 +24,9 @@ from hyperpod_ext.runtime.ipc.declared import (
 )
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
+SERVER_START_S = 120.0
+"""Time limit for the start of a server, in seconds. Its imports take long from a shared file system, or on busy
+cores."""
 Start = Annotated[int, Field(ge=-1, lt=1 << 63)]
 """Step after which a generation begins; -1 if it begins before step 0."""
 WhenBusy = Literal["wait", "skip", "supersede"]

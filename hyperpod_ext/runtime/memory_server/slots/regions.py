@@ -315,7 +315,7 @@ class Regions:
                 self._budget.give_back(region.nbytes)
 
     def drop_unused(self, owner: int) -> None:
-        """Free a rank's memory as `drop` does, but keep regions whose slots are being copied."""
+        """Free a rank's memory as `drop` does, but keep each region with a snapshot that is being copied."""
         with self._changed:
             for region in [r for r in self._regions.get(owner, []) if not any(slot.pins for slot in r.slots)]:
                 self._regions[owner].remove(region)
