@@ -40,7 +40,7 @@ class LazyGroup(click.Group):
             guessed: command that an error suggests for the name of a similar command in other tools.
         """
         super().__init__(*arguments, **options)
-        self._sections, self._moved, self._guessed = sections, moved or {}, guessed or {}
+        self._sections, self.moved, self._guessed = sections, moved or {}, guessed or {}
         self._help = {name: line for section in sections for name, line in section.help.items()}
         self._packages = {name: section.package for section in sections for name in section.help}
 
@@ -71,7 +71,7 @@ class LazyGroup(click.Group):
         """Resolve a command like click, but for an unknown command suggest the most similar name."""
         import difflib
 
-        args = [*self._moved.get(args[0], args[:1]), *args[1:]]
+        args = [*self.moved.get(args[0], args[:1]), *args[1:]]
         if args[0] not in self._help:
             guessed = [self._guessed[args[0]]] if args[0] in self._guessed else []
             if near := guessed or difflib.get_close_matches(args[0], self._help, n=1):

@@ -208,7 +208,7 @@ def known_ids(registry: Registry[Any], ids: Sequence[str]) -> tuple[str, ...]:
     try:
         return registry.check_ids(ids)
     except KeyError as error:
-        raise click.BadParameter(error.args[0]) from None
+        raise click.BadParameter(error.args[0], param_hint="'--ignore'") from None
 
 
 def ranks_of(job: JobConfig) -> str:

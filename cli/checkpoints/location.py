@@ -133,7 +133,7 @@ def durable_places(text: str | None, file: str | None, overrides: Sequence[str])
     if not places:
         more = " `hp-ext checkpoints list` shows the job's memory tier." if submission else ""
         hint = f"Add a tier of kind {' or '.join(sorted(DURABLE, reverse=True))} under checkpoint.tiers.{more}"
-        raise NotFoundError(f"{file or text} has no durable tier", hint=hint)
+        raise NotFoundError(f"{file or text} has no durable tier to read from", hint=hint)
     return places
 
 
@@ -152,8 +152,8 @@ def _local_job(text: str) -> Submission | None:
         return None
     if found is None:
         hint = suggest_or_list(name, local_store.names(), "hp-ext list")
-        hint += "; for other checkpoints, write s3://bucket/prefix/my-job, a path, or -f job.yaml"
-        raise NotFoundError(f"`{text}` is neither a local job nor a directory here", hint=hint)
+        hint += " local jobs; for checkpoints elsewhere, write s3://bucket/prefix/my-job, a path, or -f job.yaml"
+        raise NotFoundError(f"`{text}` is neither a local job nor a folder here", hint=hint)
     return found
 
 
@@ -179,11 +179,14 @@ def _explain_empty(place: CheckpointLocation) -> None:
     where = place.shown
     parent, _, name = where.rstrip("/").rpartition("/")
     if step := re.fullmatch(r"step-0*(\d+)-g\d+", name):
-        raise NotFoundError(f"{where} is one checkpoint, not a job's folder", hint=f"write {parent} --step {step[1]}")
+        ctx = click.get_current_context(silent=True)
+        takes_step = ctx is not None and any(one.name == "step" for one in ctx.command.params)
+        hint = f"write {parent} --step {step[1]}" if takes_step else f"write {parent}"
+        raise NotFoundError(f"{where} is one checkpoint, not a job's folder", hint=hint)
     folders = list(place.store.folders())[:_MOST_FOLDERS]
     if jobs := [f"{where}/{folder}" for folder in folders if _holds_checkpoints(place.store, folder)]:
         raise NotFoundError(f"{where} is not a checkpoint folder", hint=f"did you mean {' or '.join(jobs[:5])}?")
-    hint = "A job's checkpoints are in a folder with the job's name below the tier, as in s3://bucket/prefix/my-job."
+    hint = "write the URL or path of the tier, then / and the job's name, as in s3://bucket/prefix/my-job"
     if parent not in ("", "s3:/"):
         above = open_place(parent).store
         others = [other for other in above.folders() if _holds_checkpoints(above, other)][:_MOST_FOLDERS]

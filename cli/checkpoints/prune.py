@@ -71,10 +71,10 @@ def command(
         for seen in gone
     ]
     if dry_run or not result:
-        print_result({"deleted": [], "would_delete": result}, output, _table(chosen, "would go"))
+        print_result({"deleted": [], "would_delete": result}, output, _table(chosen, "would be deleted"))
         return
     if not yes:
-        say(_table(chosen, "will go"))
+        say(_table(chosen, "will be deleted"))
         if not sys.stdin.isatty():
             raise click.UsageError("There is no terminal for the confirmation. Use --yes or --dry-run.")
         click.confirm("Delete them?", abort=True, err=True)
@@ -94,7 +94,9 @@ def _select(
 
     tier = place.tier
     if keep is None and tier is None:
-        raise click.UsageError("No retention is known. Use an option such as --keep 3, or name the job's spec with -f.")
+        raise click.UsageError(
+            "The number of checkpoints to keep is unknown. Use an option such as --keep 3, or name the spec with -f."
+        )
     keep = keep if keep is not None or tier is None else tier.keep
     every = every if every is not None or tier is None else tier.keep_every_steps
     steps = [*steps, *(tier.keep_steps if tier is not None else ())]
@@ -113,7 +115,9 @@ def _verify_newest(inventory: Inventory, secret: bytes | None) -> None:
     if newest is not None and (problems := check(inventory, newest, secret)["problems"]):
         what = "\n".join(f"{each['file']}: {each['message']}" for each in problems)
         where = f"{shown(inventory.store.url)}/{newest.found.folder}"
-        raise CorruptSnapshotError(f"{where}, the newest checkpoint, is damaged; nothing was deleted\n{what}")
+        hint = "`hp-ext checkpoints verify --all` shows which checkpoints are good"
+        message = f"{where}, the newest checkpoint, is damaged, so nothing was deleted\n{what}"
+        raise CorruptSnapshotError(message, hint=hint)
 
 
 def _delete(chosen: list[tuple[Inventory, list[InventoryEntry]]]) -> None:

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hyperpod_ext.jobs.contract.handle import JobHandle
+
+
+def check_exists(handle: JobHandle) -> None:
+    """Check that a local job exists, because an error about its target would be misleading if there is no such job.
+
+    Raises:
+        NotFoundError: there is no local job with this name.
+    """
+    from hyperpod_ext.jobs.local.store import find
+
+    if handle.target == "local":
+        find(handle.name)
 
 
 def run(command: Sequence[str]) -> int:

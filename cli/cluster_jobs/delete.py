@@ -34,7 +34,10 @@ def command(job: str, target: str, with_secret: bool, dry_run: bool, yes: bool, 
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import LEFTOVERS
 
+    from . import check_exists
+
     handle = JobHandle.parse(job, target)
+    check_exists(handle)
     leftovers = LEFTOVERS.of(handle.target)
     found = leftovers.find(handle, with_secret)
     objects = [{"kind": kind, "name": name} for kind, name in found]

@@ -36,12 +36,13 @@ def command(
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import SHELL
 
-    from . import run
+    from . import check_exists, run
 
     words = words[words[0] == "--" :]  # click leaves `--` in `words`, because hp-ext's options precede the job
     if not words:
         raise click.UsageError("Write the command after --, for example: hp-ext exec gpt-7b -- nvidia-smi")
     handle = JobHandle.parse(job, target)
+    check_exists(handle)
     made = SHELL.of(handle.target).exec_command(handle, node, words, terminal)
     if dry_run:
         print_result({"command": made}, output, shlex.join(made))

@@ -31,9 +31,10 @@ def command(job: str, ports: tuple[str, ...], target: str, node: int, dry_run: b
     from hyperpod_ext.jobs.contract.handle import JobHandle
     from hyperpod_ext.jobs.contract.targets import PORTS
 
-    from . import run
+    from . import check_exists, run
 
     handle = JobHandle.parse(job, target)
+    check_exists(handle)
     made = PORTS.of(handle.target).forward_command(handle, node, ports)
     if dry_run:
         print_result({"command": made}, output, shlex.join(made))

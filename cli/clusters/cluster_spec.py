@@ -21,9 +21,18 @@ F = TypeVar("F", bound=Callable[..., Any])
 def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
     """Return the cluster's spec from `file`, with the line of each value."""
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
+    from hyperpod_ext.config.files.error_messages import NO_FIELD
     from hyperpod_ext.config.files.load import read
+    from hyperpod_ext.errors import ConfigError, Problem
 
-    return read(ClusterConfig, file, overrides)
+    try:
+        return read(ClusterConfig, file, overrides)
+    except ConfigError as error:
+        unknown = {one.path for one in error.problems if one.message == NO_FIELD}
+        if unknown.isdisjoint(("script", "command")) or all(one.path != "instance_groups" for one in error.problems):
+            raise
+        hint = f"name the spec of a cluster; `hp-ext create-job -f {file}` submits a job"
+        raise ConfigError([Problem("is the spec of a job, not of a cluster", source=file, hint=hint)]) from None
 
 
 def ignore_option(function: F) -> F:

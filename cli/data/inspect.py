@@ -52,10 +52,10 @@ def command(place: str | None, document: int | None, field: str | None, output: 
         _show_file(folder, document, field, output)
         return
     if field is not None:
-        raise click.UsageError("--field works only with Arrow files")
+        raise click.UsageError(f"--field is only for Arrow files, and {folder} is not an Arrow file")
     if not is_megatron(folder) and not (folder / ABOUT).exists():
         if document is not None:
-            raise click.UsageError("--document needs one store")
+            raise click.UsageError(f"--document needs a token store, and {folder} is not a token store")
         _list(folder, place is not None, output)
         return
     store: TokenStore | MegatronStore = MegatronStore(folder) if is_megatron(folder) else TokenStore(folder)
@@ -72,7 +72,7 @@ def _show_file(path: Path, document: int | None, field: str | None, output: str)
     found = of_file(path, store)
     if document is not None:
         if store is None:
-            raise click.UsageError("--document needs one store, or an Arrow file and --field")
+            raise click.UsageError("--document needs a token store, or an Arrow file and --field")
         found["document"] = _document(store, document, len(store))
     print_result(found, output, text_of_file(found))
 

@@ -93,7 +93,8 @@ def command(
     if node is None:
         fault = InjectedFault.model_validate({"kind": kind, "rank": rank, **more})
     elif more or kind not in ("sigkill", "hang", "cut-network"):
-        raise click.UsageError("--node works only with --sigkill, --hang or --cut-network, and without other options.")
+        others = "--step, --phase, --how, --seconds or --steps"
+        raise click.UsageError(f"--node works only with --sigkill, --hang or --cut-network, and not with {others}.")
     else:
         fault = NodeFault.model_validate({"kind": kind, "node": node})
     where = f"rank {rank}" if node is None else f"node {node}"

@@ -217,7 +217,9 @@ def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
     error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}
     say_error(error["message"], hint=error["hint"])
     if folder:
-        say(f"logs: hp-ext logs {result['name']}, or the files in {folder}")
+        is_local = result["handle"].startswith("local:")
+        known_as = result["name"] if is_local else f"'{result['handle']}'"
+        say(f"logs: hp-ext logs {known_as}, or the files in {folder}")
     else:
         say(f"logs: hp-ext logs '{result['handle']}'")
     raise click.exceptions.Exit(JobFailedError.exit_code)

@@ -73,5 +73,6 @@ def _file(name: str, kind: str) -> dict[str, Any]:
 
     found = [one for one in check_yaml(name, text_of(name)) if one["kind"] == kind]
     if not found:
-        raise ConfigError([Problem(f"contains no {kind}", source=name)])
+        hint = "name a manifest of this job, such as a file from `hp-ext render`"
+        raise ConfigError([Problem(f"contains no {kind}", source=name, hint=hint)])
     return found[0]

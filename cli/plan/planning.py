@@ -162,7 +162,7 @@ class _Reader:
 
         given = [name for name in ("model", "params", "state_gb") if self._o[name] is not None]
         if len(given) != 1:
-            raise click.UsageError("Name the size of the state with exactly one of --model, --params and --state-gb")
+            raise click.UsageError("Give the model's size with exactly one of --model, --params and --state-gb")
         if self._o["state_gb"] is not None:
             nbytes = round(self._o["state_gb"] * 1e9)
             return StateSize(0, nbytes), "as given"

@@ -46,14 +46,14 @@ def command(what: str | None, output: str) -> None:
     if what is None:
         listed = [{"id": one.id, "severity": one.severity, "title": one.title} for one in rules.values()]
         table = columns([("RULE", "SEVERITY", "PROBLEM"), *(tuple(r.values()) for r in listed)])
-        print_result(listed, output, f"{table}\n\nFields and names of AWS: {', '.join(_matches('', rules))}")
+        print_result(listed, output, f"{table}\n\nFields and AWS names: {', '.join(_matches('', rules))}")
     elif what.upper().startswith("HPX"):
         _explain_rule(what.upper(), rules, output)
     elif found := _terms_of(what):
         _explain_terms(found, output)
     elif what.partition(".")[0] not in (names := _matches("")):
         hint = suggest_or_list(what, names, "hp-ext explain")
-        raise NotFoundError(f"there is no rule, field or name of AWS `{what}`", hint=hint)
+        raise NotFoundError(f"there is no rule, field or AWS name `{what}`", hint=hint)
     else:
         _explain_field(what, output)
 

@@ -40,7 +40,7 @@ def command(filters: tuple[str, ...], everything: bool, output: str) -> None:
     if not found:
         hint = suggest(filters[0], known)
         more = hint if hint.startswith("did you mean") else "`hp-ext instances --all` lists all"
-        raise NotFoundError(f"no instance type matches {' or '.join(filters)}", hint=more)
+        raise NotFoundError(f"no instance type matches {' or '.join(f'`{one}`' for one in filters)}", hint=more)
     listed = [
         asdict(one) | {"usable_cpus": usable_cpus(one), "usable_memory_mib": usable_memory_mib(one)} for one in found
     ]

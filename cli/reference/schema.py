@@ -37,9 +37,11 @@ def command(words: tuple[str, ...]) -> None:
     from hyperpod_ext.config.job.job import JobConfig
     from hyperpod_ext.errors import NotFoundError
 
+    from .. import hp_ext
     from ..outputs.schemas import OUTPUTS, event_schema, output_schema
 
     name = " ".join(words) or "job"
+    name = " ".join(hp_ext.moved.get(name, [name]))
     specs: dict[str, type[Config]] = {"job": JobConfig, "cluster": ClusterConfig}
     known = [*specs, "event", *OUTPUTS]
     if name not in known:

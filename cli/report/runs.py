@@ -101,13 +101,22 @@ def place_of_events(text: str) -> CheckpointLocation | None:
 
 
 def _read(run: str) -> Mapping[str, Any]:
+    from hyperpod_ext.errors import NotFoundError
+
     if (place := place_of_events(run)) is not None:
         return _of_kept(place)
+    if "://" not in run and run.endswith((".yaml", ".yml")):
+        raise _damaged(run, "is a spec, not a run", "write the job's name or URL, or the folder of its checkpoints")
     if "://" not in run and ("/" in run or run.endswith((".json", ".jsonl"))):
         return _read_file(Path(run))
     from hyperpod_ext.jobs.contract.handle import JobHandle
 
-    return read_result(JobHandle.parse(run))
+    handle = JobHandle.parse(run)
+    try:
+        return read_result(handle)
+    except NotFoundError as error:
+        more = f"; to read the folder, write ./{run}" if Path(run).is_dir() else ""
+        raise NotFoundError(error.message, hint=f"{error.hint}{more}") from None
 
 
 def read_result(handle: JobHandle) -> dict[str, Any]:
@@ -257,7 +266,7 @@ def _read_file(path: Path) -> Mapping[str, Any]:
         report = read_checked(path, ReportOutput, hint)
     except FileNotFoundError:
         raise NotFoundError(
-            f"there is no file {path}", hint="if you mean a job, write its name without a slash and a suffix"
+            f"there is no file {path}", hint="if you mean a job, write only its name, without a folder or a suffix"
         ) from None
     return {"name": path.resolve().parent.name, **report}
 
@@ -300,7 +309,7 @@ def _of_log(log: LogRead, source: str) -> dict[str, Any]:
 
     events = in_time(log)
     if not events:
-        raise _damaged(source, "contains no event", "the job has not begun, or the file is not the job's event log")
+        raise _damaged(source, "contains no event", "wait until the job has begun, or name the job's events.jsonl")
     for note in log.notes:
         say(f"warning: {note}")
     started, ended, hit = events.first(JobStarted), events.last(JobEnded), last_fault(events)

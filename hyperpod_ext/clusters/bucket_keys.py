@@ -1,4 +1,4 @@
-"""Checks the KMS keys of existing buckets, which are read from S3."""
+"""Asks S3 for the KMS keys of existing buckets, and checks the keys."""
 
 from __future__ import annotations
 

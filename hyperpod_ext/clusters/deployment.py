@@ -22,11 +22,13 @@ _GOVERNANCE_NEEDS = (1, 30)
 def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
     """Yield a problem for every reason why `cluster` cannot be deployed with CloudFormation. Rules in `ignore` are
     skipped."""
-    yield from rules.problems(bound(cluster, EXAMPLE))
+    # CloudFormation does not support DrainFirst, so rules about DrainFirst would give hints that do not help
+    found = rules.problems(bound(cluster, EXAMPLE))
+    yield from (one for one in found if not one.message.endswith(rules.WITH_DRAIN))
     yield from findings(cluster, "error", ignore)
     if not cluster.name[0].isalpha():
         yield Problem(
-            "must begin with a letter, because names of stacks begin with it",
+            "must begin with a letter, because names of CloudFormation stacks begin with the cluster's name",
             path="name",
             hint="choose a name that begins with a letter",
         )
@@ -53,9 +55,7 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
     for path, name in named_types(cluster):
         if not regions_with(name):  # HPX201 reports instance types that only other regions have
             hint = "use another type, or create the cluster with `hp-ext cluster create`"
-            yield Problem(
-                f"CloudFormation does not support {name} in any region that the catalog has", path=path, hint=hint
-            )
+            yield Problem(f"CloudFormation does not support {name} in any known region", path=path, hint=hint)
 
 
 def _groups(cluster: ClusterConfig) -> Iterator[tuple[int, InstanceGroup]]:
@@ -76,7 +76,7 @@ def _only_in_the_api(cluster: ClusterConfig) -> Iterator[Problem]:
                 yield Problem(message, path=f"{path}.{field}", hint=hint)
         if patch.strategy == "DrainFirst":
             hint_of = "write WhenIdle or WhenAllIdle, or create the cluster with `hp-ext cluster create`"
-            yield Problem(message, path=f"{path}.strategy", hint=hint_of)
+            yield Problem("CloudFormation does not support DrainFirst", path=f"{path}.strategy", hint=hint_of)
     for index, restricted in enumerate(cluster.restricted_groups):
         if restricted.scheduled_update is not None:
             yield Problem(message, path=f"restricted_groups.{index}.scheduled_update", hint=hint)
@@ -110,22 +110,24 @@ def _buckets(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem]:
             )
         if field == "lifecycle" and not name.startswith("sagemaker-"):
             hint = f"write sagemaker-{name}"[:74]
+            hint = "use another existing bucket, or remove `existing` to create a bucket" if bucket.existing else hint
             yield Problem(
                 "HyperPod reads scripts only from buckets with names that begin with sagemaker-", path=where, hint=hint
             )
         if field != "lifecycle" and name.startswith("sagemaker-"):
-            message = "every HyperPod role of the account can read buckets with names that begin with sagemaker-"
-            hint = f"write {name.removeprefix('sagemaker-')}"
+            message = "begins with sagemaker-, so every HyperPod role of the account can read the bucket"
+            example = f"choose another name, such as `{name.removeprefix('sagemaker-')}`"
+            hint = "use another existing bucket" if bucket.existing else example
             yield Problem(message, path=where, hint=hint)
     open_names = [f for f in ("checkpoints", "data", "logs") if not _named(getattr(made.buckets, f))]
     if cluster.name.lower().startswith("sagemaker-") and open_names:
-        message = "new buckets would have names with sagemaker-, which every HyperPod role of the account can read"
-        hint = f"choose another name, or name the buckets {', '.join(open_names)}"
+        message = "every HyperPod role of the account could read new buckets, whose names would begin with sagemaker-"
+        hint = f"choose another name, or set {', '.join(f'{_AT}.buckets.{field}.name' for field in open_names)}"
         yield Problem(message, path="name", hint=hint)
     wanted = made.buckets.checkpoints
     if cluster.checkpoint_bucket not in (None, wanted.existing or wanted.name):
-        hint = f"set {_AT}.buckets.checkpoints.existing to it, or remove it"
-        yield Problem("is not the bucket for checkpoints in infrastructure", path="checkpoint_bucket", hint=hint)
+        hint = f"set {_AT}.buckets.checkpoints.existing to this bucket, or remove checkpoint_bucket"
+        yield Problem(f"differs from the bucket in {_AT}.buckets.checkpoints", path="checkpoint_bucket", hint=hint)
 
 
 def _named(bucket: object) -> bool:

@@ -76,10 +76,9 @@ def _new(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
         hint = "remove it, or write vpc_id"
         yield Problem("is only valid for an existing network", path=f"{_AT}.control_plane_subnets", hint=hint)
     if network.nat == "none" and not network.private_endpoints:
-        hint = "write private_endpoints: true, or another nat"
-        yield Problem(
-            "without NAT and private endpoints, machines cannot reach AWS's services", path=f"{_AT}.nat", hint=hint
-        )
+        hint = "write private_endpoints: true, or another value of nat"
+        message = "with neither NAT nor private endpoints, machines cannot reach AWS's services"
+        yield Problem(message, path=f"{_AT}.nat", hint=hint)
 
 
 def _existing(cluster: ClusterConfig, network: Network) -> Iterator[Problem]:
@@ -122,7 +121,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
                 continue  # the ranges of two connected networks may overlap
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
-                yield Problem(message, path=other, hint="choose a range that is free in both networks")
+                yield Problem(message, path=other, hint="choose another range for one of the two fields")
 
 
 def _cidr(text: str, path: str) -> Iterator[Problem]:
@@ -132,5 +131,8 @@ def _cidr(text: str, path: str) -> Iterator[Problem]:
         try:
             right = str(ipaddress.IPv4Network(text, strict=False))
         except ValueError:
-            right = "10.192.0.0/16"
-        yield Problem(f"`{text}` is not a range of addresses", path=path, hint=f"write {right}")
+            yield Problem(f"`{text}` is not a range of IP addresses", path=path, hint="for example, 10.192.0.0/16")
+            return
+        one = f"{text.partition('/')[0]}/32 for one address, or " if ".public_access." in path else ""
+        hint = f"write {one}{right}{' for the whole range' if one else ''}"
+        yield Problem(f"`{text}` does not begin at the start of its range", path=path, hint=hint)

@@ -38,6 +38,9 @@ def _required(cluster: ClusterConfig, path: str, hint: str, reason: str = "") ->
 
 
 _RENAME = "give each group a different name"
+WITH_DRAIN = "with strategy DrainFirst"
+"""End of messages about fields that only groups with this strategy have."""
+_SLURM_ONLY = "remove it, or use orchestrator slurm"
 _ROLE = "write the ARN of the machines' role, here or once in execution_role of the cluster"
 
 
@@ -46,14 +49,14 @@ def _on_eks(cluster: ClusterConfig) -> Iterator[Problem]:
         hint = "write the ARN of the EKS cluster that the machines join"
         yield _required(cluster, "eks_cluster_arn", hint, " with orchestrator eks")
     if cluster.slurm is not None:
-        yield Problem("is only valid for orchestrator slurm", path="slurm", hint="remove it, or change orchestrator")
+        yield Problem("is only valid for orchestrator slurm", path="slurm", hint=_SLURM_ONLY)
     if cluster.vpc is None:
         hint = "write subnets and security groups that reach the EKS cluster"
         yield _required(cluster, "vpc", hint, " with orchestrator eks")
     for index, group in enumerate(cluster.instance_groups):
         if group.slurm is not None:
             path = f"instance_groups.{index}.slurm"
-            yield Problem("is only valid for orchestrator slurm", path=path, hint="remove it, or change orchestrator")
+            yield Problem("is only valid for orchestrator slurm", path=path, hint=_SLURM_ONLY)
 
 
 def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -99,7 +102,7 @@ def _on_slurm(cluster: ClusterConfig) -> Iterator[Problem]:
 
 def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
     scaling = cluster.auto_scaling
-    if scaling is not None and scaling.enabled:
+    if scaling is not None and scaling.enabled and cluster.orchestrator == "eks":  # Slurm has no auto_scaling
         if cluster.cluster_role is None:
             hint = "write the role with which HyperPod adds and removes machines"
             yield _required(cluster, "cluster_role", hint, " with auto_scaling")
@@ -119,10 +122,10 @@ def _shared(cluster: ClusterConfig) -> Iterator[Problem]:
 
 def _disks(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
     """Check the disks of a group by the rules in AWS's documentation of ClusterEbsVolumeConfig."""
-    for root, what in ((True, "root disk"), (False, "further disk")):
+    for root, what in ((True, "root disk"), (False, "additional disk")):
         if sum(one.kind == "ebs" and one.root == root for one in group.storage) > 1:
-            hint = f"keep one with root: {str(root).lower()}"
-            yield Problem(f"a machine has only one {what}", path=f"{path}.storage", hint=hint)
+            hint = f"keep one entry with root: {str(root).lower()}"
+            yield Problem(f"a machine can have at most one {what}", path=f"{path}.storage", hint=hint)
     for index, one in enumerate(group.storage):
         where = f"{path}.storage.{index}"
         if one.kind != "ebs":
@@ -151,14 +154,14 @@ def _patches(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterato
     for field in ("drain_timeout_s", "on_drain_timeout"):
         if getattr(patch, field) is not None and not drains:
             hint = "remove it, or write strategy: DrainFirst"
-            yield Problem("is only valid with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+            yield Problem(f"is only valid {WITH_DRAIN}", path=f"{path}.{field}", hint=hint)
     if drains and cluster.orchestrator != "eks":
         hint = "write WhenIdle or WhenAllIdle"
         yield Problem("DrainFirst is only valid for orchestrator eks", path=f"{path}.strategy", hint=hint)
     if drains and (patch.rollout is None or patch.rollout.batch is None):
         field = "rollout" if patch.rollout is None else "rollout.batch"
         hint = "write the number of nodes to drain at once, such as rollout: {batch: {nodes: 1}}"
-        yield Problem("is required with strategy DrainFirst", path=f"{path}.{field}", hint=hint)
+        yield Problem(f"is required {WITH_DRAIN}", path=f"{path}.{field}", hint=hint)
 
 
 def _rollouts(group: InstanceGroup | RestrictedGroup, path: str) -> Iterator[Problem]:
@@ -181,11 +184,12 @@ def _group(cluster: ClusterConfig, group: InstanceGroup, path: str) -> Iterator[
             hint = "write continuous_provisioning: true, or remove it"
             yield Problem("needs continuous provisioning", path=f"{path}.min_count", hint=hint)
     if group.capacity == "spot" and group.training_plan:
-        hint = "remove one of these fields"
-        yield Problem("machines of a training plan are not spot machines", path=f"{path}.capacity", hint=hint)
+        hint = "remove capacity or training_plan"
+        yield Problem("spot is not valid with training_plan", path=f"{path}.capacity", hint=hint)
     if group.training_plan and group.other_types:
-        hint = "remove one of these fields"
-        yield Problem("a training plan is for one instance type", path=f"{path}.other_types", hint=hint)
+        hint = "remove other_types or training_plan"
+        message = "is not valid with training_plan, because a plan is for one instance type"
+        yield Problem(message, path=f"{path}.other_types", hint=hint)
     if len({group.instance_type, *group.other_types}) <= len(group.other_types):
         yield Problem("has a type twice", path=f"{path}.other_types", hint="list each type once")
     yield from _disks(group, path)

@@ -80,9 +80,8 @@ def batch_at(policy: BatchPolicy, nodes: int, global_batch_size: int, micro_batc
     if micro is None:
         raise ValueError("micro_batch_size is missing")
     if batch % micro:
-        raise ValueError(
-            f"on {count(nodes, 'node')}, global_batch_size {batch} is not a multiple of micro_batch_size {micro}"
-        )
+        where = f"on {count(nodes, 'node')}, " if here in policy.scale_config else ""
+        raise ValueError(f"{where}global_batch_size {batch} is not a multiple of micro_batch_size {micro}")
     ratio = batch / global_batch_size
     by_rule = {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[policy.learning_rate]
     return Batch(batch, micro, here.learning_rate_factor or by_rule)

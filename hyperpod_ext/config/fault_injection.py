@@ -36,8 +36,10 @@ class KillFault(Config):
 
     @model_validator(mode="after")
     def _one_victim(self) -> Self:
-        if (self.rank is None) == (self.node is None):
-            raise ContradictionError("a kill needs exactly one of rank and node", None if self.node is None else "node")
+        if self.rank is not None and self.node is not None:
+            raise ContradictionError("rank and node are both set, but a fault kills only one of them; keep one", "node")
+        if self.rank is None and self.node is None:
+            raise ContradictionError("has no rank and no node to kill; add `rank: 0`, for example")
         return self
 
     @classmethod

@@ -42,5 +42,5 @@ AbsolutePath = Annotated[str, Field(pattern=r"^/[^\x00:]*$")]
 def stays_below(text: str) -> str:
     """Return `text`, after a check that the path has no `..`. For use as an AfterValidator."""
     if ".." in text.split("/"):
-        raise ValueError(f"`{text}` leads out of the volume by `..`; write a path below it")
+        raise ValueError(f"`{text}` leaves the volume by `..`; write a path without `..`")
     return text

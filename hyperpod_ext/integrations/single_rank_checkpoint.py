@@ -52,8 +52,8 @@ class SingleRankCheckpoint:
         if self._store.url.startswith("file:") and Path(url.removeprefix("file://")).is_file():
             raise ConflictError(
                 f"{url} is a file, but a checkpoint of hyperpod_ext is a folder",
-                hint="If the file is a checkpoint of torch.save, it holds a pickle, which is not read here. Load it "
-                "with the library's own reader, and save it again.",
+                hint="If torch.save wrote the file, it holds a pickle, which is not read here. Load it with "
+                "Lightning's own checkpoint reader, and save it with this one.",
             )
         self._job, self._secret = job, secret
         self._checkpoints = Checkpoints(self._store, job=job, secret=secret)

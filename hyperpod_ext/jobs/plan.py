@@ -144,7 +144,7 @@ def _cluster_problems(job: JobConfig, cluster: ClusterConfig) -> Iterator[Proble
     if job.nodes > cluster.working_nodes:
         yield Problem(
             f"the job needs {count(job.nodes, 'node')}, but cluster {cluster.name} has only {cluster.working_nodes}, "
-            "without spares",
+            "not counting spares",
             path="nodes",
             hint=f"write at most {cluster.working_nodes}, or add machines to the cluster",
         )

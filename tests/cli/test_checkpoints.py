@@ -220,7 +220,7 @@ def test_a_spec_lists_all_its_durable_tiers_and_what_they_keep(written: Written,
     ("place", "code", "text"),
     [
         ("ckpt", 6, "did you mean {ckpt}/tiny-gpt?"),
-        ("ckpt/tiny-gpt/step-000000010-g000001", 6, "write {ckpt}/tiny-gpt --step 10"),
+        ("ckpt/tiny-gpt/step-000000010-g000001", 6, "hint: write {ckpt}/tiny-gpt\n"),
         ("ckpt/tiny-gpz", 6, "did you mean {ckpt}/tiny-gpt?"),
         ("nowhere/at/all", 6, "there are no checkpoints in"),
     ],
@@ -237,7 +237,7 @@ def test_a_wrong_place_says_which_may_be_meant(
 def test_other_wrong_places(place: LocalPlace) -> None:
     done = hp_ext("checkpoints", "list", "no-such-job")
     assert (done.code, done.stdout) == (6, "")
-    assert "neither a local job nor a directory" in done.stderr
+    assert "neither a local job nor a folder" in done.stderr
     assert hp_ext("checkpoints", "list", "http://example.com/x").code == 3
     assert hp_ext("checkpoints", "list").code == 2
 

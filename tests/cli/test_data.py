@@ -88,7 +88,7 @@ def test_a_dataset_that_changed_exits_7(dataset: Path, place: Path) -> None:
     [
         (["build"], 2, "Missing argument"),
         (["build", "none.jsonl"], 6, "there is no dataset at none.jsonl"),
-        (["build", "news.jsonl", "--field", "txt"], 3, "news.jsonl:1: there is no field txt (did you mean `text`?)"),
+        (["build", "news.jsonl", "--field", "txt"], 3, "news.jsonl:1: has no field `txt`; did you mean `text`?"),
         (["build", "news.jsonl", "--tokenizer", "gpt"], 3, "gpt: is not a tokenizer"),
         (["build", "news.jsonl", "--segment", "lots"], 2, "is not a size"),
         (["build", "news.jsonl", "--budget", "1KiB", "--segment", "4KiB"], 7, "the budget is 1,024"),

@@ -82,7 +82,7 @@ def test_who_may_not_is_told_so(api: KubernetesApi) -> None:
     assert (hp_ext("gpt", "--yes").code, kept(api)) == (4, ALL)
 
 
-@pytest.mark.parametrize("target", ["local", "hyperpod-slurm", "sagemaker"])
+@pytest.mark.parametrize("target", ["hyperpod-slurm", "sagemaker"])
 def test_where_nothing_is_left_it_says_what_is(target: str) -> None:
     told = call_hp_ext("delete", "gpt", "--target", target)
     assert (told.code, "leave no objects" in told.stderr) == (3, True)

@@ -107,7 +107,7 @@ def test_on_slurm_it_is_a_step_of_the_job_on_one_host(tmp_path: Path, monkeypatc
     assert (made.code, made.json["command"]) == (0, wanted)
 
 
-@pytest.mark.parametrize(("command", "target"), [("exec", "local"), ("exec", "sagemaker"), ("port-forward", "local")])
+@pytest.mark.parametrize(("command", "target"), [("exec", "sagemaker"), ("port-forward", "sagemaker")])
 def test_where_it_cannot_it_says_what_to_do_instead(command: str, target: str) -> None:
     told = call_hp_ext(command, "--target", target, "gpt", "80")
     assert (told.code, "jobs of target" in told.stderr) == (3, True)

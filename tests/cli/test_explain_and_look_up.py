@@ -57,7 +57,7 @@ def test_a_name_that_is_not_there(name: str, near: str) -> None:
 
 def test_all_names_are_listed() -> None:
     names = hp_ext("explain").stdout.splitlines()[-1]
-    assert names.startswith("Fields and names of AWS: job, name, ")
+    assert names.startswith("Fields and AWS names: job, name, ")
     assert {"checkpoint", "cluster", "HPWrapper", "tier-4"} < set(names.split(", "))
 
 
@@ -213,7 +213,7 @@ def test_strict_and_ignore(tmp_path: Path) -> None:
     arguments = ("validate", spec, "--target", "hyperpod-eks")
     done = hp_ext(*arguments)
     assert done.code == 0
-    assert f"warning: {spec}:3: image: an image without a tag" in done.stderr
+    assert f"warning: {spec}:3: image: without a tag" in done.stderr
     assert "[HPX134]" in done.stderr
     strict = hp_ext(*arguments, "--strict", "-o", "json")
     assert strict.code == 3

@@ -175,4 +175,4 @@ def test_a_warning_names_file_and_line_whoever_gives_it(command: tuple[str, ...]
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("name: a\nscript: train.py\nimage: repo/train\n")
     said = hp_ext(*command, "-f", tmp_path / "job.yaml", "--target", "hyperpod-eks").stderr
-    assert f"warning: {tmp_path}/job.yaml:3: image: an image without a tag may be another build" in said
+    assert f"warning: {tmp_path}/job.yaml:3: image: without a tag, a node that joins later" in said

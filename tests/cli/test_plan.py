@@ -155,8 +155,8 @@ def test_a_model_alone_is_enough_of_a_question(more: list[str], nodes: int, why:
 @pytest.mark.parametrize(
     ("arguments", "code", "text"),
     [
-        (["--nodes", "4"], 2, "Name the size of the state"),
-        (["--nodes", "4", "--model", "gpt2", "--params", "1B"], 2, "Name the size of the state"),
+        (["--nodes", "4"], 2, "Give the model's size"),
+        (["--nodes", "4", "--model", "gpt2", "--params", "1B"], 2, "Give the model's size"),
         (["--nodes", "4", "--model", "gpt3"], 6, "there is no preset of a model 'gpt3'"),
         (["--nodes", "4", "--model", "gpt2", "--format", "int3"], 3, "there is no format 'int3'"),
         (["--nodes", "4", "--model", "gpt2", "--step-seconds", "0"], 2, "is not a number above 0"),

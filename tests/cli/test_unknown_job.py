@@ -10,16 +10,29 @@ from kubernetes_api import serve
 from local_place import LocalPlace
 
 from hyperpod_ext.jobs.contract import records
+from hyperpod_ext.jobs.local import store as local_store
 from hyperpod_ext.jobs.sagemaker.client import explain
 
 
-@pytest.mark.parametrize("command", ["status", "logs", "wait", "cancel", "top", "report"])
-def test_of_this_machine(place: LocalPlace, command: str) -> None:
-    done = hp_ext(command, "nobody")
+@pytest.mark.parametrize(
+    "words", ["status", "logs", "wait", "cancel", "top", "report", "delete", "exec -- true", "port-forward 80"]
+)
+def test_of_this_machine(place: LocalPlace, words: str) -> None:
+    command, *more = words.split()
+    done = hp_ext(command, "nobody", *more)
     assert (done.code, done.stderr) == (
         6,
-        "error: there is no local job named nobody\nhint: `hp-ext list` lists all\n",
+        "error: there is no local job named nobody\nhint: `hp-ext list` lists all local jobs; "
+        "for a job of another target, write its URL, such as hyperpod-slurm://CLUSTER/NAME\n",
     )
+
+
+@pytest.mark.parametrize("words", ["delete gpt", "exec gpt -- true", "port-forward gpt 80"])
+def test_a_local_job_has_no_objects_and_no_pods(place: LocalPlace, words: str) -> None:
+    with local_store.locked("gpt"):
+        local_store.create("gpt")
+    done = hp_ext(*words.split())
+    assert (done.code, "jobs of target local" in done.stderr) == (3, True)
 
 
 def test_of_slurm(place: LocalPlace) -> None:

@@ -111,7 +111,7 @@ def test_a_cluster_that_is_too_small_is_refused(spec: Path, tmp_path: Path) -> N
     cluster.write_text(f"name: c\nregion: us-west-2\ninstance_groups:\n  - {group}\n")
     done = hp_ext("validate", spec, "--cluster", cluster)
     assert done.code == 3
-    assert f"{spec}:3: nodes: the job needs 2 nodes, but cluster c has only 1, without spares" in done.stderr
+    assert f"{spec}:3: nodes: the job needs 2 nodes, but cluster c has only 1, not counting spares" in done.stderr
     spec.write_text("name: A\nscript: train.py\n")
     cluster.write_text("name: c\nregion: nowhere\n")
     done = hp_ext("validate", spec, "--cluster", cluster)

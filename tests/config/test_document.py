@@ -71,7 +71,8 @@ def test_what_json_cannot_hold_is_a_problem_with_its_line(text: str, message: st
 
 def test_yaml_that_is_nested_too_deep_is_one_mistake() -> None:
     (problem,) = parse("a: " + "[" * 5000, "job.yaml").problems
-    assert str(problem) == "job.yaml: the YAML is nested too deeply to be read"
+    message = "the YAML is nested too deeply to be read (use fewer levels of brackets, or of indent)"
+    assert str(problem) == f"job.yaml: {message}"
 
 
 def test_aliases_that_multiply_are_refused_at_once() -> None:

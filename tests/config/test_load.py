@@ -97,20 +97,20 @@ checkpoint:
             "must be a mapping, not the number 3",
             "valid: tiers, overlap, when_busy, finish_s, grace_s",
         ),
-        ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "must be a mapping", "write `kind: memory`"),
-        ("checkpoint: {tiers: [{}]}", "checkpoint.tiers.0.kind", "is missing", "add `kind: ...`"),
+        ("checkpoint: {tiers: [memory]}", "checkpoint.tiers.0", "must be a mapping", "write `{kind: memory}`"),
+        ("checkpoint: {tiers: [{}]}", "checkpoint.tiers.0.kind", "is missing", "add `kind`, one of memory, peer"),
         ("checkpoint: {when_busy: superseed}", "checkpoint.when_busy", "is not a valid value", "`supersede`?"),
-        ("checkpoint: {tiers: [{kind: s3, uri: x}]}", "checkpoint.tiers.0.uri", "right form: Bucket and prefix", ""),
+        ("checkpoint: {tiers: [{kind: s3, uri: x}]}", "checkpoint.tiers.0.uri", "`x` is not an S3 URI", "s3://bucket"),
         ("checkpoint: {tiers: [{kind: s3}]}", "checkpoint.tiers.0.uri", "is missing: Bucket", "add `uri: s3://"),
         ("chaos: {compare: 'yes'}", "chaos.compare", "must be true or false", "write true without quotes"),
         ("max_restarts: 3", "max_restarts", "is not a known field", "did you mean `restart.max_restarts`?"),
         ("zzz: 3", "zzz", "is not a known field", "valid: name, script, command, args"),
         ("restart: {max_restart: 1}", "restart.max_restart", "is not a known field", "did you mean `max_restarts`?"),
-        ("volumes: [{kind: claim, path: /a, claim: a, sub_path: ../x}]", "volumes.0.sub_path", "leads out of", ""),
+        ("volumes: [{kind: claim, path: /a, claim: a, sub_path: ../x}]", "volumes.0.sub_path", "leaves the", "without"),
         ("volumes: [{path: /fsx, claim: fsx}]", "volumes.0.kind", "is missing", "add `kind: claim`"),
         ("volumes: [{path: /fsx}]", "volumes.0.kind", "is missing", "one of claim, host, scratch, config, secret"),
-        ("volumes: [/fsx]", "volumes.0", "must be a mapping", "write `kind: ...`, one of claim, host, scratch"),
-        ("checkpoint: {tiers: [memroy]}", "checkpoint.tiers.0", "must be a mapping", "write `kind: memory`"),
+        ("volumes: [/fsx]", "volumes.0", "must be a mapping", "`{kind: ..., path: /fsx}` with one of the kinds claim,"),
+        ("checkpoint: {tiers: [memroy]}", "checkpoint.tiers.0", "must be a mapping", "did you mean `{kind: memory}`?"),
         (
             "checkpoint: {tiers: [s3://bkt/p]}",
             "checkpoint.tiers.0",
@@ -123,11 +123,11 @@ checkpoint:
         ("hostNetwork: true", "hostNetwork", "not a known field", "did you mean `kubernetes.host_network`?"),
         ("nodeSelector: {a: b}", "nodeSelector", "not a known field", "did you mean `scheduling.node_selector`?"),
         ("secrets: [a]", "secrets", "is not a known field", "did you mean `kubernetes.secret_env`?"),
-        ("working_dir: app", "working_dir", "`app` does not have the right form", "an absolute path, such as /app"),
-        ("volumes: [{kind: claim, path: x/y, claim: a}]", "volumes.0.path", "form", "an absolute path, such as /x/y"),
-        ("checkpoint: {tiers: [{kind: s3, uri: s3://b/p}]}", "checkpoint.tiers.0.uri", "form", "3 to 63 lower-case"),
-        ("checkpoint: {tiers: [{kind: s3, uri: s3://a_b}]}", "checkpoint.tiers.0.uri", "form", "digits, dots and"),
-        ("checkpoint: {tiers: [{kind: s3, uri: bkt}]}", "checkpoint.tiers.0.uri", "form", "such as s3://bucket/prefix"),
+        ("working_dir: app", "working_dir", "`app` is not an absolute path", "begins with /, such as /app"),
+        ("volumes: [{kind: claim, path: x/y, claim: a}]", "volumes.0.path", "absolute", "begins with /, such as /x/y"),
+        ("checkpoint: {tiers: [{kind: s3, uri: s3://b/p}]}", "checkpoint.tiers.0.uri", "`b` is", "3 to 63 lower-case"),
+        ("checkpoint: {tiers: [{kind: s3, uri: s3://a_b}]}", "checkpoint.tiers.0.uri", "`a_b` is", "digits, dots or"),
+        ("checkpoint: {tiers: [{kind: s3, uri: bkt}]}", "checkpoint.tiers.0.uri", "S3 URI", "such as s3://bkt"),
         ("shared_memory_mib: 64Gi", "shared_memory_mib", "not the text `64Gi`", "write 65536, which is 64Gi in MiB"),
         ("shared_memory_mib: 64 GB", "shared_memory_mib", "not the text `64 GB`", "write 61036, which is 64 GB in MiB"),
         ("timeouts: {run_s: 5d}", "timeouts.run_s", "not the text `5d`", "write 432000, which is 5d in seconds"),
@@ -238,7 +238,7 @@ def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_bytes(b"name: a\nscript: \xff\xfe\n")
     with pytest.raises(ConfigError, match=r"job\.yaml:2: is not UTF-8 text"):
         load(JobConfig, tmp_path / "job.yaml")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a folder, not a file"):
         load(JobConfig, tmp_path)
 
 

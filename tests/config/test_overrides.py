@@ -64,11 +64,11 @@ def test_the_last_of_two_wins() -> None:
         ("args=--lr 3", "args", """write --set 'args=["--lr", "3"]'"""),
         ("args=it's 3", "args", """write --set 'args=["it'"'"'s 3"]'"""),
         ("checkpoint.tiers.1.replicas=2", "checkpoint.tiers.1.replicas", "at most 1"),
-        ("args.5=x", "args.5", "index 2 appends an item"),
-        ("name.first=x", "name.first", ""),
+        ("args.5=x", "args.5", "write args.2 to append an item"),
+        ("name.first=x", "name.first", "write --set name=VALUE"),
         ("nodes", "", "write --set nodes=2"),
         ("=3", "", "write --set nodes=2"),
-        ("args=[1", "", "brackets"),
+        ("args=[1", "", "add the missing `]`"),
     ],
 )
 def test_a_problem_in_an_override_names_the_option(override: str, path: str, hint: str) -> None:

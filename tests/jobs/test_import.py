@@ -227,7 +227,7 @@ def test_partitions_of_accelerators_are_carried() -> None:
 
 
 def test_a_config_of_hyp_for_something_else_is_refused() -> None:
-    with pytest.raises(ConfigError, match="is a cluster-stack of hyp"):
+    with pytest.raises(ConfigError, match="is `cluster-stack`, but import reads only the template"):
         import_file("template: cluster-stack\nversion: 1.0\n", "config.yaml")
     wrong = HYP.replace("vcpu: 90.5", "vcpu: many").replace("volume:\n", "volume: 3\nothers:\n")
     with pytest.raises(ConfigError) as refused:

@@ -38,8 +38,8 @@ def told(text: str) -> list[str]:
     ("text", "says"),
     [
         ("mode: plain", "script: is missing"),
-        ("command: ./a.sh", "mode: mode ours works only with a script"),
-        ("command: ./a.sh\nmode: aws-checkpointless", "mode: mode aws-checkpointless works only with a script"),
+        ("command: ./a.sh", "mode: mode `ours`, the default, works only with a script"),
+        ("command: ./a.sh\nmode: aws-checkpointless", "mode: mode `aws-checkpointless` works only with a script"),
         ("command: ./a.sh\nmode: plain\nworking_dir: /a\nscript: a.py", "script: the command runs instead"),
         ("command: ./a.sh\nmode: plain\nargs: [a]", "args: arguments belong to a script"),
         ("command: [a, 4]\nmode: plain", "command: a command is a list of words"),
@@ -147,7 +147,7 @@ def test_what_srun_starts_without_python_is_a_command() -> None:
     ("old", "new", "says"),
     [
         ("value: /data", "valueFrom: {fieldRef: {fieldPath: metadata.name}}", "starts no Python file"),
-        ("command: [bash, -c]", "tty: false", "has arguments but no command"),
+        ("command: [bash, -c]", "tty: false", "the image's own program gets the arguments"),
         ("  pytorch", "  elasticPolicy: {minReplicas: 1, maxReplicas: 2}\n  pytorch", "starts no Python file"),
         ("./run.sh", "./run.sh ${STEPS}", "--set STEPS=VALUE"),
     ],

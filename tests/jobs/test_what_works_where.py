@@ -181,7 +181,7 @@ WHY_NOT: dict[str, dict[str, str]] = {
     RESIZE: {"torchrun": _NO_JOB},
     MOVE: {"torchrun": _NO_JOB},
     HANGS: {
-        "hyperpodrun": "our agent detects hangs, but `hyperpodrun` starts the ranks: use `log_rules`",
+        "hyperpodrun": "hangs are not detected, because `hyperpodrun` starts the ranks, not our agent: use `log_rules`",
         "torchrun": _NO_AGENT,
     },
 }

@@ -51,8 +51,13 @@ def subnets_have_room(cluster: ClusterConfig) -> Iterator[Problem]:
         largest, path, group = max(needs, key=lambda one: one[0])
         fits = max(free - (total - largest), 0) // machine_addresses(cluster, group)
         less = f"write at most {fits}, or " if fits else ""
-        message = f"the machines need {total} addresses, but {' and '.join(places)} has {free}"
-        hint = f"{less}use a larger subnet or range of addresses, or efa-only interfaces"
+        is_new = cluster.infrastructure is not None and set(places) <= set(cluster.infrastructure.network.zones)
+        subnets = f"the subnet in {places[0]}" if is_new else " and ".join(places)
+        message = f"the machines need {total} IP addresses, but {subnets} {'have' if places[1:] else 'has'} {free}"
+        machine = instance(group.instance_type)
+        efa = getattr(group, "network_interface", "efa-only") is None and machine is not None and (machine.efa or 1) > 1
+        hint = f"{less}use {'a larger infrastructure.network.cidr' if is_new else 'a larger subnet'}"
+        hint += ", or write network_interface: efa-only" if efa else ""
         yield Problem(message, path=f"{path}.count", hint=hint)
 
 
@@ -115,10 +120,9 @@ def plans_are_what_the_group_wants(cluster: ClusterConfig) -> Iterator[Problem]:
             message = f"the plan's machines are in {plan.zone}, but the group is in {' and '.join(zones)}"
             yield Problem(message, path=f"{path}.training_plan", hint=f"use a subnet in {plan.zone}")
         elif plan.count is not None and used[group.training_plan] > plan.count:
-            message = f"the plan has {plan.count} machines, but its groups need {used[group.training_plan]}"
-            yield Problem(
-                message, path=f"{path}.count", hint=f"set at most {plan.count} machines in all groups of the plan"
-            )
+            message = f"the plan has {plan.count} machines, but its groups together need {used[group.training_plan]}"
+            hint = f"reduce count, so that all groups of the plan together have at most {plan.count} machines"
+            yield Problem(message, path=f"{path}.count", hint=hint)
 
 
 @check(

@@ -74,7 +74,8 @@ def scripts_are_there(cluster: ClusterConfig) -> Iterator[Problem]:
             if name is not None and file not in there:
                 where = f"instance_groups.{index}.lifecycle"
                 path = f"{where}.{field}" if field in (group.lifecycle or group).model_fields_set else f"{where}.source"
-                yield Problem(f"there is no {file}", path=path, hint="upload the script, or correct its name")
+                hint = f"upload the script, or correct lifecycle.source or lifecycle.{field}"
+                yield Problem(f"there is no {file}", path=path, hint=hint)
 
 
 @check(
@@ -111,5 +112,5 @@ def kubernetes_fits(cluster: ClusterConfig) -> Iterator[Problem]:
 def the_tier_leaves_memory(cluster: ClusterConfig) -> Iterator[Problem]:
     tiered = cluster.tiered_storage
     if tiered is not None and tiered.enabled and (tiered.memory_percent or 0) >= 95:
-        message = f"{tiered.memory_percent} % of every node's memory leave no memory for pods"
+        message = f"the tier reserves {tiered.memory_percent} % of every node's memory, which is too much for pods"
         yield Problem(message, path="tiered_storage.memory_percent", hint="write 20")

@@ -22,8 +22,9 @@ def efa_is_there(cluster: ClusterConfig) -> Iterator[Problem]:
     for index, group in enumerate(cluster.instance_groups):
         machine = instance(group.instance_type)
         if group.network_interface is not None and machine is not None and machine.efa == 0:
-            message = f"{group.instance_type} has no EFA interface"
-            yield Problem(message, path=f"instance_groups.{index}.network_interface", hint="remove it")
+            message = f"is only valid for instance types with EFA, and {group.instance_type} has no EFA"
+            hint = "remove network_interface, or use a type with EFA"
+            yield Problem(message, path=f"instance_groups.{index}.network_interface", hint=hint)
 
 
 @check(

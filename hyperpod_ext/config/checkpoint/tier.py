@@ -114,7 +114,7 @@ class DurableTier(Tuned):
     def _one_clock(self) -> Self:
         default = type(self).model_fields["every_steps"].default  # dumped specs also set `every_steps`, to the default
         if self.every_seconds is not None and self.every_steps != default:
-            message = "every_steps and every_seconds both set the interval; keep one of them"
+            message = "every_steps and every_seconds both set the interval between saves; keep one of them"
             raise ContradictionError(message, "every_seconds")
         return self
 

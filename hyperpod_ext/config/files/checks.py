@@ -98,7 +98,8 @@ def command_stands_alone(job: JobConfig, _files: ListFiles | None) -> Iterator[F
             ("args",), "arguments belong to a script, but the spec has a command", "write the arguments in command"
         )
     if job.mode != "plain":
-        message = f"mode {job.mode} works only with a script: it cannot replace ranks of a command or save their state"
+        default = "" if "mode" in job.model_fields_set else ", the default,"
+        message = f"mode `{job.mode}`{default} works only with a script, because it cannot save the state of a command"
         yield Finding(("mode",), message, "write `mode: plain`, or use a script instead of a command")
 
 
@@ -148,8 +149,9 @@ def peer_copies_fit_the_nodes(job: JobConfig, _files: ListFiles | None) -> Itera
             continue
         most = job.nodes - 1
         hint = f"write at most {most}, or use more nodes" if most else "remove the peer tier, or use more nodes"
-        message = f"{tier.replicas} needs at least {tier.replicas + 1} nodes, because each copy is on another node, "
-        message += f"but nodes is {job.nodes}"
+        default = "" if "replicas" in tier.model_fields_set else " by default"
+        message = f"the number of copies on other nodes is {tier.replicas}{default}, which needs at least "
+        message += f"{tier.replicas + 1} nodes, but nodes is {job.nodes}"
         yield Finding(("checkpoint", "tiers", index, "replicas"), message, hint)
 
 
@@ -171,8 +173,8 @@ def parity_fits_the_nodes(job: JobConfig, _files: ListFiles | None) -> Iterator[
 def nixl_is_not_encrypted(job: JobConfig, _files: ListFiles | None) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
         if isinstance(tier, PeerTier) and tier.transport == "nixl" and job.network is not None and job.network.tls:
-            message = "network.tls requires encryption between memory servers, but NIXL does not encrypt"
-            hint = "remove `transport: nixl`; or network.tls, if the network itself encrypts"
+            message = "NIXL does not encrypt, but network.tls requires encryption between memory servers"
+            hint = "remove `transport: nixl`; or, if your network already encrypts, remove network.tls"
             yield Finding(("checkpoint", "tiers", index, "transport"), message, hint)
 
 
@@ -180,7 +182,7 @@ def ranks_can_be_done_without(job: JobConfig, _files: ListFiles | None) -> Itera
     path: Path = ("restart", "policy")
     if job.restart.policy == "wait":
         if job.restart.samples != "constant":
-            message = "has no effect, because healthy ranks wait for missing ranks"
+            message = "has no effect with `policy: wait`, under which healthy ranks wait for missing ranks"
             yield Finding(("restart", "samples"), message, "write `policy: continue`, or remove samples")
         return
     wait = "write `policy: wait`"

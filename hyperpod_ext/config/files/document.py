@@ -19,13 +19,19 @@ Path = tuple[str | int, ...]
 
 _PREFIX = "tag:yaml.org,2002:"
 _MERGE = _PREFIX + "merge"
-_WORDS = {"but found another document": "a second document starts here"}
+_WORDS = {
+    "but found another document": "a second document starts here",
+    "expected the node content, but found '<stream end>'": "the text ends in the middle of a value",
+    "expected ',' or ']', but got '<stream end>'": "the file ends before a list in brackets is closed",
+    "expected ',' or '}', but got '<stream end>'": "the file ends before a mapping in braces is closed",
+}
 _MOST_VALUES = 100_000
 """Maximum number of values in a document, more than any real spec has. The limit is needed because nested YAML aliases
 can expand ten lines to billions of values."""
 _LARGEST = 2**63 - 1
 """Largest whole number that Kubernetes, Slurm and SageMaker can read."""
 _TOO_DEEP = "the YAML is nested too deeply to be read"
+_LESS_DEEP = "use fewer levels of brackets, or of indent"
 _SCALARS = {"null", "bool", "int", "float", "str"}
 
 
@@ -108,7 +114,7 @@ def _read(text: str, source: str, *, single: bool) -> list[Document]:
     except yaml.YAMLError as error:
         return [Document(source, problems=[_syntax_problem(error, text, source)])]
     except RecursionError:
-        return [Document(source, problems=[Problem(_TOO_DEEP, source=source)])]
+        return [Document(source, problems=[Problem(_TOO_DEEP, source=source, hint=_LESS_DEEP)])]
     documents = [(Document(source), node) for node in nodes if node is not None]
     for document, node in documents:
         _fill(document, node)
@@ -125,7 +131,7 @@ def _fill(document: Document, node: yaml.Node) -> None:
         document.problems = [Problem(message, source=document.source, line=1, hint=hint)]
     except RecursionError:
         document.data = None
-        document.problems = [Problem(_TOO_DEEP, source=document.source)]
+        document.problems = [Problem(_TOO_DEEP, source=document.source, hint=_LESS_DEEP)]
 
 
 class _TooManyValuesError(Exception):
@@ -243,7 +249,7 @@ def _merged(node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node
 def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
         line = min(mark.line, max(text.count("\n") - text.endswith("\n"), 0)) + 1
-        detail = _WORDS.get(str(error.problem), str(error.problem))
+        detail = _WORDS.get(str(error.problem), str(error.problem)).replace("'<stream end>'", "the end of the text")
     else:
         line = text.count("\n", 0, getattr(error, "position", 0)) + 1
         detail = f"it contains the character U+{getattr(error, 'character', 0):04X}, which YAML does not allow"
@@ -258,7 +264,9 @@ def _syntax_hint(detail: str, text: str, line: int) -> str:
     if "mapping values" in detail:
         return "put text that contains a colon in quotes, and give fields of one group the same indent"
     if found := re.search("character U[+]([0-9A-F]{4})", detail):
-        return f"remove the character, or write it as \\u{found[1]} in double quotes"
+        return f"remove the character; in a value that needs it, write \\u{found[1]} in double quotes"
+    if "is closed" in detail:
+        return f"add the missing `{']' if 'list' in detail else '}'}`"
     if "second document" in detail:
         return "keep one document in the file: remove this line and all following lines"
     return "check the quotes, brackets and indent of this line and of the line above"

@@ -85,7 +85,7 @@ def _explain(
             example = f"add `{expected.path[-1]}: {_plain(expected.examples[0])}`" if expected.examples else ""
             return f"is missing: {_sentence(expected.description)}", example
         case "union_tag_not_found":
-            return "is missing: it sets the kind of the entry", _hint_for_kind(value, expected, tag_field(error))
+            return "is missing", _hint_for_kind(value, expected, tag_field(error))
         case "union_tag_invalid":
             return f"{_shown(value.get(tag_field(error)))} is not a valid kind", _hint_for_choice(
                 context["tag"], valid_tags(error)
@@ -95,11 +95,7 @@ def _explain(
                 str(value), _QUOTED.findall(context["expected"])
             )
         case "string_pattern_mismatch":
-            what = "the name " if expected.is_key else ""
-            return (
-                f"{what}{_shown(value)} does not have the right form: {_sentence(expected.description)}",
-                _hint_for_pattern(value, context["pattern"], expected),
-            )
+            return _of_pattern(value, context["pattern"], expected)
         case "string_too_long":
             return f"has {len(value)} characters", f"at most {context['max_length']} are allowed"
         case "too_long":
@@ -118,7 +114,9 @@ def _explain(
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping, not {named(value)}", _hint_for_fields(value, expected)
         case "value_error":
-            return str(context["error"]), ""  # not pydantic's own text, which begins with "Value error"
+            text = str(context["error"])  # not pydantic's own text, which begins with "Value error"
+            found = re.fullmatch(r"(.+); ((?:add|keep|remove|use|write) .+)", text, re.DOTALL)
+            return (found[1], found[2]) if found else (text, "")
     if kind in _BOUNDS:
         key, words = _BOUNDS[kind]
         bound = context[key]
@@ -143,7 +141,7 @@ def _hint_for_kind(value: object, expected: Expected, tag: str) -> str:
     kinds = kinds_of(expected.models, tag)
     given = set(value) if isinstance(value, dict) else set()
     fitting = [kind for kind, member in kinds.items() if given and given <= set(member.model_fields)]
-    return f"add `{tag}: {fitting[0]}`" if len(fitting) == 1 else f"add `{tag}: ...`, one of {', '.join(kinds)}"
+    return f"add `{tag}: {fitting[0]}`" if len(fitting) == 1 else f"add `{tag}`, one of {', '.join(kinds)}"
 
 
 def _hint_for_choice(value: str, valid: list[str]) -> str:
@@ -152,12 +150,25 @@ def _hint_for_choice(value: str, valid: list[str]) -> str:
     return f"did you mean `{found}`? valid: {listed}" if found and len(valid) > 1 else f"valid: {listed}"
 
 
+def _of_pattern(value: str, pattern: str, expected: Expected) -> tuple[str, str]:
+    """Return the message and the hint for a value that does not match `pattern`."""
+    for start, form in (("/", "an absolute path"), ("s3://", "an S3 URI")):
+        if value and "://" not in value and re.fullmatch(pattern, f"{start}{value}"):
+            return f"{_shown(value)} is not {form}", f"write a value that begins with {start}, such as {start}{value}"
+    if pattern.startswith("^s3://"):
+        bucket = value.removeprefix("s3://").partition("/")[0]
+        if not value.startswith("s3://") or not bucket:
+            return f"{_shown(value)} is not an S3 URI", "write s3://bucket/prefix"
+        if not re.fullmatch(pattern, f"s3://{bucket}"):
+            hint = "write 3 to 63 lower-case letters, digits, dots or dashes, with a letter or digit at both ends"
+            return f"{_shown(bucket)} is not a valid name of a bucket", hint
+    what = "the name " if expected.is_key else ""
+    message = f"{what}{_shown(value)} does not have the right form: {_sentence(expected.description)}"
+    return message, _hint_for_pattern(value, pattern, expected)
+
+
 def _hint_for_pattern(value: str, pattern: str, expected: Expected) -> str:
     """Return a hint with a value that is similar to `value` and matches `pattern`, or with an example."""
-    if value and re.fullmatch(pattern, f"/{value}"):
-        return f"write an absolute path, such as /{value}"
-    if value.startswith("s3://"):
-        return "the name of a bucket has 3 to 63 lower-case letters, digits, dots and dashes"
     for separator, text in (("-", value.lower()), ("_", value.upper())):
         candidate = re.sub(r"[^A-Za-z0-9]+", separator, text).strip(separator)
         if candidate and re.fullmatch(pattern, candidate):
@@ -237,10 +248,12 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
         kinds = kinds_of(members, "kind")
         if isinstance(value, str):
             if found := nearest(value, kinds):
-                return f"write `kind: {found}`"
+                return f"write `{{kind: {found}}}`" if found == value else f"did you mean `{{kind: {found}}}`?"
             if found := _as_the_one_field(value, kinds):
                 return f"write `{found}`"
-        return f"write `kind: ...`, one of {', '.join(kinds)}"
+        at_path = isinstance(value, str) and value[:1] == "/" and all("path" in one.model_fields for one in members)
+        entry = f"{{kind: ..., path: {value}}}" if at_path else "{kind: ...}"
+        return f"write `{entry}` with one of the kinds {', '.join(kinds)}"
     if members:
         return f"valid: {', '.join(members[0].model_fields)}"
     return "write one `NAME: value` per line"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,6 +93,9 @@ def read(
     if str(path) == "-":
         here = pathlib.Path()
         return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)
+    if str(path).endswith(".py"):
+        hint = "name a spec, such as job.yaml"
+        raise ConfigError([Problem("is a Python file, not a spec", source=str(path), hint=hint)])
     file, text = pathlib.Path(path), text_of(str(path))
     return read_text(model, text, str(path), overrides, lambda folder: _names_in(file.parent / folder), fill, more)
 
@@ -193,7 +197,9 @@ def text_of(path: str, most: int = _MOST_BYTES) -> str:
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
     except OSError as error:
         hint = "name a file, or write `-` for the standard input"
-        raise ConfigError([Problem(f"cannot be read: {error.strerror}", source=str(file), hint=hint)]) from None
+        is_folder = os.path.isdir(file)  # noqa: PTH112 - Path.is_dir raises OSError for some paths
+        message = "is a folder, not a file" if is_folder else f"cannot be read: {error.strerror}"
+        raise ConfigError([Problem(message, source=str(file), hint=hint)]) from None
 
 
 def _bytes_of(file: pathlib.Path, most: int) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hyperpod_ext.config.files.document import Document, Path, SourceLocation, dotted, parse
+from hyperpod_ext.counts import count
 from hyperpod_ext.errors import Problem
 
 
@@ -72,13 +73,14 @@ def _write(document: Document, path: Path, value: object, source: str) -> Proble
                 holder[part] = below
             document.locations.setdefault(path[: depth + 1], SourceLocation(source))
             holder = holder[part]
+        elif depth == 0:
+            return None  # validation reports that the document is no mapping
         elif isinstance(holder, list):
-            hint = f"items are counted from 0; index {len(holder)} appends an item"
-            return Problem(
-                f"`{around}` has {len(holder)} items in the file, and none has the index {part}", at, source, hint=hint
-            )
+            hint = f"write {around}.{len(holder)} to append an item; items are counted from 0"
+            return Problem(f"`{around}` has {count(len(holder), 'item')}, so there is no {at}", at, source, hint=hint)
         else:
-            return Problem(f"`{around}` is a single value without fields", at, source)
+            message = f"`{around}` is a single value, so it has no field `{part}`"
+            return Problem(message, at, source, hint=f"write --set {around}=VALUE")
     return None
 
 

@@ -121,5 +121,5 @@ class Registry(Generic[S]):
         for name in ids:
             if name not in known:
                 hint = suggest(name, known)
-                raise KeyError(f"there is no rule {name}: {hint if len(hint) < 80 else 'see hp-ext explain'}")
+                raise KeyError(f"there is no rule {name} ({hint if len(hint) < 80 else '`hp-ext explain` lists all'})")
         return tuple(ids)

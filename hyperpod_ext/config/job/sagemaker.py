@@ -28,7 +28,7 @@ ChannelName = Annotated[
 
 def _not_of_aws(key: str) -> str:
     if key.lower().startswith("aws:"):
-        raise ValueError("keys that begin with aws: are reserved for AWS")
+        raise ValueError("keys that begin with `aws:` are reserved for AWS; use another key")
     return key
 
 

@@ -42,4 +42,5 @@ def unread_secret(
     if not user or is_read:
         return None
     who, add = ("a user other than root", 1000) if user is True else (f"user {user}", user)
-    return part, name, f"{who} cannot read {secret}: the pod has no fsGroup", add
+    why = "the pod has no fsGroup" if group is None else f"the pod's fsGroup is {group}"
+    return part, name, f"{who} cannot read {secret}, because {why}", add

@@ -63,11 +63,11 @@ def unsupported(job: JobConfig, target: str, can: Capabilities) -> Iterator[Prob
             )
     with_agents = "network" in can.reads and job.has_agent
     if job.network is not None and job.network.tls and not with_agents:
-        where = f"mode {job.mode}" if job.mode != "ours" else f"target {target}"
+        where = f"mode {job.mode}" if "network" in can.reads else f"target {target}"
         yield Problem(
-            f"{where} has no TLS between nodes, because this project's agent does not run these jobs",
+            f"{where} does not support TLS between nodes",
             path="network.tls",
-            hint="remove network.tls, and encrypt in the network: see docs/security.md",
+            hint="remove network.tls; to encrypt, use a network that encrypts: see docs/security.md",
         )
     if job.chaos is not None and not can.chaos:
         yield from _no_rehearsal(job, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 _NAME = r"HPX_\w+|PET_\w+|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|MASTER_(?:ADDR|PORT)"
-_ASSIGNED = re.compile(rf"(?<![\w$])(?:{_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b(?:{_NAME})\b")
+_ASSIGNED = re.compile(rf"(?<![\w$])({_NAME})\+?=|\b(?:unset|read|readonly)\b[^;&|]*\b({_NAME})\b")
 
 NODES_OF_OPERATOR = "NNODES"
 """Environment variable in which HyperPod's operator passes the number of nodes. Specs for HyperPod's operator may not
@@ -19,4 +19,11 @@ def is_of_ranks(name: str) -> bool:
 
 def changes_ranks(line: str) -> bool:
     """Return whether a line of a shell script sets or unsets a variable that identifies ranks."""
-    return _ASSIGNED.search(line) is not None
+    return changed_variable(line) is not None
+
+
+def changed_variable(line: str) -> str | None:
+    """Return a variable that identifies ranks and that a line of a shell script sets or unsets; None if there is
+    none."""
+    found = _ASSIGNED.search(line)
+    return (found[1] or found[2]) if found else None

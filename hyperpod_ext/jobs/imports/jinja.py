@@ -62,13 +62,14 @@ def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, 
         ) from None
     except (UndefinedError, TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise ConfigError([Problem(f"the template cannot be filled: {error}", source=source)]) from None
-    raise ConfigError(
-        [_about(f"the template needs a value for {name}", name, source, line) for name, line in needed.items()]
-    )
+    lists = {loop.iter.name for loop in parsed.find_all(nodes.For) if isinstance(loop.iter, nodes.Name)}
+    missing = "the template needs a value for {}"
+    raise ConfigError([_about(missing.format(n), n, source, line, n in lists) for n, line in needed.items()])
 
 
-def _about(what: str, name: str, source: str, line: int) -> Problem:
-    return Problem(what, name, source, line, HOW.format(name=name))
+def _about(what: str, name: str, source: str, line: int, is_list: bool = False) -> Problem:
+    how = "set it with --values FILE, because the template needs a list" if is_list else HOW.format(name=name)
+    return Problem(what, name, source, line, how)
 
 
 def _names(parsed: nodes.Template, values: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:

@@ -102,7 +102,7 @@ class Launch:
         return {"script": self.script, "args": self.args}
 
     def other_options(self) -> dict[str, str]:
-        """Return the launcher's options that the rendered file does not set itself."""
+        """Return the options of the imported command that a rendered file would lose, because it does not set them."""
         return {name: value for name, value in self.options.items() if not self._is_replaced(name, value)}
 
     def replaced(self) -> Iterator[str]:

@@ -80,48 +80,47 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
     if job.kubernetes.launcher != "ours":
         if job.kubernetes.operator_addresses:
             yield Problem(
-                "hyperpodrun accepts commands from every address",
+                "has no effect under hyperpodrun, which accepts commands from every address",
                 path="kubernetes.operator_addresses",
-                hint="remove this field, or write `launcher: ours`",
+                hint="remove this field, or write `kubernetes.launcher: ours`",
             )
-        if job.chaos is not None and job.chaos.faults:
+        if job.chaos is not None and job.chaos.faults and job.has_agent:  # other modes have no faults at all
             yield Problem(
                 "has no effect under hyperpodrun, which cannot kill ranks on request",
                 path="chaos.faults",
-                hint="write `inject` with kind sigkill, or `kubernetes.launcher: ours`",
+                hint="use chaos.inject with kind sigkill, or write `kubernetes.launcher: ours`",
             )
         if job.restarts_script:
             yield Problem(
-                "hyperpodrun restarts workers itself, without preloaded imports; mode `run` needs this project's agent",
+                "mode `run` needs this project's agent, but kubernetes.launcher is hyperpodrun",
                 path="mode",
-                hint="write `kubernetes.launcher: ours`",
+                hint="write `kubernetes.launcher: ours`, or `mode: ours`",
             )
         if job.compat is not None:
             yield Problem(
                 "has no effect under hyperpodrun, which starts the script without this project's agent",
                 path="compat",
-                hint="write `kubernetes.launcher: ours`",
+                hint="write `kubernetes.launcher: ours`, or remove compat",
             )
         if job.restart.policy == "continue" and job.mode == "ours":
             yield Problem(
-                "hyperpodrun stops all ranks after a fault; only this project's agents let healthy ranks continue",
+                "`continue` does not work under hyperpodrun, which stops all ranks after a fault",
                 path="restart.policy",
                 hint="write `kubernetes.launcher: ours`, or `policy: wait`",
             )
         for index, tier in enumerate(job.checkpoint.tiers):
             if isinstance(tier, PeerTier) and tier.parity is not None:
                 yield Problem(
-                    "hyperpodrun does not support parity; only this project's agents do",
+                    "hyperpodrun does not support parity",
                     path=f"checkpoint.tiers.{index}.parity",
                     hint="write `kubernetes.launcher: ours`, or use `replicas` instead",
                 )
         return
-    back = "write `launcher: hyperpodrun`"
     if not job.has_agent:
         yield Problem(
-            f"this project's agent runs jobs of mode ours or run, but the mode is {job.mode}",
+            f"launcher `ours` works only with mode ours or run, but the mode is {job.mode}",
             path="kubernetes.launcher",
-            hint=back,
+            hint="write `launcher: hyperpodrun`, or `mode: ours`",
         )
 
 

@@ -238,6 +238,7 @@ def find(name: str) -> Submission:
 
     if (submission := latest(name)) is None:
         hint = suggest_or_list(name, names(), "hp-ext list")
+        hint += " local jobs; for a job of another target, write its URL, such as hyperpod-slurm://CLUSTER/NAME"
         raise NotFoundError(f"there is no local job named {name}", hint=hint)
     return submission
 

@@ -83,7 +83,7 @@ def policy_reaches_the_pods(context: Context) -> Iterator[Finding]:
     if only.host_network and only.network_policy:
         yield Finding(
             ("kubernetes", "host_network"),
-            "a NetworkPolicy has no effect on the node's own network",
+            "a NetworkPolicy does not protect pods on the node's own network",
             "remove host_network",
         )
 
@@ -105,7 +105,7 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
             yield Finding(
                 ("volumes", index, "path"), f"{seen[place]} already has the path `{place}`", "choose another path"
             )
-        seen.setdefault(place, f"volume {index}")
+        seen.setdefault(place, f"volumes.{index}")
         if place == "/":
             yield from _instead_of_memory(("volumes", index, "path"), place)
     for index, mount in enumerate(context.job.kubernetes.container.get("volumeMounts", ())):
@@ -145,7 +145,7 @@ def _instead_of_memory(path: Path, place: str) -> Iterator[Finding]:
         place: path of the mount in the container.
     """
     if place == "/":
-        yield Finding(path, "a mount at / would hide all files of the image, and /dev/shm", "choose another path")
+        yield Finding(path, "a mount at / would hide all files of the image and /dev/shm", "choose another path")
     elif is_below(_SHARED_MEMORY, place):
         message = f"would replace {_SHARED_MEMORY}, the memory that ranks share"
         hint = "choose another path; to set the size of this memory, use shared_memory_mib"
@@ -166,8 +166,9 @@ def addresses_are_each_pods_own(context: Context) -> Iterator[Finding]:
         return
     for path, place, _ in _of_more_than_the_pod(job):
         if is_below(labels.ADDRESSES_DIR, place) and place.rstrip("/"):
-            message = f"pods would share {labels.ADDRESSES_DIR}, where hyperpodrun stores each pod's addresses"
-            yield Finding(path, message, "choose another path, or a volume of kind scratch")
+            message = f"would make pods share {labels.ADDRESSES_DIR}, where hyperpodrun stores each pod's addresses"
+            own = "a volume of kind scratch" if path[0] == "volumes" else "an emptyDir"
+            yield Finding(path, message, f"choose another path, or {own}")
 
 
 @rule(
@@ -208,10 +209,11 @@ def groups_add_up(context: Context) -> Iterator[Finding]:
             )
     total = sum(group.nodes for group in job.node_groups)
     if total != job.nodes:
-        yield Finding(("nodes",), f"is {job.nodes}, but node_groups have {total} nodes in total", f"write {total}")
+        hint = f"write {total}, or correct nodes of the groups"
+        yield Finding(("nodes",), f"is {job.nodes}, but node_groups have {total} nodes in total", hint)
     most = sum(group.max_nodes or group.nodes for group in job.node_groups)
     if job.elastic is not None and most != job.elastic.max_nodes:
-        message = f"is {job.elastic.max_nodes}, but node_groups grow to {most} nodes in total"
+        message = f"is {job.elastic.max_nodes}, but node_groups have at most {most} nodes in total"
         yield Finding(("elastic", "max_nodes"), message, f"write {most}, or correct max_nodes of the groups")
     for index, group in enumerate(job.node_groups):
         if group.max_nodes is not None and group.max_nodes < group.nodes:
@@ -312,7 +314,8 @@ def auto_resume_has_its_namespace(context: Context) -> Iterator[Finding]:
     job, namespace = context.job, context.job.kubernetes.namespace
     asked = context.target == "kubeflow" and job.relaunch.max_times is not None
     if asked and namespace is not None and not namespace.startswith(_AUTO_RESUME_NAMESPACES):
-        message = f"HyperPod does not resume jobs in namespace {namespace}"
+        message = f"HyperPod does not resume jobs in namespace {namespace}, where max_times is only the operator's "
+        message += "back-off limit"
         yield Finding(
             ("relaunch", "max_times"), message, "use namespace kubeflow, or a namespace that begins with hyperpod"
         )

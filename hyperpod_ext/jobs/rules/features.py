@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hyperpod_ext.config.files.checks import Finding
-from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.contract.targets import TARGETS, get_target
 from hyperpod_ext.jobs.rules import Context, rule
 
@@ -70,7 +69,7 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
         )
     elif not elastic.min_nodes <= job.nodes <= elastic.max_nodes:
         hint = f"write a number from {elastic.min_nodes} to {elastic.max_nodes}"
-        yield Finding(("nodes",), f"an elastic job cannot start with {count(job.nodes, 'node')}", hint)
+        yield Finding(("nodes",), f"{job.nodes} is not between elastic.min_nodes and elastic.max_nodes", hint)
     for index, size in enumerate(elastic.sizes):
         if not elastic.min_nodes <= size <= elastic.max_nodes:
             yield Finding(("elastic", "sizes", index), f"{size} is outside min_nodes and max_nodes", "remove it")
@@ -80,7 +79,8 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
             ("elastic", "sizes"), "sizes must be sorted, smallest first, without repetitions", f"write [{listed}]"
         )
     elif elastic.sizes and job.nodes not in elastic.sizes:
-        yield Finding(("nodes",), f"{job.nodes} is not one of elastic.sizes", "choose one of elastic.sizes")
+        hint = f"write {' or '.join(map(str, elastic.sizes))}"
+        yield Finding(("nodes",), f"{job.nodes} is not one of elastic.sizes", hint)
 
 
 @rule(
@@ -92,10 +92,9 @@ def elastic_bounds(context: Context) -> Iterator[Finding]:
 )
 def spares_need_a_queue(context: Context) -> Iterator[Finding]:
     job = context.job
-    asked = job.spares_in_all
-    if context.target == "hyperpod-eks" and asked and job.scheduling.queue is None:
-        hint = "add scheduling.queue: NAMESPACE-localqueue, or remove the spares"
-        yield Finding(("spares",), f"the job has {count(asked, 'spare')}, but no queue of Kueue to reserve them", hint)
+    if context.target == "hyperpod-eks" and job.spares_in_all and job.scheduling.queue is None:
+        hint = "add scheduling.queue, such as NAMESPACE-localqueue, or remove the spares"
+        yield Finding(("spares",), "spares are reserved through a queue of Kueue, but the job has no queue", hint)
 
 
 @rule(
@@ -112,8 +111,8 @@ def spares_are_those_of_groups(context: Context) -> Iterator[Finding]:
     # HPX147 reports jobs with spares both in the job and in a group
     grouped = job.node_groups and not any(group.spares for group in job.node_groups)
     if job.spares and grouped:
-        hint = f"remove it, and write node_groups.0.spares: {job.spares}, for example"
-        yield Finding(("spares",), "the spec has node_groups, so only spares of a group are used", hint)
+        hint = f"remove this field, and write `spares: {job.spares}` in a group of node_groups"
+        yield Finding(("spares",), "has no effect, because each group in node_groups has its own spares", hint)
 
 
 @rule(
@@ -129,9 +128,9 @@ def checkpointless_needs_replicas(context: Context) -> Iterator[Finding]:
     copies = job.world_size // job.parallelism.ranks_per_copy
     if job.mode == "aws-checkpointless" and copies < 2:
         least = 2 * job.parallelism.ranks_per_copy
-        message = f"a lost rank gets its state from a second copy of the model, which needs {least} ranks, but the job "
-        message += f"has {job.world_size}"
-        yield Finding(("nodes",), message, f"use at least {least} ranks")
+        message = f"mode {job.mode} restores a lost rank from a second copy of the model, which needs {least} ranks, "
+        message += f"but the job has {job.world_size}"
+        yield Finding(("nodes",), message, f"raise nodes or workers_per_node, to at least {least} ranks in total")
 
 
 @rule(
@@ -164,8 +163,8 @@ def elastic_on_spot(context: Context) -> Iterator[Finding]:
     groups = context.cluster.instance_groups if context.cluster else ()
     spot = [group.name for group in groups if group.capacity == "spot"]
     if context.job.elastic is not None and spot:
-        message = f"group {spot[0]} of the cluster has spot machines, which elastic training of AWS does not support"
-        yield Finding(("elastic",), message, "use on-demand machines")
+        message = f"AWS's elastic training does not support spot machines, but instance group `{spot[0]}` has them"
+        yield Finding(("elastic",), message, "use on-demand machines, or remove elastic")
 
 
 @rule(
@@ -208,7 +207,8 @@ def checkpointless_needs_node_recovery(context: Context) -> Iterator[Finding]:
 def elastic_needs_a_pytorchjob(context: Context) -> Iterator[Finding]:
     job = context.job
     if context.target == "kubeflow" and job.elastic is not None and job.kubernetes.kubeflow_api == "trainjob":
-        yield Finding(("elastic",), "a TrainJob has a fixed number of nodes", "write kubeflow_api: pytorchjob")
+        hint = "write kubernetes.kubeflow_api: pytorchjob, or remove elastic"
+        yield Finding(("elastic",), "a TrainJob has a fixed number of nodes", hint)
 
 
 @rule(
@@ -235,7 +235,7 @@ def elastic_with_autoscaling(context: Context) -> Iterator[Finding]:
     if context.job.elastic is not None and scaling is not None and scaling.enabled:
         yield Finding(
             ("elastic", "max_nodes"),
-            f"the cluster buys machines until the job has {context.job.elastic.max_nodes} nodes",
+            f"the cluster's autoscaler buys machines until the job has {context.job.elastic.max_nodes} nodes",
             "set a ResourceQuota for the namespace, or lower max_nodes",
         )
 
@@ -269,8 +269,9 @@ def skipped_copies_meet(context: Context) -> Iterator[Finding]:
     skips = job.mode == "ours" and job.nodes > 1 and job.checkpoint.when_busy == "skip"
     on_disks = any(tier.on_node for tier in job.checkpoint.durable())
     if skips and (on_disks or job.checkpoint.peer() is not None):
-        message = "nodes may skip different steps, and the job restarts from the newest step that all nodes have"
-        yield Finding(("checkpoint", "when_busy"), message, "write supersede")
+        message = "nodes may skip different steps, so a restart may lose more steps: it uses the newest step that all "
+        message += "nodes have"
+        yield Finding(("checkpoint", "when_busy"), message, "write supersede or wait")
 
 
 _ROOTLESS = ("HPCT_USE_CONN_DATA", "HPCT_USE_ROOTLESS", "TORCH_SKIP_TCPSTORE")
@@ -291,5 +292,4 @@ def rootless_stays_on(context: Context) -> Iterator[Finding]:
         return
     for name in _ROOTLESS:
         if context.job.env.get(name, "1") != "1":
-            message = f"{name} has no effect in mode `ours`, whose process groups use no root process and no TCPStore"
-            yield Finding(("env", name), message, "remove it")
+            yield Finding(("env", name), "has no effect in mode `ours`", "remove it")

@@ -33,8 +33,8 @@ def image_is_named(context: Context) -> Iterator[Finding]:
         if context.cluster is None:
             yield Finding(
                 ("image",),
-                "is missing: AWS's image depends on the region, which is unknown",
-                "add image, or --cluster FILE",
+                "is missing: the default, AWS's image, depends on the region, which is unknown",
+                "add image, or the option --cluster FILE",
             )
         return  # the cluster's region determines the image; HPX132 reports regions without AWS's image
     known = training_image(context.cluster.region) if context.cluster is not None else None
@@ -50,6 +50,25 @@ _REFERENCE = re.compile(
     re.ASCII,
 )
 """Pattern of an image name, `registry:port/path:tag@digest`, as container runtimes accept it."""
+_FULL_NAME = "write REGISTRY/NAME:TAG"
+_FAULTS = (
+    (r".*\s.*", "contains a space", "remove the space"),
+    (r".*://.*", "begins with a URL scheme", "remove the scheme, such as https://"),
+    (r"/.*", "is a path, not an image name", _FULL_NAME),
+    (r"(?:.*/)?[^/@]*:[^/@]*:[^/@]*(?:@.*)?", "has two tags", _FULL_NAME),
+    (r"[^@]+@[^/]*", "has an invalid digest", "write 64 hexadecimal digits after @sha256:, or a tag instead"),
+)
+"""Patterns of invalid image names, each with the fault and a hint."""
+
+
+def _fault(image: str) -> tuple[str, str]:
+    """Return the fault of an invalid image name, and a hint."""
+    if _REFERENCE.fullmatch(image.lower()):
+        return "has upper-case letters before the tag", "write them in lower case"
+    if "@" in image and not _REFERENCE.fullmatch(image.partition("@")[0]):
+        image = image.partition("@")[0]  # the digest may be valid
+    found = [(fault, hint) for form, fault, hint in _FAULTS if re.fullmatch(form, image, re.DOTALL)]
+    return found[0] if found else ("is not a valid image name", f"{_FULL_NAME} in lower-case letters")
 
 
 @rule(
@@ -62,8 +81,8 @@ _REFERENCE = re.compile(
 def image_name_is_one(context: Context) -> Iterator[Finding]:
     image = context.job.image
     if context.target in KUBERNETES and image is not None and not _REFERENCE.fullmatch(image):
-        hint = "write REGISTRY/NAME:TAG in lower-case letters, without https:// and without spaces"
-        yield Finding(("image",), f"`{image}` is not a valid image name", hint)
+        fault, hint = _fault(image)
+        yield Finding(("image",), f"`{image}` {fault}", hint)
 
 
 @rule(
@@ -138,8 +157,9 @@ def image_is_pinned(context: Context) -> Iterator[Finding]:
         return
     tag = image.rpartition("/")[2].partition(":")[2]
     if tag in ("", "latest"):
-        named = f"tag `{tag}`" if tag else "an image without a tag"
-        yield Finding(("image",), f"{named} may be another build later", "use a tag that never changes")
+        named = f"with tag `{tag}`" if tag else "without a tag"
+        message = f"{named}, a node that joins later may run another build"
+        yield Finding(("image",), message, "use a tag that never changes")
 
 
 @rule(

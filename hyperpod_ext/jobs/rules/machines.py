@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.instances import Instance, instance, instances, usable_cpus, usable_memory_mib
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
-from hyperpod_ext.config.files.nearest import suggest
+from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.config.job.volumes import ScratchVolume
 from hyperpod_ext.counts import count
 from hyperpod_ext.jobs.kubernetes.sizes import NodeShare, instance_type_of, spans_nodes
@@ -41,7 +42,8 @@ def accelerators_fit(context: Context) -> Iterator[Finding]:
         own = share.accelerator_resource == machine.accelerator_resource
         if own and share.accelerators > machine.accelerators:
             path = ("resources", "accelerators") if context.job.resources.accelerators else ("workers_per_node",)
-            message = f"{machine.name} has {machine.accelerators} {machine.accelerator}, not {share.accelerators}"
+            message = f"{machine.name} has {machine.accelerators} {machine.accelerator}, but the job needs "
+            message += f"{share.accelerators} on each node"
             yield Finding(path, message, f"write at most {machine.accelerators}")
             return
 
@@ -62,8 +64,10 @@ def workers_use_the_accelerators(context: Context) -> Iterator[Finding]:
         if machine.neuron_cores or not share.accelerators or share.accelerator_resource != machine.accelerator_resource:
             continue
         if share.accelerators != workers:
-            message = f"{share.accelerators} accelerators for {count(workers, 'worker')} of a node; a worker uses one"
-            yield Finding(("workers_per_node",), message, f"write {share.accelerators}")
+            message = f"is {workers}, but the job requests {count(share.accelerators, 'accelerator')} on each node, "
+            message += "and each worker uses one"
+            hint = f"write {share.accelerators}, or set resources.accelerators to {workers}"
+            yield Finding(("workers_per_node",), message, hint)
             return
 
 
@@ -99,8 +103,9 @@ def efa_is_known(context: Context) -> Iterator[Finding]:
         return
     for path, machine, _share in _machines(context):
         if machine.efa is None:
-            message = f"the catalog does not have the number of EFA interfaces of {machine.name}"
-            yield Finding(path, message, "write resources.efa")
+            message = f"the number of EFA interfaces of {machine.name} is not in the catalog of hp-ext"
+            hint = "set resources.efa to the number that `aws ec2 describe-instance-types` shows, or to 0 for TCP"
+            yield Finding(path, message, hint)
             return
 
 
@@ -182,10 +187,24 @@ def instance_type_is_known(context: Context) -> Iterator[Finding]:
     known = instances()
     for path, name in named:
         if name is not None and name not in known:
-            near = suggest(name, known)
-            yield Finding(
-                path, f"`{name}` is not in the catalog", near if "did you mean" in near else "see hp-ext instances"
-            )
+            near = _of_same_family(name, known) or nearest(name, known)
+            hint = (f"did you mean `{near}`? " if near else "") + "`hp-ext instances --all` lists all"
+            yield Finding(path, f"`{name}` is not in the catalog", hint)
+
+
+_FAMILY_AND_SIZE = re.compile(r"(.+)\.([0-9]{1,4})xlarge")
+
+
+def _of_same_family(name: str, known: Iterable[str]) -> str | None:
+    """Return the known type of the same family with the most similar size, such as `ml.p5.48xlarge` for
+    `ml.p5.49xlarge`. None if the family is unknown."""
+    asked = _FAMILY_AND_SIZE.fullmatch(name)
+    if asked is None:
+        return None
+    family, size = asked[1], int(asked[2])
+    found = [one for one in map(_FAMILY_AND_SIZE.fullmatch, known) if one and one[1] == family]
+    closest = min(found, key=lambda one: abs(int(one[2]) - size), default=None)
+    return closest[0] if closest else None
 
 
 @rule(
@@ -208,8 +227,8 @@ def selected_nodes_are_of_the_type(context: Context) -> Iterator[Finding]:
         for label in (labels.INSTANCE_TYPE, f"beta.{labels.INSTANCE_TYPE.removeprefix('node.')}"):
             other = selected.get(label)  # outside HyperPod, the label's value has no prefix `ml.`
             if wanted and other and other.removeprefix("ml.") != wanted.removeprefix("ml."):
-                message = f"selects {other}, but the pods' requests are for {wanted}"
-                yield Finding((*path, label), message, f"remove it, or write {other} as instance_type")
+                message = f"selects {other}, but instance_type is {wanted}"
+                yield Finding((*path, label), message, f"remove the selector, or write {other} as instance_type")
 
 
 @rule(
@@ -233,9 +252,10 @@ def memory_is_enough(context: Context) -> Iterator[Finding]:
     total = sum(parts.values())
     if memory is not None and total > memory:
         path = max(parts, key=lambda one: parts[one])
-        listed = " + ".join(f"{dotted} {size}" for (dotted, *_), size in parts.items() if size)
-        message = f"these fields need {total} MiB of the pod's memory, but the pod has {memory} MiB: {listed}"
-        yield Finding(path, message, "lower them, or give the pod more memory")
+        names = {"checkpoint": "the memory tier's budget_mib", "volumes": "size_mib of volumes in memory"}
+        listed = " plus ".join(f"the {size} MiB of {names.get(one, one)}" for (one, *_), size in parts.items() if size)
+        message = f"the pod has {memory} MiB of memory, which is less than {listed}"
+        yield Finding(path, message, "write a smaller number, or give the pod more memory")
 
 
 @rule(
@@ -252,13 +272,14 @@ def cluster_has_the_machines(context: Context) -> Iterator[Finding]:
     there = sum(group.count - group.spares for group in cluster.instance_groups if group.instance_type == wanted)
     path = ("resources", "instance_type")
     if not there:
-        types = ", ".join(sorted({group.instance_type for group in cluster.instance_groups}))
-        yield Finding(path, f"cluster {cluster.name} has no machines of type {wanted}", f"it has: {types}")
+        types = " or ".join(sorted({group.instance_type for group in cluster.instance_groups}))
+        hint = f"use {types}, or add a group of this type to the cluster"
+        yield Finding(path, f"cluster {cluster.name} has no machines of type {wanted}", hint)
     elif there < context.job.nodes:
         yield Finding(
             path,
-            f"cluster {cluster.name} has only {count(there, 'machine')} of type {wanted}, without spares",
-            f"write nodes: {there}",
+            f"cluster {cluster.name} has only {count(there, 'machine')} of type {wanted}, not counting spares",
+            f"write nodes: {there}, or add machines to the cluster",
         )
 
 
@@ -275,11 +296,12 @@ def slices_are_used_alone(context: Context) -> Iterator[Finding]:
     if not (asked.accelerator_resource or "").startswith("nvidia.com/mig-"):
         return
     if (asked.accelerators or 0) > job.workers_per_node:
-        message = f"{asked.accelerators} slices for {job.workers_per_node} workers, but each worker uses one slice"
+        workers = count(job.workers_per_node, "worker")
+        message = f"{asked.accelerators} slices for {workers}, but each worker uses one slice"
         yield Finding(("resources", "accelerators"), message, f"write {job.workers_per_node}")
     if job.world_size > 1:
-        message = f"NCCL cannot connect {job.world_size} ranks on slices of GPUs"
-        yield Finding(("resources", "accelerator_resource"), message, "use whole GPUs")
+        message = f"NCCL cannot connect {job.world_size} ranks on MIG slices of GPUs"
+        yield Finding(("resources", "accelerator_resource"), message, "remove it, to use whole GPUs")
 
 
 @rule(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -20,8 +21,10 @@ from hyperpod_ext.jobs.rules import Context, rule
 def copies_are_complete(context: Context) -> Iterator[Finding]:
     job, each = context.job, context.job.parallelism.ranks_per_copy
     if job.world_size % each:
-        message = f"{job.world_size} ranks are not a multiple of the {each} ranks that hold one copy of the model"
-        yield Finding(("parallelism",), message, f"use {-(-job.world_size // each) * each} ranks, for example")
+        message = f"the job has {job.world_size} ranks, which is not a multiple of the {each} ranks of one copy of the "
+        message += "model"
+        unit = each // math.gcd(each, job.workers_per_node)
+        yield Finding(("parallelism",), message, f"write nodes: {-(-job.nodes // unit) * unit}, for example")
 
 
 @rule(
@@ -36,9 +39,9 @@ def copies_are_complete(context: Context) -> Iterator[Finding]:
 def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     job, tensor = context.job, context.job.parallelism.tensor
     if tensor > 1 and job.workers_per_node % tensor:
-        message = f"the {tensor} ranks that share a layer should be on one node, but workers_per_node is "
-        message += f"{job.workers_per_node}"
-        hint = f"write a divisor of {job.workers_per_node}" if job.workers_per_node > 1 else "write 1"
+        message = "ranks that share a layer would be on different nodes, because workers_per_node is "
+        message += f"{job.workers_per_node}, not a multiple of {tensor}"
+        hint = f"write a divisor of {job.workers_per_node}" if job.workers_per_node > 1 else "write tensor: 1"
         yield Finding(("parallelism", "tensor"), message, f"{hint}, or set workers_per_node to a multiple of {tensor}")
 
 
@@ -49,7 +52,7 @@ def tensor_stays_on_a_node(context: Context) -> Iterator[Finding]:
     "An elastic job runs on several numbers of nodes. The global batch must divide evenly among the ranks for each "
     "number.",
     "Choose a batch that each possible number of ranks divides, or limit elastic.sizes to numbers that divide it.",
-    reads=("global_batch_size", "workers_per_node", "elastic"),
+    reads=("global_batch_size", "nodes", "workers_per_node", "elastic"),
 )
 def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     job, elastic, batch = context.job, context.job.elastic, context.job.global_batch_size
@@ -62,8 +65,10 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
     if wrong:
         listed = ", ".join(map(str, wrong[:8])) + (", ..." if len(wrong) > 8 else "")
         right = [size for size in sizes if size not in wrong]
-        hint = f"write sizes: {right}" if right else "choose another batch"
-        yield Finding(("global_batch_size",), f"{batch} cannot be divided evenly on {listed} nodes", hint)
+        instead = " instead of elastic.step" if elastic.step else ""
+        hint = f"write elastic.sizes: {right}{instead}" if job.nodes in right else "choose another batch"
+        message = f"{batch} cannot be divided evenly among the ranks of {listed} nodes, which elastic allows"
+        yield Finding(("global_batch_size",), message, hint)
 
 
 @rule(
@@ -77,11 +82,12 @@ def batch_divides_at_every_size(context: Context) -> Iterator[Finding]:
 def budgets_are_in_order(context: Context) -> Iterator[Finding]:
     again = context.job.relaunch
     if again.after_restarts and again.max_process_restarts and again.after_restarts > again.max_process_restarts:
-        message = f"is never reached: the job fails after max_process_restarts, {again.max_process_restarts}"
+        message = f"is never reached, because the job fails after {again.max_process_restarts} restarts, the value of "
+        message += "max_process_restarts"
         yield Finding(("relaunch", "after_restarts"), message, f"write at most {again.max_process_restarts}")
     if again.after_restarts and again.max_times == 0:
-        message = "has no effect, because max_times allows no restart of the whole job"
-        yield Finding(("relaunch", "after_restarts"), message, "write max_times: 1, or remove it")
+        message = "has no effect, because max_times is 0, which allows no restart of the whole job"
+        yield Finding(("relaunch", "after_restarts"), message, "write max_times: 1, or remove after_restarts")
 
 
 @rule(
@@ -101,12 +107,12 @@ def log_rules_are_complete(context: Context) -> Iterator[Finding]:
             try:
                 compiled = re.compile(text or "")
             except re.error as error:
-                yield Finding((*path, name), f"is not a regular expression: {error}", "check its brackets")
+                hint = "check its brackets, and write \\ before characters that stand for themselves"
+                yield Finding((*path, name), f"is not a regular expression: {error}", hint)
                 continue
             if name == "pattern" and one.threshold is not None and compiled.groups == 0:
-                yield Finding(
-                    (*path, name), "has no group that matches the number", "write ([0-9.]+) in the place of the number"
-                )
+                message = "has no group that matches the number, which threshold needs"
+                yield Finding((*path, name), message, "write `([0-9.]+)` in the place of the number")
         if (one.threshold is None) != (one.operator is None):
             missing = "operator" if one.operator is None else "threshold"
             yield Finding(path, "threshold and operator are only valid together", f"add {missing}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ _OF_TRAINJOB = {
     "pod": ("affinity", "schedulingGates", "securityContext", "volumes"),
 }
 """Fields in sections `kubernetes.container` and `kubernetes.pod` that a TrainJob may change in its runtime's pods."""
-_READ_ONLY = "the volume is read-only"
-_GOES = "the volume is deleted with its pod"
+_READ_ONLY = "which is read-only"
+_GOES = "which is deleted with its pod"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class _Place:
     volume: str
     """Name of the volume for messages: its field in the spec, and its kind."""
     wrong: str = ""
-    """Reason why the folder cannot keep checkpoints; empty if the folder can."""
+    """Reason why the folder cannot keep checkpoints, as a clause that follows `volume`; empty if the folder can."""
     shared: bool = False
     """Whether all pods have the same files in the folder."""
 
@@ -56,10 +57,11 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
         at = ("checkpoint", "tiers", index, "path")
         path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.mounted))
         if not path.startswith("/"):
-            message = f"`{tier.mounted}` is a relative path, a folder of the container that is lost with it"
-            yield Finding(
-                at, message, f"write an absolute path, such as /fsx/{path}, and add a volume that contains it"
-            )
+            message = f"`{tier.mounted}` is a relative path, so checkpoints would be lost with the container"
+            kept = next((place.path.rstrip("/") for place in _places(job) if place.shared and not place.wrong), "/fsx")
+            hint = f"write an absolute path, such as {kept}/{path}, on a volume that all nodes share"
+            on_disk = f"write an absolute path, such as /{path}, on no volume or on one of kind host"
+            yield Finding(at, message, on_disk if tier.on_node else hint)
             continue
         if path == "/":
             yield Finding(at, "the root of the container is not a volume", "write a folder below the mount of a volume")
@@ -71,9 +73,10 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
             continue
         claim = f"{{kind: claim, path: /{path.split('/')[1] or 'fsx'}, claim: NAME}}"
         if nearest is None and not _may_be_mounted_elsewhere(job, path):
-            yield Finding(at, f"{path} is not on a volume that all nodes share", f"add `{claim}` to volumes")
+            shown = path if tier.mounted.rstrip("/") == path else f"`{tier.mounted}`, which is {path},"
+            yield Finding(at, f"{shown} is not on a volume that all nodes share", f"add `{claim}` to volumes")
         elif nearest is not None and nearest.wrong:
-            message = f"{path} is on {nearest.volume}: {nearest.wrong}"
+            message = f"{path} is on {nearest.volume}, {nearest.wrong}"
             yield Finding(at, message, "write a path on a claim that is not read-only")
 
 
@@ -86,9 +89,10 @@ def _on_the_node(nearest: _Place | None, path: str, at: tuple[str | int, ...]) -
         at: field of the spec that the report names.
     """
     if nearest is not None and (nearest.wrong or nearest.shared):
-        wrong = nearest.wrong or "all nodes would write into the same folder"
-        hint = "write a path on no volume, or on one of kind host; use `kind: file` for storage that nodes share"
-        yield Finding(at, f"{path} is on {nearest.volume}: {wrong}", hint)
+        wrong = nearest.wrong or "where all nodes would write into the same folder"
+        other = "write a path on no volume, or on a writable volume of kind host"
+        hint = other if nearest.wrong else f"use `kind: file`, or {other}"
+        yield Finding(at, f"{path} is on {nearest.volume}, {wrong}", hint)
 
 
 def _places(job: JobConfig) -> Iterator[_Place]:
@@ -147,10 +151,11 @@ def unchanged_scripts_can_save(context: Context) -> Iterator[Finding]:
     if context.target is None or not job.restarts_script or added or _may_be_mounted_elsewhere(job, "/"):
         return
     if all(place.wrong for place in _places(job)):
-        message = "the job has no volume for the script's checkpoints: files in a pod are lost with the pod"
-        yield Finding(
-            ("volumes",), message, "add `{kind: claim, path: /fsx, claim: NAME}` to volumes, and save below /fsx"
-        )
+        message = "the job has no writable volume that outlives its pods, so checkpoints of the script are lost with "
+        message += "the pod"
+        path = "/checkpoints" if any(place.path.rstrip("/") == "/fsx" for place in _places(job)) else "/fsx"
+        hint = f"add `{{kind: claim, path: {path}, claim: NAME}}` to volumes, and save below {path}"
+        yield Finding(("volumes",), message, hint)
 
 
 @rule(
@@ -166,8 +171,9 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
     job, given = context.job, context.job.kubernetes.termination_grace_s
     needed = job.checkpoint.grace_s
     if given is not None and job.mode == "ours" and given < needed:
-        message = f"{given} s are less than the {needed:g} s of checkpoint.grace_s"
-        yield Finding(("kubernetes", "termination_grace_s"), message, "remove termination_grace_s")
+        message = f"{given} s is less than the {needed:g} s that checkpoint.grace_s needs"
+        hint = f"write at least {math.ceil(needed)}, or remove it"
+        yield Finding(("kubernetes", "termination_grace_s"), message, hint)
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
@@ -189,7 +195,7 @@ def a_pod_is_waited_for(context: Context) -> Iterator[Finding]:
         return
     written = job.restart.node_wait_s if "node_wait_s" in job.restart.model_fields_set else NEW_POD_S
     if written < (_POD_IS_THERE_S if job.spares_in_all else _POD_COMES_S):
-        message = f"{written:g} s are too short to replace a lost pod, and the job fails after this time"
+        message = f"{written:g} s is too short to replace a lost pod, and the job fails after this time"
         yield Finding(("restart", "node_wait_s"), message, f"write {NEW_POD_S:g}, or remove it")
 
 
@@ -231,7 +237,7 @@ def hyp_can_read_it(context: Context) -> Iterator[Finding]:
     if context.target != "hyperpod-eks":
         return
     hint = "remove it if others in the namespace use `hyp`"
-    message = "AWS's `hyp` cannot read this field, and then lists no job of the namespace"
+    message = "AWS's `hyp` cannot read this field, and then fails to list any job of the namespace"
     for index, one in enumerate(context.job.log_rules):
         path = ("log_rules", index)
         if one.fault_on_match:

@@ -75,7 +75,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
     for index, place in enumerate(mounted):
         if job.has_agent and hides_secret(place):
             at = (*_CONTAINER, "volumeMounts", index, "mountPath")
-            yield Finding(at, "would hide the job's secret", "mount it elsewhere")
+            yield Finding(at, "would hide the job's secret", "choose another mountPath")
     read_only = own.get("securityContext", {}).get("readOnlyRootFilesystem")
     if read_only and _WRITES not in (*mounted, *(one.path for one in job.volumes)):
         message = f"the launcher writes below {_WRITES}, which would be read-only"
@@ -110,9 +110,9 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
     reserved = {kind.container for kind in (HYPERPOD, PYTORCH, TRAIN) if context.may_be(kind.target)}
     for path, side in _side_containers(context.job):
         if side["name"] in reserved:
-            message = "the training container has this name, by which commands and the operator find it"
+            message = f"the training container already has the name `{side['name']}`, by which the operator finds it"
             yield Finding((*path, "name"), message, "choose another name")
-    seen = {labels.AGENT_PORT: "used by the job for the operator"} if context.target == HYPERPOD.target else {}
+    seen = {labels.AGENT_PORT: "reserved for the operator"} if context.target == HYPERPOD.target else {}
     for path, container in _containers(context.job):
         for index, one in enumerate(container.get("ports", ())):
             port = one["containerPort"]
@@ -120,7 +120,7 @@ def names_and_ports_are_apart(context: Context) -> Iterator[Finding]:
                 continue
             if port in seen:
                 at = (*path, "ports", index, "containerPort")
-                yield Finding(at, f"{port} is {seen[port]}", "choose another port")
+                yield Finding(at, f"port {port} is {seen[port]}", "choose another port")
             seen.setdefault(port, "already used in the pod")
 
 
@@ -155,8 +155,8 @@ def _of_security(job: JobConfig) -> Iterator[Finding]:
     may, above = (one.get("securityContext", {}) for one in (only.container, pod))
     at = (*_CONTAINER, "securityContext")
     if only.privileged and may.get("allowPrivilegeEscalation") is False:
-        hint = "remove it, or kubernetes.privileged"
-        yield Finding((*at, "allowPrivilegeEscalation"), "a privileged container may escalate", hint)
+        hint = "remove this field, or kubernetes.privileged"
+        yield Finding((*at, "allowPrivilegeEscalation"), "cannot be false in a privileged container", hint)
     if may.get("procMount") == "Unmasked" and pod.get("hostUsers") is not False:
         hint = "add kubernetes.pod.hostUsers: false"
         yield Finding((*at, "procMount"), "`Unmasked` needs hostUsers: false", hint)
@@ -164,15 +164,12 @@ def _of_security(job: JobConfig) -> Iterator[Finding]:
         hint = "set runAsUser in the container"
         yield Finding((*at, "runAsNonRoot"), "the pod's runAsUser is 0, which is root", hint)
     if only.host_network and pod.get("hostUsers") is False:
-        yield Finding(
-            (*_POD, "hostUsers"), "`false` is not possible on the node's network", "remove it, or host_network"
-        )
+        yield Finding((*_POD, "hostUsers"), "`false` excludes kubernetes.host_network", "remove one of the two fields")
     for index, setting in enumerate(above.get("sysctls", ())):
         if only.host_network and setting["name"].replace("/", ".").startswith("net."):
             place = (*_POD, "securityContext", "sysctls", index, "name")
-            yield Finding(
-                place, "settings of the node's network cannot be changed", "remove it, or kubernetes.host_network"
-            )
+            message = f"`{setting['name']}` would change the node's network, because kubernetes.host_network is set"
+            yield Finding(place, message, "remove the setting, or kubernetes.host_network")
 
 
 def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterator[Finding]:
@@ -186,11 +183,13 @@ def _of_node(job: JobConfig, path: Path, container: Mapping[str, Any]) -> Iterat
     for index, mount in enumerate(container.get("volumeMounts", ())):
         if mount.get("mountPropagation") == "Bidirectional" and not privileged:
             at = (*path, "volumeMounts", index, "mountPropagation")
-            yield Finding(at, "`Bidirectional` needs a privileged container", "write HostToContainer")
+            field = "kubernetes.privileged" if path == _CONTAINER else "securityContext.privileged"
+            hint = f"write HostToContainer, or set {field}"
+            yield Finding(at, "`Bidirectional` needs a privileged container", hint)
     for index, one in enumerate(container.get("ports", ())):
         port = one["containerPort"]
         if only.host_network and one.get("hostPort", port) != port:
-            message = f"on the node's network, hostPort must be equal to port {port}"
+            message = f"must be equal to containerPort {port}, because kubernetes.host_network is set"
             yield Finding((*path, "ports", index, "hostPort"), message, f"remove it, or write {port}")
 
 
@@ -201,7 +200,7 @@ def _unread_secret(job: JobConfig) -> Iterator[Finding]:
     group = overlaid.get("fsGroup") if isinstance(overlaid, dict) else None
     if found := unread_secret(job, own, above, above.get("fsGroup") if group is None else group):
         part, field, message, add = found
-        hint = f"add kubernetes.pod.securityContext.fsGroup: {add}, for example"
+        hint = f"set kubernetes.pod.securityContext.fsGroup: {add}, for example"
         yield Finding(("kubernetes", part, "securityContext", field), message, hint)
 
 
@@ -213,7 +212,8 @@ def _limits(job: JobConfig) -> Iterator[Finding]:
         for group in groups:
             share = node_share(job, group)
             if name in share.limits() or name in _FROM_RESOURCES or name.startswith("hugepages-"):
-                hint = "write resources.accelerators, resources.efa or resources.hugepages_mib"
+                huge = "hugepages_mib" if name.startswith("hugepages-") else "accelerators"
+                hint = f"remove it, and write resources.{'efa' if name == labels.EFA else huge}"
                 yield Finding(path, "is set from `resources`", hint)
                 break
             least = share.requests().get(name)
@@ -221,8 +221,8 @@ def _limits(job: JobConfig) -> Iterator[Finding]:
                 yield Finding(path, f"is less than the {least} that `resources` requests", f"write at least {least}")
                 break
             if name not in _WITH_LIMITS and "/" not in name:
-                message = "is not a resource of Kubernetes, and other resources have a slash in their name"
-                yield Finding(path, message, f"write {', '.join(_WITH_LIMITS)}, or `example.com/thing`")
+                hint = f"write {', '.join(_WITH_LIMITS)}, or a name with a slash, such as `example.com/thing`"
+                yield Finding(path, "is not a known resource", hint)
                 break
 
 
@@ -233,6 +233,6 @@ def _pause(job: JobConfig) -> Iterator[Finding]:
         at = (*_CONTAINER, "lifecycle", "preStop", "sleep", "seconds")
         yield Finding(
             at,
-            f"is longer than the pod's grace period of {grace} s",
+            f"{pause} s is longer than the pod's grace period of {grace} s",
             "write less, or raise kubernetes.termination_grace_s",
         )

@@ -30,8 +30,8 @@ def secrets_are_no_text(context: Context) -> Iterator[Finding]:
     hint = f"write kubernetes.secret_env: [{{name: {name}, secret: NAME-OF-THE-SECRET, key: KEY}}]"
     if not context.may_be(*KUBERNETES):
         hint = "read the secret in the script, from Secrets Manager or from a file that only you can read"
-    verb = "looks" if len(paths) == 1 else "look"
-    message = f"{names} {verb} like a secret, and everybody who can read the job can read it"
+    found = "looks like a secret, but is" if len(paths) == 1 else f"{names} look like secrets, but are"
+    message = f"{found} visible to everybody who can read the job"
     yield Finding(paths[0], message, hint)
 
 

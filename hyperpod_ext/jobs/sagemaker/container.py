@@ -70,7 +70,7 @@ def arguments_of(job: JobConfig) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in _pairs(job.args):
         if name in found:
-            raise ValueError(f"`--{name}` is repeated, and only its last value would be passed")
+            raise ValueError(f"`--{name}` is repeated")
         found[name] = value
     return found
 
@@ -81,5 +81,5 @@ def _pairs(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         option = rest.pop(0)
         name, equals, value = option.removeprefix("--").partition("=")
         if not option.startswith("--") or not name or (not equals and not rest):
-            raise ValueError(f"`{option}` is not part of such a pair")
+            raise ValueError(f"`{option}` does not have this form")
         yield name, value if equals else rest.pop(0)

@@ -274,7 +274,7 @@ def _problems_alone(job: JobConfig) -> list[Problem]:
     """Return a problem for each part that the job needs to start and that `distribution=` cannot express."""
     hint = "pass **estimator_kwargs(job) to PyTorch, or **model_trainer_kwargs(job) to ModelTrainer, instead"
     if job.mode != "plain":
-        message = "distribution= alone starts no agent, so each node would run the script by itself"
+        message = "the argument `distribution` alone starts no agent, and passes no settings of the job"
         return [Problem(message, path="mode", hint=f"{hint}; or write mode: plain, which torchrun starts")]
     if job.node_groups:
         return [Problem("distribution= alone cannot express groups of nodes", path="node_groups", hint=hint)]

@@ -118,7 +118,12 @@ def _imported(request: Mapping[str, Any], places: Document) -> Imported:
     try:
         job = JobConfig.model_validate_json(json.dumps(document))
     except ValidationError as error:
-        raise ConfigError([*problems_of(error, JobConfig, places.source, document)]) from None
+        member = "HyperParameters.sagemaker_program"  # import takes `script` from this member of the request
+        hint = "set it to the name of the Python file, such as train.py"
+        no_script = Problem("is missing, so the job's script is unknown", member, places.source, hint=hint)
+        found = problems_of(error, JobConfig, places.source, document)
+        is_open = "script" not in document
+        raise ConfigError([no_script if is_open and one.path == "script" else one for one in found]) from None
     job = _carried(job, overlaid, given, report)
     return Imported(job, _TARGET, [*report.left_out, *map(str, given.problems())], report.notes)
 

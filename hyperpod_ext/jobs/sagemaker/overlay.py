@@ -13,9 +13,22 @@ from hyperpod_ext.errors import Problem
 from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 
 _HERE = "overlay.sagemaker.request"
-_COUNTED = ("it sets the number of ranks", "write `nodes`, `resources.instance_type` or `node_groups`")
+_COUNTED = ("the spec sets number and type of the nodes", "write `nodes`, `resources.instance_type` or `node_groups`")
 _ANSWERED = ("SageMaker returns it and accepts no value", "remove it")
-_STARTED = ("it starts the launcher, which identifies ranks", "write `image`, `script` and `args`")
+_STARTED = ("it starts the launcher", "write `image`, `script` and `args` outside the overlay")
+_FIELDS = {
+    "RoleArn": "sagemaker.role",
+    "OutputDataConfig.S3OutputPath": "sagemaker.output",
+    "OutputDataConfig.KmsKeyId": "sagemaker.output_kms_key",
+    "StoppingCondition.MaxRuntimeInSeconds": "timeouts.run_s",
+    "StoppingCondition.MaxWaitTimeInSeconds": "sagemaker.max_wait_s",
+    "StoppingCondition.MaxPendingTimeInSeconds": "sagemaker.max_pending_s",
+    "EnableNetworkIsolation": "sagemaker.network_isolation",
+    "EnableInterContainerTrafficEncryption": "sagemaker.encrypt_traffic",
+    "EnableManagedSpotTraining": "sagemaker.spot",
+    "RetryStrategy.MaximumRetryAttempts": "relaunch.max_times",
+}
+"""Fields of the spec that set members of the request, for hints."""
 REFUSED = {
     "TrainingJobName": ("hp-ext finds the job by its name", "write `name`"),
     "AlgorithmSpecification.AlgorithmName": _STARTED,
@@ -65,8 +78,9 @@ def problems(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[P
         for one in check_request("CreateTrainingJob", with_overlay(request, added)):
             if (path := _within(request, added, one.path)) is not None:
                 missing = one.path.rpartition(".")[2]
-                message = f"lacks the required member `{missing}`" if one.message == IS_MISSING else one.message
-                found.append(Problem(message, path=path, hint=one.hint))
+                absent = one.message == IS_MISSING
+                message = f"lacks the required member `{missing}`" if absent else one.message
+                found.append(Problem(message, path=path, hint="add it" if absent else one.hint))
     yield from found
 
 
@@ -86,6 +100,7 @@ def paths(added: Mapping[str, Any], path: str = "") -> Iterator[str]:
 def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -> Iterator[Problem]:
     for name, value in added.items():
         at = f"{path}.{name}" if path else name
+        field = f"`{_FIELDS[at]}`" if at in _FIELDS else "the field of the spec that sets it"
         if at in REFUSED:
             why, hint = REFUSED[at]
             yield Problem(f"cannot be changed: {why}", path=f"{_HERE}.{at}", hint=hint)
@@ -93,7 +108,7 @@ def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -
             yield Problem(
                 "cannot be removed, because an overlay only adds members",
                 path=f"{_HERE}.{at}",
-                hint="change the field of the spec",
+                hint=f"change {field}",
             )
         elif name not in request:
             below = value if isinstance(value, Mapping) else {}
@@ -102,7 +117,7 @@ def _repeated(request: Mapping[str, Any], added: Mapping[str, Any], path: str) -
             yield from _repeated(request[name], value, at)
         elif not (isinstance(value, list) and isinstance(request[name], list)):
             message = "is already set by a field of the spec"
-            yield Problem(message, path=f"{_HERE}.{at}", hint="change that field of the spec")
+            yield Problem(message, path=f"{_HERE}.{at}", hint=f"change {field}")
 
 
 def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[Problem]:
@@ -112,15 +127,15 @@ def _promises(request: Mapping[str, Any], added: Mapping[str, Any]) -> Iterator[
             yield Problem(message, path=f"{_HERE}.Environment.{name}", hint="remove it")
     for name in _mapping(added.get("HyperParameters")):
         if name.startswith("sagemaker_"):
-            message = "is reserved: SageMaker starts the script with it"
-            yield Problem(message, path=f"{_HERE}.HyperParameters.{name}", hint="write `script` and `args`")
+            message = "is reserved, because SageMaker's images start the script by it"
+            yield Problem(message, path=f"{_HERE}.HyperParameters.{name}", hint="remove it")
     for member, key in (("Tags", "Key"), ("InputDataConfig", "ChannelName")):
         used = {one.get(key) for one in request.get(member, [])} | ({"code"} if key == "ChannelName" else set())
         items = added.get(member)
         for index, one in enumerate(items if isinstance(items, list) else []):
             if isinstance(one, Mapping) and one.get(key) in used:
                 at = f"{_HERE}.{member}.{index}"
-                yield Problem(f"{one.get(key)} is used by the job itself", path=at, hint="use another name")
+                yield Problem(f"the {key} {one.get(key)} belongs to the job itself", path=at, hint="use another name")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

@@ -90,8 +90,9 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
             yield Problem(
                 f"a variable on SageMaker has at most {LONGEST_VARIABLE} characters", path=f"env.{name}", hint=hint
             )
-    if len(environment_of(job)) > MOST_VARIABLES:
-        yield Problem(f"SageMaker allows at most {MOST_VARIABLES} variables", path="env", hint="use fewer")
+    if (number := len(environment_of(job))) > MOST_VARIABLES:
+        message = f"the job has {number} variables, including those of hp-ext, but SageMaker allows {MOST_VARIABLES}"
+        yield Problem(message, path="env", hint=f"remove at least {number - MOST_VARIABLES}")
     if len({**job.labels, **job.sagemaker.tags}) > 49:
         yield Problem(
             "labels and tags exceed the 49 tags that a job can have",
@@ -103,13 +104,14 @@ def _limits(job: JobConfig) -> Iterator[Problem]:
 def _combinations(job: JobConfig) -> Iterator[Problem]:
     options = job.sagemaker
     if options.spot and options.keep_alive_s:
-        hint = "remove one of the two fields"
+        hint = "remove keep_alive_s or spot"
         yield Problem("spot nodes are not kept for the next job", path="sagemaker.keep_alive_s", hint=hint)
     if options.max_wait_s is not None and not options.spot:
-        yield Problem("has no effect without spot", path="sagemaker.max_wait_s", hint="remove it, or use spot")
-    if options.spot and options.max_wait_s is not None and options.max_wait_s < (job.timeouts.run_s or 86400):
-        hint = f"write at least {job.timeouts.run_s or 86400}"
-        yield Problem("must be at least the run time limit of the job", path="sagemaker.max_wait_s", hint=hint)
+        yield Problem("has no effect without spot", path="sagemaker.max_wait_s", hint="remove it, or write spot: true")
+    limit = job.timeouts.run_s or 86400
+    if options.spot and options.max_wait_s is not None and options.max_wait_s < limit:
+        message = f"must be at least timeouts.run_s, which is {limit}{'' if job.timeouts.run_s else ' by default'}"
+        yield Problem(message, path="sagemaker.max_wait_s", hint=f"write at least {limit}")
     if options.keep_alive_s and job.node_groups:
         yield Problem("warm pools need equal nodes", path="sagemaker.keep_alive_s", hint="remove node_groups")
     if options.training_plan and options.spot:
@@ -121,8 +123,9 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
             hint = "remove the s3 tier, or network_isolation"
             yield Problem("an isolated job cannot reach S3", path="sagemaker.network_isolation", hint=hint)
         elif job.nodes > 1 or job.checkpoint.durable():
-            hint = "use one node without a durable tier, or remove network_isolation"
-            message = "the job must read its secret from AWS, but an isolated job has no network"
+            hint = "use one node without a tier of kind file, or remove network_isolation"
+            reads = "a job of several nodes" if job.nodes > 1 else "a job with a tier of kind file"
+            message = f"{reads} reads its secret from AWS, but an isolated job has no network"
             yield Problem(message, path="sagemaker.network_isolation", hint=hint)
     if options.network_isolation and options.install:
         yield Problem(
@@ -131,8 +134,9 @@ def _combinations(job: JobConfig) -> Iterator[Problem]:
     for index, tier in enumerate(job.checkpoint.tiers):
         on_disk = isinstance(tier, DurableTier) and tier.folder is not None and not tier.on_node
         if on_disk and not any(c.kind == "file-system" and c.access == "rw" for c in options.channels.values()):
-            hint = "add a channel of kind file-system with access: rw, or use the s3 tier"
-            yield Problem("the path is not on a mounted file system", path=f"checkpoint.tiers.{index}", hint=hint)
+            hint = "add a channel of kind file-system with access: rw, or use a tier of kind s3"
+            message = "the tier's path is on no file system, because sagemaker.channels mounts none that is writable"
+            yield Problem(message, path=f"checkpoint.tiers.{index}", hint=hint)
     if "code" in options.channels:
         hint = "use another name for the channel"
         yield Problem("SageMaker reserves this name for the script", path="sagemaker.channels.code", hint=hint)
@@ -148,11 +152,8 @@ def _arguments(job: JobConfig) -> Iterator[Problem]:
             arguments_of(job)
         except ValueError as error:
             hint = "write each argument as `--name value`, without repetitions, or use mode: ours"
-            yield Problem(
-                f"SageMaker's images accept arguments only as pairs of unique name and value; {error}",
-                path="args",
-                hint=hint,
-            )
+            message = f"SageMaker's images accept only arguments `--name value`, each name once, but {error}"
+            yield Problem(message, path="args", hint=hint)
         return
     starting = entrypoint_of(job)
     for text in starting["ContainerEntrypoint"]:
@@ -162,12 +163,9 @@ def _arguments(job: JobConfig) -> Iterator[Problem]:
             )
     for index, text in enumerate(job.args):
         if len(text) > LONGEST_ARGUMENT or "\n" in text:
-            hint = "put it in a file next to the script"
-            yield Problem(
-                f"an argument must be one line of at most {LONGEST_ARGUMENT} characters",
-                path=f"args.{index}",
-                hint=hint,
-            )
+            long = f"has {len(text)} characters, but an argument on SageMaker has at most {LONGEST_ARGUMENT}"
+            message = "contains a line break, which SageMaker does not allow in an argument" if "\n" in text else long
+            yield Problem(message, path=f"args.{index}", hint="put the text in a file next to the script")
     if len(job.args) > 100:
         yield Problem(
             "SageMaker allows at most 100 arguments", path="args", hint="put them in a file next to the script"

@@ -29,6 +29,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "map": (Mapping,),
     "list": (list, tuple),
 }
+_IN_WORDS = {
+    "string": "text",
+    "integer": "a whole number",
+    "long": "a whole number",
+    "float": "a number",
+    "double": "a number",
+    "boolean": "true or false",
+    "structure": "a mapping",
+    "map": "a mapping",
+    "list": "a list",
+}
 
 
 def check_request(operation: str, request: Mapping[str, Any]) -> list[Problem]:
@@ -61,7 +72,9 @@ def _check(shape: Any, value: Any, path: str) -> Iterator[Problem]:
         return
     right: Any = _TYPES[kind]
     if not isinstance(value, right) or (isinstance(value, bool) and kind != "boolean"):
-        yield Problem(f"must be {'an' if kind == 'integer' else 'a'} {kind}, not {named(value)}", path=path)
+        in_quotes = kind == "string" and isinstance(value, int | float) and not isinstance(value, bool)
+        hint = f'write "{value}" in quotes' if in_quotes else ""
+        yield Problem(f"must be {_IN_WORDS[kind]}, not {named(value)}", path=path, hint=hint)
         return
     match kind:
         case "structure":

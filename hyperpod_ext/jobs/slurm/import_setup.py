@@ -45,7 +45,7 @@ _ACTIVATE = re.compile(r"\bactivate\b")
 
 
 def environment_lines(script: Script) -> list[tuple[str, int]]:
-    """Return the commands before the first step that only change the step's environment, each with its line number.
+    """Return the commands before the first `srun` that only change its environment, each with its line number.
 
     An example is `source /fsx/venv/bin/activate`.
     """

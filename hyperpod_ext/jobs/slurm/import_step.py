@@ -136,7 +136,7 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         raise _no_step(script, nodes, source)
     step = steps[-1]
     if (launcher := launcher_in(step.program)) is not None and (missing := _unset_names(step.program)):
-        what = f"{launcher} starts an unknown file, because these are not set in the sbatch file: {{name}}"
+        what = f"{launcher} starts an unknown file: its command uses ${{name}}, which the sbatch file does not set"
         raise ConfigError(
             [
                 Problem(what.format(name=name), source=source, line=step.line, hint=HOW.format(name=name))
@@ -152,19 +152,19 @@ def raw_step(steps: Sequence[Step], script: Script, nodes: int, tasks: str | Non
         return step
     shown = step.shown()
     if not step.is_srun or not step.program:
-        why = "this step starts no Python file that `hp-ext import` can find"
+        why = f"the step `{shown}` starts no Python file"
     elif len(steps) > 1:
         shown = "; ".join(one.shown() for one in steps)
-        why = f"the file has {len(steps)} steps, but a spec has one, and none of them starts a Python file"
+        why = f"none of the {len(steps)} steps ({shown}) starts a Python file, and a spec has only one command"
     elif count not in (None, "1"):
-        why = f"srun starts {count} tasks with ranks (MPI, SLURM_PROCID) on each node, but a spec starts one"
+        why = f"`{shown}` starts {count} tasks on each node, but a spec's command starts once on each node"
     elif (on is not None and on != str(nodes)) or (all_tasks is not None and all_tasks != str(nodes)) or some:
         which = f"--nodes={on}" if on is not None else f"--ntasks={all_tasks}" if all_tasks is not None else f"--{some}"
-        why = f"the step has {which}, but a spec starts one task on each of the {nodes} nodes"
+        why = f"`{shown}` has {which}, but a spec's command starts once on each of the {nodes} nodes"
     else:
         return step
-    hint = "run the file with sbatch as before, or write a spec with a script, or with a command for each node"
-    raise ConfigError([Problem(f"{why} ({shown})", source=source, line=step.line, hint=hint)])
+    hint = "run the file with sbatch as before, or write a spec with a script or a command"
+    raise ConfigError([Problem(why, source=source, line=step.line, hint=hint)])
 
 
 def _unset_names(words: Sequence[str]) -> list[str]:

@@ -13,7 +13,7 @@ from hyperpod_ext.config.job.runtime import ENV_RUNTIME, RuntimeConfig
 from hyperpod_ext.config.job.secret_variables import secrets_last
 from hyperpod_ext.errors import HyperpodExtError, Problem
 from hyperpod_ext.jobs.contract.launcher_text import RANKED_LINES, without_launcher, words_for_torchrun
-from hyperpod_ext.jobs.contract.rank_variables import changes_ranks
+from hyperpod_ext.jobs.contract.rank_variables import changed_variable
 from hyperpod_ext.jobs.contract.render import check_shell, render
 from hyperpod_ext.jobs.contract.spec_annotation import note_text, parse_note
 
@@ -30,7 +30,7 @@ OWN_OPTIONS = frozenset(
 """Options of sbatch that the rendered file sets itself and on which it relies."""
 
 OVERLAY_MARK = "# from overlay.slurm: "
-_SET = "is set by the rendered file"
+_SET = "is set by hp-ext"
 _ONE_AGENT = ("would start more or fewer than one agent on each node", "write `nodes` and `workers_per_node`")
 _LOG = ("would move the job's log, which hp-ext could then not find", "read it by `hp-ext logs`")
 _NO_JOB = ("would make sbatch submit no job", "remove it")
@@ -160,8 +160,8 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     """Yield a problem for each setting of the spec that a job on Slurm cannot have."""
     for name in job.slurm.sbatch:
         if name in OWN_OPTIONS:
-            hint = "remove it, and use the spec's own fields"
-            yield Problem(f"--{name} is set by the rendered file", path=f"slurm.sbatch.{name}", hint=hint)
+            hint = REFUSED_OF_BATCH[name][1]
+            yield Problem(f"--{name} {_SET}", path=f"slurm.sbatch.{name}", hint=hint)
         elif name in NEVER:
             why, hint = REFUSED_OF_BATCH[name]
             yield Problem(f"--{name} {why}", path=f"slurm.sbatch.{name}", hint=hint)
@@ -179,8 +179,8 @@ def problems(job: JobConfig) -> Iterator[Problem]:
     yield from _problems_at_limit(job)
     yield from _overlay_problems(job)
     if job.node_groups:
-        hint = "remove node_groups; all nodes of a job on Slurm are equal"
-        yield Problem("target hyperpod-slurm supports only one kind of node", path="node_groups", hint=hint)
+        message = "all nodes of a job on target hyperpod-slurm are equal"
+        yield Problem(message, path="node_groups", hint="remove node_groups")
 
 
 def warnings(job: JobConfig) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
             why, hint = REFUSED_OF_BATCH[name]
             yield Problem(f"--{name} {why}", path=at, hint=hint)
         elif not _is_one_word(line):
-            hint = "put its value into double quotes, and each further option into a separate entry"
+            hint = "write each option as a separate entry, and a value with spaces in double quotes"
             yield Problem(f"sbatch would not read `{line}` as one option", path=at, hint=hint)
         elif name in present:
             yield Problem(
@@ -309,13 +309,12 @@ def _overlay_problems(job: JobConfig) -> Iterator[Problem]:
     present = {_name(option) for option in _step_options(plain)}
     for name in overlay.srun:
         if name in REFUSED_OF_STEP | present:
-            hint = "remove it: the step starts one agent on each node, with the job's files and secret"
-            yield Problem(f"--{name} of srun is set by the rendered file", path=f"{path}.srun.{name}", hint=hint)
+            message = f"--{name} would change the srun step in which hp-ext starts one agent on each node"
+            yield Problem(message, path=f"{path}.srun.{name}", hint="remove it")
     for index, line in enumerate(overlay.before):
-        if changes_ranks(line):
-            hint = "remove it: the launcher sets these variables"
-            message = "would change variables that ranks or the runtime rely on"
-            yield Problem(message, path=f"{path}.before.{index}", hint=hint)
+        if (changed := changed_variable(line)) is not None:
+            message = f"would change {changed}, which the launcher sets"
+            yield Problem(message, path=f"{path}.before.{index}", hint="remove this change")
     yield from _unreadable(overlay.before, f"{path}.before")
 
 
@@ -325,7 +324,8 @@ def _unreadable(lines: Sequence[str], path: str) -> Iterator[Problem]:
     try:
         check_shell(path, "\n".join(lines) + "\n")
     except HyperpodExtError:
-        yield Problem("is not valid shell for sh", path=path, hint="check for unclosed quotes and blocks")
+        hint = "check each entry for unclosed quotes and blocks"
+        yield Problem("sh cannot parse these lines", path=path, hint=hint)
 
 
 def _step_options(job: JobConfig) -> Iterator[str]:

@@ -241,9 +241,9 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether the voter should connect to this node's coordinator. Either this node's coordinator is newer
-        than the coordinator that the voter has lost, or the lost coordinator has sent this node a message since the
-        vote arrived.
+        """Return whether the voter should connect to the coordinator to which this node is connected. Either that
+        coordinator is newer than the one that the voter has lost, or the lost coordinator has sent this node a message
+        since the vote arrived.
 
         Args:
             arrived: time at which the vote arrived (a value of `time.monotonic()`).

@@ -43,8 +43,8 @@ class MutationCheck:
 class CopySamples:
     """Compares samples of CPU tensors with their copies, to detect changes that increase no version counter.
 
-    The samples also differ if a script replaced a tensor's values during the copy, and restored them later: the copy
-    contains the temporary values.
+    If a script replaced a tensor's values during the copy and restored them later, the samples of the tensor and of
+    its copy differ, too: the copy contains the temporary values.
 
     Args:
         names: the tensors' names.

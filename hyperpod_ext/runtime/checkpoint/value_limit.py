@@ -14,10 +14,10 @@ _OF_A_NUMBER = 20
 
 
 def check_values(parts: Parts) -> None:
-    """Raise an error if a state's plain values are too large for one message.
+    """Raise an error if the values of a state that are no tensors are too large for one message.
 
     Raises:
-        JobFailedError: the plain values are too large. The message names the largest value.
+        JobFailedError: the values are too large. The message names the largest value.
     """
     sizes = [_nbytes(value) for value in parts.values]
     if sum(sizes) <= _MOST_BYTES:

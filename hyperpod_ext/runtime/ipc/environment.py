@@ -78,5 +78,6 @@ def read_secret(path: Path) -> bytes:
     if mode & ~allowed:
         raise HyperpodExtError(f"{path} is readable by other users (mode {mode:o})", hint=f"chmod 600 {path}")
     if len(secret) < 16:
-        raise HyperpodExtError(f"the secret in {path} is too short; it needs at least 16 bytes")
+        hint = "Use a secret of at least 16 bytes."
+        raise HyperpodExtError(f"the secret in {path} is too short", hint=hint)
     return secret

@@ -500,7 +500,7 @@ class Membership:
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # the coordinator ignores messages from this node, so it could never end the pause
+            return []  # a pause ends only with a message from its node, which the coordinator would ignore
         self.held.add(node)
         if for_fault:
             self.held_for_fault.add(node)

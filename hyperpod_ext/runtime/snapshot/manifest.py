@@ -158,6 +158,10 @@ def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) 
     return hmac.compare_digest(mac.hexdigest().encode(), found[-1][1])
 
 
+OTHER_SECRET = "Either the manifest was changed, or the job had another secret when it wrote the manifest."
+"""Hint for a manifest that is not signed with the job's secret."""
+
+
 def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, where: str = "") -> None:
     """Check that processes of this job have written a manifest.
 
@@ -183,7 +187,7 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
             f"{where}: not signed with this job's secret",
-            hint="Either the manifest was changed, or the job had another secret when it wrote the manifest.",
+            hint=OTHER_SECRET,
         )
 
 
@@ -244,7 +248,7 @@ def read_document(data: bytes, where: str, *, trusted: bool = False) -> dict[str
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise CorruptSnapshotError(f"{where}: not JSON ({error}); {len(data)} bytes") from error
+        raise CorruptSnapshotError(f"{where}: not JSON ({error}); size: {len(data)} bytes") from error
     if not isinstance(document, dict):
         raise CorruptSnapshotError(f"{where}: not a JSON object")
     return document

@@ -78,7 +78,7 @@ def is_of_node(manifest: Manifest) -> bool:
 def other_checkpoint(manifest: Manifest) -> str:
     """Return the error text for a checkpoint's manifest that is in the folder of another checkpoint."""
     of = f"step {quote(manifest.get('step'))}, generation {quote(manifest.get('generation'))}"
-    return f"is the manifest of {of}, unlike its folder"
+    return f"is the manifest of {of}, but is in the folder of another checkpoint"
 
 
 def other_part(snapshot: Manifest) -> str:

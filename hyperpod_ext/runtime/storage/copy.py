@@ -145,7 +145,7 @@ def _copy_file(
         if wrong := reading.wrong():
             raise CorruptSnapshotError(
                 f"{source.url}/{name}: {wrong}",
-                hint="The file was not copied. `hp-ext checkpoints verify` lists all defects of a checkpoint.",
+                hint="The file was not copied. Choose another --step; `hp-ext checkpoints verify` lists all defects.",
             )
         store.put(name, image, file.crc64nvme, on_bytes=on_bytes)
 

@@ -279,9 +279,8 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
     elif manifest["world_size"] != len(ranks):
         ranks = set()
     if not ranks or set(manifest["ranks"]) != ranks or set(manifest["files"]) != ranks:
-        yield Defect(
-            MANIFEST, f"does not list each rank below its world_size, {quote(manifest['world_size'])}, exactly once"
-        )
+        size = quote(manifest["world_size"])
+        yield Defect(MANIFEST, f"its world_size is {size}, but it does not list the ranks and files of such a job")
         return
     known_images: dict[str, ImageFile] = {}
     for rank, snapshot in manifest["ranks"].items():
@@ -289,7 +288,8 @@ def _examine(manifest: Manifest, found: Found, files: Mapping[str, int], secret:
         if not isinstance(snapshot["values"], list):
             yield Defect(MANIFEST, f"rank {rank}: its snapshot has no list of plain values")
         if not is_part(snapshot, rank, manifest) or snapshot["world_size"] != manifest["world_size"]:
-            yield Defect(MANIFEST, f"rank {rank}: its snapshot is {other_part(snapshot)}")
+            message = f"rank {rank}: its snapshot does not belong to this checkpoint; it is {other_part(snapshot)}"
+            yield Defect(MANIFEST, message)
         for file in files_of(manifest, rank):
             if known_images.setdefault(file.name, file) != file:
                 yield Defect(MANIFEST, f"rank {rank}: shares {quote(file.name)} with a rank whose snapshot differs")

@@ -16,7 +16,8 @@ from hyperpod_ext.runtime.storage.transfer import Body, Call
 
 T = TypeVar("T")
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
-"""First and longest wait between two tries, in seconds. Each wait is up to twice as long as the previous wait."""
+"""First and longest wait between two tries, in seconds. The wait doubles with each try, and is then shortened at
+random by up to a half."""
 
 
 class Requests:

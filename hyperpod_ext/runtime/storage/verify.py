@@ -138,7 +138,7 @@ def _check_plans(
         try:
             found[digest] = checkpoints.read_plan(seen.found.folder, digest)
         except (CorruptSnapshotError, NotFoundError) as error:
-            yield Defect(name, error.message)
+            yield Defect(name, error.message.removeprefix(f"{checkpoints.store.url}/{seen.found.folder}/{name}: "))
     parts = []
     for rank, snapshot in manifest["ranks"].items():
         if (plan := found.get(str(snapshot["plan"]))) is None:

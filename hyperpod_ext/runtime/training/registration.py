@@ -54,7 +54,7 @@ def check_registered(objects: Mapping[str, Any], registered: Mapping[str, Any]) 
         raise JobFailedError(
             f"steps({others[0]}=...): this {type(one).__name__} has a state that is not registered. run.restore, or "
             f"the first run.steps of this call, has registered these objects: {', '.join(sorted(registered))}",
-            hint=f"Create {others[0]} before the first run.steps, or pass it to run.restore, too.",
+            hint=f"Create {others[0]} before the first run.steps, or also pass {others[0]} to run.restore.",
         )
 
 

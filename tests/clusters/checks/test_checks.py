@@ -252,7 +252,7 @@ def test_a_new_network_is_checked_by_its_range_and_zones() -> None:
     small = made(network={"zones": zones, "cidr": "10.0.0.0/20"}).model_dump(mode="json")
     (told,) = findings(config(with_value(small, "instance_groups.0.count", 13)), "error")
     assert (told.rule, told.path) == ("HPX211", "instance_groups.0.count")
-    assert told.hint.startswith("write at most 12, or use a larger subnet")
+    assert told.hint.startswith("write at most 12, or use a larger infrastructure.network.cidr")
     apart = {"zones": zones, "group_zones": {"workers": "usw2-az1"}}
     assert [*both(made(network=apart))] == []
     assert [*both(made(network=apart, file_system={}))] == []

@@ -46,7 +46,7 @@ def test_the_files_of_mode_run_are_those_of_mode_ours(target: str) -> None:
 
 def test_hyperpodrun_is_refused() -> None:
     job = JobConfig.model_validate({**OURS, "mode": "run"})
-    with pytest.raises(UnsupportedError, match="hyperpodrun restarts workers itself"):
+    with pytest.raises(UnsupportedError, match="needs this project's agent, but"):
         make_plan(job, target="hyperpod-eks")
 
 

@@ -148,7 +148,7 @@ def test_commands_of_probes_are_no_templates() -> None:
     ("kind", "said"),
     [
         ("JobSet", "a set of batch jobs"),
-        ("RayJob", "a job of Ray"),
+        ("RayJob", "a job whose workers Ray starts"),
         ("TrainingRuntime", "a runtime that TrainJobs refer"),
     ],
 )

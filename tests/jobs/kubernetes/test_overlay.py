@@ -116,8 +116,8 @@ def test_import_gives_the_overlay_back(target: str) -> None:
 @pytest.mark.parametrize(
     ("line", "path", "says"),
     [
-        ("container: {command: [sh]}", "container.command", "identifies ranks"),
-        ("container: {args: [x]}", "container.args", "identifies ranks"),
+        ("container: {command: [sh]}", "container.command", "starts the launcher"),
+        ("container: {args: [x]}", "container.args", "starts the launcher"),
         ("container: {name: other}", "container.name", "by its name"),
         ("container: {image: a}", "container.image", "write `image`"),
         ("container: {env: [{name: RANK, value: '0'}]}", "container.env.0", "the launcher sets it"),
@@ -141,7 +141,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ("container: {tty: true, $match: a}", "container.$match", "is not a known field"),
         ("container: {env: [{name: A, $patch: remove}]}", "container.env.0.$patch", "valid: replace, delete, merge"),
         ("container: {ports: [{containerPort: 8080, $patch: delete}]}", "container.ports.0", "a port of the job"),
-        ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "identifies ranks"),
+        ("pod: {containers: [{name: worker, command: [sh]}]}", "pod.containers.0.command", "starts the launcher"),
         ("pod: {containers: [{$patch: replace}]}", "pod.containers.0", "container that trains"),
         ("pod: {containers: [{name: worker, $patch: delete}]}", "pod.containers.0.$patch", "the job needs"),
         ("pod: {containers: [{image: a}]}", "pod.containers.0", "has no name"),
@@ -160,7 +160,7 @@ def test_import_gives_the_overlay_back(target: str) -> None:
         ),
         ("job: {spec: {nprocPerNode: '3'}}", "job.spec.nprocPerNode", "workers_per_node"),
         ("job: {spec: {replicaSpecs: [{name: nodes, replicas: 9}]}}", "job.spec.replicaSpecs.0.replicas", "`nodes`"),
-        ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "is missing"),
+        ("job: {spec: {replicaSpecs: [{name: b}]}}", "job.spec.replicaSpecs", "no replica spec"),
         ("job: {spec: {replicaSpecs: null}}", "job.spec.replicaSpecs", "cannot be removed"),
         ("job: {spec: {runPolicy: {nonsense: 1}}}", "job.spec.runPolicy.nonsense", "is not a known field"),
     ],
@@ -219,24 +219,29 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
 @pytest.mark.parametrize(
     ("where", "context", "spec", "said"),
     [
-        ("pod", "runAsUser: 1000", "", "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup"),
+        (
+            "pod",
+            "runAsUser: 1000",
+            "",
+            "runAsUser: user 1000 cannot read the job's secret, because the pod has no fsGroup",
+        ),
         (
             "container",
             "runAsUser: 1000",
             "",
-            "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup",
+            "runAsUser: user 1000 cannot read the job's secret, because the pod has no fsGroup",
         ),
         (
             "pod",
             "runAsNonRoot: true",
             "",
-            "runAsNonRoot: a user other than root cannot read the job's secret: the pod has no fsGroup",
+            "runAsNonRoot: a user other than root cannot read the job's secret, because the pod has no fsGroup",
         ),
         (
             "pod",
             "fsGroup: 0, runAsUser: 1000",
             "",
-            "runAsUser: user 1000 cannot read the job's secret: the pod has no fsGroup",
+            "runAsUser: user 1000 cannot read the job's secret, because the pod's fsGroup is 0",
         ),
         ("pod", "fsGroup: 1000, runAsUser: 1000", "", ""),
         ("container", "runAsUser: 1000", "kubernetes: {pod: {securityContext: {fsGroup: 1000}}}", ""),
@@ -246,7 +251,7 @@ def test_what_a_pod_may_say_is_what_kubernetes_publishes() -> None:
             "pod",
             "runAsUser: 1000",
             "mode: plain\nvolumes: [{kind: secret, path: /keys, secret: a}]",
-            "runAsUser: user 1000 cannot read the secret at /keys: the pod has no fsGroup",
+            "runAsUser: user 1000 cannot read the secret at /keys, because the pod has no fsGroup",
         ),
     ],
 )

@@ -153,7 +153,7 @@ WRONG: dict[str, tuple[str, str, dict[str, Any]]] = {
     "a number for a truth": ("EnableNetworkIsolation", "not the number 1", {"EnableNetworkIsolation": 1}),
     "a truth for a number": (
         "StoppingCondition.MaxRuntimeInSeconds",
-        "must be an integer, not `true`",
+        "must be a whole number, not `true`",
         {"StoppingCondition": {"MaxRuntimeInSeconds": True}},
     ),
 }

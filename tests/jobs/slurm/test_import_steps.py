@@ -49,11 +49,11 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        (["srun --ntasks-per-node=8 ./all_reduce"], "srun starts 8 tasks with ranks"),
-        (["srun -n 16 ./all_reduce"], "srun starts 8 tasks with ranks"),
-        (["srun -N 1 ./a"], "the step has --nodes=1, but a spec starts one task on each of the 2 nodes"),
-        (["srun -w node1 ./a"], "the step has --nodelist"),
-        (["srun ./a", "srun ./b"], "2 steps, but a spec has one, and none of them starts a Python file (srun ./a; "),
+        (["srun --ntasks-per-node=8 ./all_reduce"], "./all_reduce` starts 8 tasks on each node"),
+        (["srun -n 16 ./all_reduce"], "`srun -n 16 ./all_reduce` starts 8 tasks on each node"),
+        (["srun -N 1 ./a"], "`srun -N 1 ./a` has --nodes=1, but a spec's command starts once on each of the 2 nodes"),
+        (["srun -w node1 ./a"], "`srun -w node1 ./a` has --nodelist"),
+        (["srun ./a", "srun ./b"], "none of the 2 steps (srun ./a; srun ./b) starts a Python file, and a spec"),
         (["mpirun -n 16 ./all_reduce"], "mpirun starts all processes from the first node"),
         (["docker build -t a ."], "only commands for the first node: docker build"),
         (
@@ -66,7 +66,7 @@ def test_the_port_of_the_file_is_kept_and_other_variables_of_ranks_are_named() -
         ),
         (
             ["srun accelerate launch --num_machines 2 $FILE"],
-            "not set in the sbatch file: FILE (set it with --set FILE=",
+            "$FILE, which the sbatch file does not set (set it with --set FILE=",
         ),
         (["srun"], "starts no Python file"),
     ],

@@ -59,7 +59,7 @@ def test_the_learning_rate_follows_the_batch_by_the_rule(rule: str, factor: floa
 
 
 def test_a_policy_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(ValueError, match="on 3 nodes, global_batch_size 64 is not a multiple of micro_batch_size 5"):
+    with pytest.raises(ValueError, match=r"^global_batch_size 64 is not a multiple of micro_batch_size 5"):
         batch_at(BatchPolicy(micro_batch_size=5), 3, 64)
     with pytest.raises(ValidationError, match="two entries for the same number of nodes"):
         BatchPolicy(scale_config=(ScaleConfig(nodes=2), ScaleConfig(nodes=2)))

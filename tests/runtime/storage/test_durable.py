@@ -246,13 +246,13 @@ def test_a_signature_that_is_none_is_refused(checkpoints, tmp_path, signature):
 def test_a_manifest_moved_to_another_folder_is_refused(checkpoints, tmp_path):
     older, newer = write(checkpoints, 100), write(checkpoints, 200)
     manifest_file(tmp_path, newer).write_bytes(manifest_file(tmp_path, older).read_bytes())
-    assert "is the manifest of step 100, generation 1, unlike its folder" in refused(checkpoints, newer)
+    assert "is the manifest of step 100, generation 1, but is in the folder of another" in refused(checkpoints, newer)
 
 
 def test_a_manifest_moved_to_another_generations_folder_of_its_step_is_refused(checkpoints, tmp_path):
     older, newer = write(checkpoints, 100, 1), write(checkpoints, 100, 2)
     manifest_file(tmp_path, newer).write_bytes(manifest_file(tmp_path, older).read_bytes())
-    assert "is the manifest of step 100, generation 1, unlike its folder" in refused(checkpoints, newer)
+    assert "is the manifest of step 100, generation 1, but is in the folder of another" in refused(checkpoints, newer)
 
 
 def test_a_plan_that_was_changed_is_refused(checkpoints, tmp_path):

@@ -33,7 +33,7 @@ def without_torch(fresh: Fresh, name: str, version: str) -> None:
         (fresh.work / "wrong.yaml").write_text(WRONG)
         _expect(fresh.run("hp-ext", "validate", "wrong.yaml", code=3), "did you mean `nodes`?")
         _expect(fresh.run("hp-ext", "validate", "missing.yaml", code=6), "there is no file missing.yaml")
-        _expect(fresh.run("hp-ext", "plan", "--nodes", "4", code=2), "Name the size of the state")
+        _expect(fresh.run("hp-ext", "plan", "--nodes", "4", code=2), "Give the model's size")
         _expect(fresh.run("hp-ext", "create-job", "-f", "tiny/job.yaml", code=7), "pip install torch")
 
 

@@ -112,7 +112,7 @@ def _many(which: str, item: Any, place: str, patch: bool) -> Any:
 def _has_key(key: str) -> Callable[[PodPart], PodPart]:
     def check(item: PodPart) -> PodPart:
         if getattr(item, key) is None and getattr(item, DIRECTIVE) is None:
-            raise ValueError(f"has no {key}, which identifies an item of this list; add `{key}`")
+            raise ValueError(f"has no {key}, by which the items of this list are merged; add `{key}`")
         return item
 
     return check

@@ -146,7 +146,8 @@ def import_hyp(text: str, source: str) -> Imported:
     if read.problems or not isinstance(read.data, dict):
         raise ConfigError(read.problems or [Problem("contains no fields", source=source)])
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
-        raise ConfigError([read.problem(("template",), f"is a {template} of hyp, but import only reads {_TEMPLATE}")])
+        message = f"is `{template}`, but import reads only the template `{_TEMPLATE}` of hyp"
+        raise ConfigError([read.problem(("template",), message, "import the config.yaml of a job")])
     given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes empty fields, too
     for name in ("command", "args"):  # hyp also accepts a text instead of a list
         if isinstance(given.get(name), str):
@@ -277,6 +278,9 @@ def _wrong_forms(given: Mapping[str, Any], places: Document) -> Iterator[Problem
             yield places.problem((name,), f"must be {wanted}, not {str(value)[:40]!r}")
         elif kind is None and name in _SAME and isinstance(value, dict | list):
             yield places.problem((name,), "must be a single value")
+        elif name == "job_name" and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", str(value)):
+            hint = "write lower-case letters, digits and dashes, at most 63 characters, such as tiny-gpt"
+            yield places.problem((name,), f"`{str(value)[:80]}` is not a valid name", hint)
         elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):
             yield places.problem((name,), f"must be a number, not {str(value)[:40]!r}")
         elif name == "volume" and not all(isinstance(one, dict) for one in value):

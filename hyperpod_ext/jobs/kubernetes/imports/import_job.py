@@ -53,8 +53,8 @@ _NO_TRAINING = {
     "Job": "a batch job of Kubernetes, such as data preparation or a test",
     "CronJob": "a batch job of Kubernetes, such as data preparation or a test",
     "Pod": "a single pod",
-    "MPIJob": "a job of MPI, whose workers mpirun starts",
-    "RayJob": "a job of Ray, which starts its own workers",
+    "MPIJob": "a job whose workers mpirun starts",
+    "RayJob": "a job whose workers Ray starts",
     "RayCluster": "a cluster of Ray",
     "Workflow": "a workflow with several steps",
     "JobSet": "a set of batch jobs, each with its own command",
@@ -263,7 +263,8 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
             what = "a job of Volcano"
         message = f"is {what} ({kind}), not a training job"
         if kind in _OTHER_JOBS:
-            message = f"is {what} ({kind}), which no target supports"
+            message = f"is {what} ({kind}), and no target supports this kind"
+        if kind in _OTHER_JOBS - {"MPIJob", "RayJob"}:  # a spec's command runs once on each node
             hint = f"apply it with kubectl as before, or write a spec with its image and command; {reads}"
         return Problem(message, source=source, line=line, hint=hint)
     if kinds:
@@ -273,8 +274,9 @@ def _no_job(objects: Sequence[tuple[Document, Path, dict[str, Any]]], source: st
         hint = "its launcher creates a job from it: import that job"
         return Problem("is a recipe of Hydra, not a job", source=source, line=line, hint=hint)
     if names:
-        hint = f"if these are values of a template, use --values {source}; {reads}"
-        return Problem(f"has no training job, only the fields {', '.join(sorted(names)[:5])}", "", source, line, hint)
+        hint = f"if the file has values of a template, use --values {source}; {reads}"
+        fields = ("fields " if len(names) > 1 else "field ") + ", ".join(f"`{name}`" for name in sorted(names)[:5])
+        return Problem(f"has no training job, only the {fields}", "", source, line, hint)
     return Problem("contains no training job", source=source, line=1, hint=reads)
 
 

@@ -161,7 +161,7 @@ def read_command(
     started = read_words(words, known, elsewhere)
     found = started.launch
     if found is None and not command:
-        message = "has arguments but no command: the image's own program gets the arguments, but a spec needs a script"
+        message = "is missing: the image's own program gets the arguments, but a spec needs a script"
         raise _not_read(message, shlex.join(words))
     if found is None:
         raise _not_read(STARTS_NO_PYTHON, shlex.join(words))
@@ -218,7 +218,7 @@ def read_command(
 
 def _not_read(message: str, command: str) -> ConfigError:
     hint = "write a spec with the script that the image starts"
-    hint += f", and the arguments {command[:120]}" if command else ""
+    hint += f", and with the arguments `{command[:120]}`" if command else ""
     return ConfigError([Problem(message, path="command", hint=hint)])
 
 

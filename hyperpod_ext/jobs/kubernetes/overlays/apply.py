@@ -68,6 +68,10 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
     unknown = check_object("", after)
     for problem in unknown:
         path = _place(job.overlay.kubernetes, problem.path)
+        if "replicaSpecs" in problem.path and problem.path.endswith(".template"):  # the overlay has added an item
+            hint = f"write name: {' or '.join(one['name'] for one in before['spec']['replicaSpecs'])}"
+            yield Problem("has an item whose name no replica spec of the job has", path=path, hint=hint)
+            continue
         where = "" if path.endswith(problem.path) else f"{problem.path}: "
         yield Problem(f"{where}{problem.message}", path=path, hint=problem.hint)
     if not unknown and _relied_on(before) != _relied_on(after):

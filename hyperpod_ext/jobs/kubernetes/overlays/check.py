@@ -19,25 +19,27 @@ from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
 from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 
 _HERE = "overlay.kubernetes"
+_NOT_HERE = "remove this entry of the overlay"
 _SPEC_FIELD = "the spec has a field for it"
-_RESTARTED = ("the operator restarts containers within the limits in `relaunch`", "write `relaunch`")
+_RESTARTED = ("the operator restarts containers within the limits in `relaunch`", "set the limits in `relaunch`")
+_STARTED = ("it starts the launcher", "write `script` and `args` outside the overlay")
 REFUSED_OF_CONTAINER = {
     "name": ("the operator and the other commands find the container by its name", "remove it"),
-    "command": ("it starts the launcher, which identifies ranks", "write `script` and `args`"),
-    "args": ("it starts the launcher, which identifies ranks", "write `script` and `args`"),
-    "image": (_SPEC_FIELD, "write `image`"),
-    "workingDir": (_SPEC_FIELD, "write `working_dir`"),
+    "command": _STARTED,
+    "args": _STARTED,
+    "image": (_SPEC_FIELD, "write `image` outside the overlay"),
+    "workingDir": (_SPEC_FIELD, "write `working_dir` outside the overlay"),
     "restartPolicy": _RESTARTED,
     "restartPolicyRules": _RESTARTED,
 }
 """Fields of the training container that an overlay cannot set, each with the reason and a hint."""
 REFUSED_OF_POD = {
     "ephemeralContainers": ("Kubernetes adds these to running pods only, not to new pods", "use `kubectl debug`"),
-    "restartPolicy": ("the operator sets it from the limits in `relaunch`", "write `relaunch`"),
+    "restartPolicy": ("the operator sets it from the limits in `relaunch`", "set the limits in `relaunch`"),
     "hostname": ("ranks find each other by the names that the operator sets", "remove it"),
     "hostnameOverride": ("ranks find each other by the names that the operator sets", "remove it"),
     "subdomain": ("ranks find each other by the names that the operator sets", "remove it"),
-    "nodeName": ("all pods of the job would be on one node", "write `scheduling.node_selector`"),
+    "nodeName": ("all pods of the job would be on one node", "choose nodes by `scheduling.node_selector`"),
     "hostNetwork": (_SPEC_FIELD, "write `kubernetes.host_network`"),
 }
 """Fields of the pod that an overlay cannot set, each with the reason and a hint."""
@@ -113,7 +115,7 @@ def _complete(patch: Mapping[str, Any], path: str) -> Iterator[Problem]:
     for name in (DIRECTIVE, RETAIN):
         if name in patch:
             message = "would remove parts that the job needs"
-            yield Problem(message, path=f"{path}.{name}", hint="list only the fields to change")
+            yield Problem(message, path=f"{path}.{name}", hint=f"remove `{name}`, and list only the fields to change")
 
 
 def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str, own: bool) -> Iterator[Problem]:
@@ -121,22 +123,24 @@ def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str
     yield from _refused({k: v for k, v in REFUSED_OF_CONTAINER.items() if own or k != "name"}, patch, path)
     for field in ("env", "volumeMounts", "ports", "resources"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: the job needs its content", path=f"{path}.{field}")
+            hint = f"remove `{field}: null`"
+            yield Problem("cannot be removed, because the job needs it", path=f"{path}.{field}", hint=hint)
     for index, one in _items(patch, "env"):
         name = str(one.get("name", ""))
         if one == {DIRECTIVE: "replace"}:
-            yield Problem("would remove the job's own variables", path=f"{path}.env.{index}")
+            yield Problem("would remove the job's own variables", path=f"{path}.env.{index}", hint=_NOT_HERE)
         elif is_of_ranks(name):
-            yield Problem(
-                f"{name} cannot be set, because the launcher sets it on each rank", path=f"{path}.env.{index}"
-            )
+            verb = "removed" if one.get(DIRECTIVE) == "delete" else "set"
+            message = f"{name} cannot be {verb}, because the launcher sets it on each rank"
+            yield Problem(message, path=f"{path}.env.{index}", hint=_NOT_HERE)
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
         if one == {DIRECTIVE: "replace"} or (has_secret and where and hides_secret(where)):
-            yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint="mount it elsewhere")
+            hint = "choose another mountPath" if where and DIRECTIVE not in one else _NOT_HERE
+            yield Problem("would hide the job's secret", path=f"{path}.volumeMounts.{index}", hint=hint)
     for index, one in _items(patch, "ports"):
         if DIRECTIVE in one:
-            yield Problem("would remove a port of the job", path=f"{path}.ports.{index}")
+            yield Problem("would remove a port of the job", path=f"{path}.ports.{index}", hint=_NOT_HERE)
 
 
 def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -> Iterator[Problem]:
@@ -146,19 +150,22 @@ def _promises_of_pod(job: JobConfig, patch: Mapping[str, Any], container: str) -
     yield from _secret_unread(job, patch)
     for field in ("containers", "volumes"):
         if field in patch and patch[field] is None:
-            yield Problem("cannot be removed: the job needs its content", path=f"{path}.{field}")
+            hint = f"remove `{field}: null`"
+            yield Problem("cannot be removed, because the job needs it", path=f"{path}.{field}", hint=hint)
     for index, one in _items(patch, "containers"):
         if one.get("name") == container:
             yield from _promises_of_container(job.has_agent, one, f"{path}.containers.{index}", own=False)
         elif one == {DIRECTIVE: "replace"}:
-            yield Problem("would remove the container that trains", path=f"{path}.containers.{index}")
+            message = "would remove the container that trains"
+            yield Problem(message, path=f"{path}.containers.{index}", hint=_NOT_HERE)
         elif DIRECTIVE not in one and "image" not in one:
             yield Problem(
                 "a container next to the training container needs an image", path=f"{path}.containers.{index}"
             )
     for index, one in _items(patch, "volumes"):
         if one == {DIRECTIVE: "replace"} or (one.get("name") == labels.SECRET_VOLUME and job.has_agent):
-            yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}")
+            hint = _NOT_HERE if DIRECTIVE in one else "choose another name"
+            yield Problem("would change or remove the job's secret", path=f"{path}.volumes.{index}", hint=hint)
 
 
 def _secret_unread(job: JobConfig, patch: Mapping[str, Any]) -> Iterator[Problem]:
@@ -182,7 +189,8 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
         parts = field.split(".", 2)
         if len(parts) == 3 and parts[1] in ("annotations", "labels"):
             if not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
-                yield Problem("cannot be removed: hp-ext finds the job by it", path=f"{path}.{parts[0]}.{parts[1]}")
+                above = f"{parts[0]}.{parts[1]}"
+                yield Problem(f"cannot be removed: {why}", path=f"{path}.{above}", hint=f"remove `{parts[1]}: null`")
         elif len(parts) == 3 and not isinstance(_below(patch, parts[:2]), Mapping) and _has(patch, parts[:2]):
             continue  # the loop over `section` reports the removal of the whole section
         if _has(patch, parts):
@@ -190,7 +198,8 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
     for section in ("replicaSpecs", "pytorchReplicaSpecs", "elasticPolicy"):
         value = _below(patch, ["spec", section])
         if _has(patch, ["spec", section]) and value is None:
-            yield Problem("cannot be removed: it sets the number of ranks", path=f"{path}.spec.{section}")
+            at, hint = f"{path}.spec.{section}", f"remove `{section}: null`"
+            yield Problem("cannot be removed: it sets the number of ranks", path=at, hint=hint)
         if section == "elasticPolicy" or value is None:
             continue
         pairs = (
@@ -202,7 +211,7 @@ def _promises_of_job(patch: Mapping[str, Any]) -> Iterator[Problem]:
             if isinstance(group, Mapping) and DIRECTIVE not in group:
                 yield from _refused(_REFUSED_OF_REPLICAS, group, at)
             else:
-                yield Problem("cannot be removed: it sets the number of ranks", path=at)
+                yield Problem("cannot be removed: it sets the number of ranks", path=at, hint=_NOT_HERE)
 
 
 def _items(patch: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

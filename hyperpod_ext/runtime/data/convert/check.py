@@ -28,6 +28,9 @@ class Findings:
     source_changes: list[str] = field(default_factory=list)
 
 
+_STORES = "`hp-ext data inspect` lists the token stores in a folder."
+
+
 def nbytes_of_segments(folder: Path) -> int:
     """Return the total size in bytes of a store's existing segment files."""
     return sum(path.stat().st_size for path in folder.glob("seg-*.tokens"))
@@ -43,11 +46,11 @@ def check(folder: Path, *, on_bytes: Callable[[int], None] = lambda nbytes: None
         NotFoundError: the folder has no token store.
     """
     found = Findings()
+    if folder.is_file():
+        raise NotFoundError(f"{folder} is a file, not a token store", hint=_STORES)
     about, done = _document(folder / ABOUT, found), _document(folder / DONE, found)
     if about is None and not found.problems:
-        raise NotFoundError(
-            f"{folder} is not a token store", hint="`hp-ext data inspect` lists the token stores in a folder."
-        )
+        raise NotFoundError(f"{folder} is not a token store", hint=_STORES)
     if about is None:
         found.first_damaged = 0  # no about.json: source of segments unknown
     elif source:

@@ -59,7 +59,7 @@ class Recipe:
             message = f"`{self.on_bad_record}` is not a valid value"
             wrong.append(Problem(message, path="on_bad_record", hint="valid: fail, skip"))
         if self.eod is not None and self.eod < 0:
-            wrong.append(Problem(f"{self.eod} is not a token", path="eod", hint="write a number from 0 on, or None"))
+            wrong.append(Problem(f"{self.eod} is not a token id", path="eod", hint="write a number from 0 on, or None"))
         if self.segment_bytes < 1:
             wrong.append(
                 Problem(f"{self.segment_bytes} is out of range", path="segment_bytes", hint="it must be at least 1")
@@ -198,9 +198,9 @@ def _values(
         path = prepared.files[here.file]
         # in errors: the line number, or the record's number if records are not lines
         number = here.record + 1
-        problem = Problem(
-            str(value), source=str(path), line=number, hint="--on-bad-record skip leaves such records out"
-        )
+        lacks = isinstance(record, dict) and prepared.recipe.field not in record
+        hint = f"{'name the field with --field; ' if lacks else ''}--on-bad-record skip leaves such records out"
+        problem = Problem(str(value), source=str(path), line=number, hint=hint)
         if prepared.recipe.on_bad_record == "fail":
             raise ConfigError([problem])
         skipped.count += 1
@@ -214,9 +214,11 @@ def _value(record: Any, name: str) -> Any:
     value = record
     if isinstance(record, dict):
         if name not in record:
-            from hyperpod_ext.config.files.nearest import suggest
+            from hyperpod_ext.config.files.nearest import nearest
 
-            return ValueError(f"there is no field {name} ({suggest(name, map(str, record))})")
+            near, fields = nearest(name, map(str, record)), ", ".join(f"`{one}`" for one in record)
+            more = f"; did you mean `{near}`?" if near else f", only {fields}" if fields else ""
+            return ValueError(f"has no field `{name}`{more}")
         value = record[name]
     if isinstance(value, str | np.ndarray | ValueError):
         return value
@@ -224,8 +226,8 @@ def _value(record: Any, name: str) -> Any:
         return np.array(value, dtype=np.int64)
     if isinstance(value, list):
         other = next(type(token).__name__ for token in value if type(token) is not int)
-        return ValueError(f"{name} is a list with a value of type {other}, but tokens are whole numbers")
-    return ValueError(f"{name} is neither text nor a list of tokens, but {type(value).__name__}")
+        return ValueError(f"`{name}` is a list with a value of type {other}, but tokens are whole numbers")
+    return ValueError(f"`{name}` is neither text nor a list of tokens, but {type(value).__name__}")
 
 
 def _tokenised(values: Iterator[tuple[Next, Any]], prepared: Prepared) -> Iterator[tuple[Next, Tokens]]:
@@ -265,7 +267,7 @@ def _make_room(prepared: Prepared, budget_bytes: int) -> None:
     evict(root, budget_bytes, keep=[prepared.folder])
     if (there := nbytes_of(prepared.folder)) > budget_bytes:
         raise DiskFullError(
-            f"{prepared.folder} already has {there:,} bytes, but the budget is {budget_bytes:,}",
+            f"{prepared.folder} has {there:,} bytes and is not finished, but the budget is {budget_bytes:,} bytes",
             hint="Give a larger --budget. The conversion then continues from here.",
         )
 

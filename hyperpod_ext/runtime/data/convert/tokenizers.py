@@ -71,7 +71,7 @@ def _as_bytes(texts: Sequence[str]) -> list[Tokens]:
 
 
 def _refuse(texts: Sequence[str]) -> list[Any]:
-    message = f"tokenizer none is for records that are tokens already, but a record is text: {texts[0][:40]!r}"
+    message = f"tokenizer none is for records of token ids, but a record is text: {texts[0][:40]!r}"
     raise ConfigError([Problem(message, path="tokenizer", hint=_VALID)])
 
 

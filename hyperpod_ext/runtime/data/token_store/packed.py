@@ -66,6 +66,7 @@ class Packed:
         self._count = max(store.tokens - 1, 0) // sequence_length if self._begins is None else len(self._begins) - 1
         if not self._count:
             wrong = f"the store has only {store.tokens} tokens, but one sample needs {sequence_length + 1}"
+            wrong += ", one more than the sequence length"
             raise ConfigError([Problem(wrong, path="packing", hint="choose a shorter sequence length")])
 
     def __len__(self) -> int:

@@ -140,6 +140,10 @@ def _of_file(path: Path, start: Position, field: str, split: str) -> Iterator[tu
                 pieces = _paragraphs(text) if kind == "text" and split == "paragraphs" else iter(text)
                 yield from _lines(pieces, start, raw, parse=_json if kind != "text" else _decoded)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raw.seek(0)
+            if raw.read(2) != b"\x1f\x8b":
+                hint = "remove .gz from its name, or compress it"
+                raise ConfigError([Problem("is not a gzip file", source=str(path), hint=hint)]) from None
             raise ConfigError([Problem(f"the gzip file is cut off or damaged ({error})", source=str(path))]) from None
 
 
@@ -212,4 +216,4 @@ def _opened(path: Path, raw: IO[bytes]) -> IO[bytes]:
 
 
 def _valid() -> str:
-    return f"valid: {', '.join(_KINDS)}, and .jsonl.gz, .json.gz, .txt.gz; Megatron's .bin/.idx are read in place"
+    return f"valid: {', '.join(_KINDS)}, and .jsonl.gz, .json.gz, .txt.gz; Megatron's .bin/.idx need no conversion"

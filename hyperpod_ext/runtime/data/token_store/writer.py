@@ -143,7 +143,7 @@ class StoreWriter:
         if self._declared is not None and largest > np.iinfo(self._declared).max:
             raise HyperpodExtError(
                 f"document {self.documents}: token {largest} is beyond the vocabulary that the tokenizer declares",
-                hint="Give the tokenizer its true vocab_size; records that are tokens already need tokenizer `none`.",
+                hint="Give the tokenizer its true vocab_size. If the records are token ids, use the tokenizer `none`.",
             )
         done = None
         if self._count and (self._count + len(tokens)) * self._tokens.itemsize > self._segment_bytes:

@@ -132,9 +132,9 @@ def test_an_end_of_document_follows_each(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ('{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
-        ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl:2: there is no field text \(did you mean `txt`\?\)"),
-        ('{"text": 5}\n', r"a\.jsonl:1: text is neither text nor a list of tokens, but int"),
-        ('{"text": [1, true]}\n', r"a\.jsonl:1: text is a list with a value of type bool"),
+        ('{"text": "a"}\n{"txt": "b"}\n', r"a\.jsonl:2: has no field `text`; did you mean `txt`\? \(name the"),
+        ('{"text": 5}\n', r"a\.jsonl:1: `text` is neither text nor a list of tokens, but int"),
+        ('{"text": [1, true]}\n', r"a\.jsonl:1: `text` is a list with a value of type bool"),
         ("\n", "there are no documents: the dataset has no records"),
         ("", "there are no documents"),
     ],
@@ -177,7 +177,7 @@ def test_a_gzip_file_that_is_cut_off_is_an_error(tmp_path: Path, keep: float) ->
     with pytest.raises(ConfigError, match=r"a\.jsonl\.gz: the gzip file is cut off"):
         build(tmp_path / "a.jsonl.gz", place=tmp_path)
     (tmp_path / "b.jsonl.gz").write_text("not gzip at all")
-    with pytest.raises(ConfigError, match=r"b\.jsonl\.gz: the gzip file is cut off or damaged"):
+    with pytest.raises(ConfigError, match=r"b\.jsonl\.gz: is not a gzip file"):
         build(tmp_path / "b.jsonl.gz", place=tmp_path)
 
 
