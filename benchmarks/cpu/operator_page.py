@@ -111,7 +111,7 @@ fault.
   server.
 - For hangs, each agent has the settings that detect a hang fastest, in a job with steps of 0.05 s. Our agent detects a
   hang if a rank makes no progress for four times the duration of a slow step, and for at least 0.25 s. AWS's agent has
-  a rule that requires a log line every 1 s, the shortest time that its rules allow.
+  a rule that reports a hang after 1 s without a log line, the shortest time that its rules allow.
 - All pods and ranks share the machine's cores. A lost pod is not started again. On a cluster, the new pod would start
   on another machine; in this benchmark, its start would use one of the cores for seconds.
 

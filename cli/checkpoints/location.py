@@ -214,7 +214,8 @@ def choose(inventory: Inventory, step: int | None) -> InventoryEntry:
     """Return the checkpoint of the step `step`. By default, return the newest checkpoint that is complete or damaged.
 
     Raises:
-        NotFoundError: the folder has no usable checkpoint. The hint names the nearest steps with checkpoints.
+        NotFoundError: the folder has no usable checkpoint. If `step` is given, the hint names the nearest steps with
+            checkpoints.
     """
     from hyperpod_ext.errors import NotFoundError
 

@@ -31,8 +31,8 @@ def is_mappable(path: Path, field: str) -> bool:
 
 
 def store_in(path: Path, field: str | None) -> ArrowStore | None:
-    """Memory-map the column `field` of an Arrow file. By default, map the only column that can be mapped. Return None
-    if no column or several columns can be mapped.
+    """Memory-map the column `field` of an Arrow file. Without `field`, memory-map the only column that can be mapped.
+    Return None if no column or several columns can be mapped.
 
     Raises:
         ConfigError: the column `field` cannot be memory-mapped.

@@ -24,7 +24,8 @@ class Checkpoint(Output):
     generation: int
     folder: str
     state: str
-    """State of the checkpoint: complete, unfinished, damaged, abandoned, uncertain or foreign."""
+    """State of the checkpoint: complete, unfinished, damaged, abandoned (a later generation began before its step),
+    uncertain (perhaps abandoned), or foreign (of another job, or of a newer version)."""
     detail: str
     ranks: int | None
     nbytes: int

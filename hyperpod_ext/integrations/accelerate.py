@@ -68,7 +68,8 @@ class ResilientAccelerator(Accelerator):
         if kind != "NO" and not kind.startswith("MULTI_"):
             raise JobFailedError(
                 f"ResilientAccelerator supports only data parallelism; these options enable {kind}",
-                hint=f"Leave the plugin of {kind} out. To shard the model, write your own loop with fully_shard.",
+                hint=f"Pass no {kind} plugin to the accelerator. To shard the model, write your own loop with "
+                "fully_shard.",
             )
 
     def prepare(self, *things: Any, **options: Any) -> Any:

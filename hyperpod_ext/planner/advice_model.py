@@ -29,7 +29,7 @@ JobReport = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """One recommended change of a job."""
+    """One piece of advice about a job."""
 
     rule: str
     """Name of the rule that gives the advice. Names of rules never change, so that scripts can rely on the names."""

@@ -101,10 +101,13 @@ class HPWrapper:
             nonlocal called
             caller, called, again = HPCallWrapper(self, run), True, called
             _runs[:] = [run]
-            if again:
-                self._prepare_again(caller.state)
-            with own_groups():
-                return function(*arguments, **_with_caller(function, arguments, named, caller))
+            try:
+                if again:
+                    self._prepare_again(caller.state)
+                with own_groups():
+                    return function(*arguments, **_with_caller(function, arguments, named, caller))
+            finally:
+                _runs.clear()
 
         train.__name__ = function.__name__
         return resilient(train)()

@@ -35,7 +35,7 @@ _OURS |= {"nnodes", "num-gpus", "num-nodes", "nproc", "world-size", "inprocess-r
 
 _PYTHON = r"python[0-9.]*|python\.sh"
 _NO_PYTHON = "no-python"
-"""Flag of torchrun and hyperpodrun for programs that are not Python scripts."""
+"""Flag of launchers for programs that are not Python scripts."""
 
 
 @dataclass

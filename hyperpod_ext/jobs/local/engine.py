@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _keep(submission: Submission) -> None:
-    """Wait for the engine, then kill the job's remaining processes."""
+    """Start the engine, wait until it ends, then kill the job's remaining processes."""
     become_subreaper()
     supervisor = os.getpid()
     try:
@@ -72,7 +72,7 @@ def _keep(submission: Submission) -> None:
         return
     try:
         engine = os.fork()
-        if engine == 0:  # the engine inherits the lock of the job's name
+        if engine == 0:  # the engine, too, holds the lock of the job's name
             _run_and_exit(submission, scratch, supervisor)
         status = wait_and_forward(engine, signal.SIGTERM)
     finally:

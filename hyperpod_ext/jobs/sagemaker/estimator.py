@@ -235,10 +235,10 @@ def model_trainer_problems(job: JobConfig) -> list[Problem]:
     """Return a problem for each field of the spec that ModelTrainer would ignore silently."""
     found = _code_problems(job, "ModelTrainer")
     if job.sagemaker.experiment is not None:
-        hint = "remove this field, or use sagemaker 2.x or hp-ext"
+        hint = "remove this field, or use hp-ext, or version 2 of the package sagemaker"
         found.append(Problem("ModelTrainer does not support experiments", path="sagemaker.experiment", hint=hint))
     if job.sagemaker.profiler:
-        hint = "remove this field, or use sagemaker 2.x or hp-ext"
+        hint = "remove this field, or use hp-ext, or version 2 of the package sagemaker"
         found.append(Problem("ModelTrainer does not profile", path="sagemaker.profiler", hint=hint))
     if any(character.isspace() for character in job.script):
         hint = "rename the script"

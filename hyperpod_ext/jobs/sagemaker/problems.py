@@ -158,9 +158,8 @@ def _arguments(job: JobConfig) -> Iterator[Problem]:
     starting = entrypoint_of(job)
     for text in starting["ContainerEntrypoint"]:
         if len(text) > LONGEST_ARGUMENT:
-            yield Problem(
-                "the command that installs them is too long", path="sagemaker.install", hint="put them into the image"
-            )
+            message = "the command that installs these packages is too long for SageMaker"
+            yield Problem(message, path="sagemaker.install", hint="put them into the image")
     for index, text in enumerate(job.args):
         if len(text) > LONGEST_ARGUMENT or "\n" in text:
             long = f"has {len(text)} characters, but an argument on SageMaker has at most {LONGEST_ARGUMENT}"

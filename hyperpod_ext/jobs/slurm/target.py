@@ -252,7 +252,7 @@ def result(handle: JobHandle) -> Mapping[str, Any]:
         raise handle.no_result()
     found = runs.make_result(job.job_dir, job.batch_log, now.state, f"job {job.id} is {now.state}")
     about = {"name": job.name, "target": NAME, "handle": str(handle), "slurm_job_id": job.id}
-    if now.error is not None:  # prefer the status's error, which has Slurm's state
+    if now.error is not None:  # prefer the error of `status`, which names the job's state in Slurm
         found = found | {"error": now.error}
     return found | about
 

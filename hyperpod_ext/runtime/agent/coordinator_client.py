@@ -28,7 +28,7 @@ _SEARCH = 0.9
 agent with a copy of the job state, which can become the coordinator."""
 _HOLD = 0.97
 """Share of the lease for which a voter waits for its candidate: more than `_SEARCH`, because the candidate may have
-begun its search later than the voter. The rest of the lease is left to end processes."""
+begun its search later than the voter. The rest of the lease is reserved for ending processes."""
 _DIAL = 1 / 6
 """Share of the lease within which a connection to another node must succeed."""
 _NEXT_DIAL = 1 / 60

@@ -14,7 +14,7 @@ from hyperpod_ext.runtime.ipc import control_messages as c
 from hyperpod_ext.runtime.ipc.gathered import node_join
 
 _WAIT_S = 0.01
-"""Number of seconds for which a rank's report waits for the same report of other ranks on the node."""
+"""Seconds for which a rank's `Join` or `Restored` report waits for those of the node's other ranks."""
 _LAST_WORD_S = 5.0
 """Number of seconds for which a node that cannot continue waits for the coordinator's order to stop."""
 _FAILED = JobFailedError.__name__

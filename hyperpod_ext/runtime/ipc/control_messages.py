@@ -316,7 +316,7 @@ class StopAnswer(Report):
 
 
 class RankStopped(Report):
-    """A rank has stopped after the agreed step, and has saved the state that no other rank has."""
+    """A rank waits after the agreed step, and has saved the state that no other rank has."""
 
     type: Literal["rank_stopped"] = "rank_stopped"
     number: Number

@@ -2,9 +2,9 @@
 
 A DDP module, an FSDP2 module, a device mesh or a variable of the script keeps its group object. Between two
 generations, each group contains only this rank, and all its connections are closed. In the next generation, the default
-group gets its ranks back at once. Any other group gets its ranks back when the script or `run.keep` requests a group
-with the same name and ranks. A new process makes its groups in the same order, and so joins each group with the other
-ranks.
+group gets its ranks back immediately. Any other group gets its ranks back when the script or `run.keep` requests a
+group with the same name and ranks. A new process makes its groups in the same order, and so joins each group with the
+other ranks.
 
 torch cannot reconfigure a group that has several backends, but it can reconfigure each backend: first gloo, then NCCL.
 For NCCL, reconfiguration needs torch's second implementation (`nccl2`), the default from 2.15 on. NCCL's watchdog may

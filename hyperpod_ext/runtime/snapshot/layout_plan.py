@@ -154,4 +154,4 @@ def _check(item: Item, nbytes: int) -> None:
             hint="Upgrade hyperpod_ext in the container.",
         )
     if not in_bounds or not inside or item.nbytes != elements * DTYPE_BYTES[item.dtype]:
-        raise CorruptSnapshotError(f"{item.fqn}: its offsets in the snapshot are inconsistent: {item}")
+        raise CorruptSnapshotError(f"{item.fqn}: its offsets or sizes in the snapshot are wrong: {item}")

@@ -80,9 +80,9 @@ def layout_of(ddp: DistributedDataParallel) -> Buckets | None:
     """Return the bucket layout that `ddp` uses from its next step on. Collective: call this function after a step, on
     every rank.
 
-    Returns None until DDP has rebuilt its buckets, after the first backward pass. With `find_unused_parameters` or
-    sparse gradients, always returns None, because DDP never rebuilds such buckets, whose initial layout is the same in
-    every process.
+    Returns None until DDP has rebuilt its buckets, after the first backward pass. Returns None if DDP keeps its first
+    buckets, which are the same in every process: with `find_unused_parameters` and without `static_graph`, or in
+    `_ReversedDDP`.
     """
     if isinstance(ddp, _ReversedDDP):
         return None

@@ -41,18 +41,18 @@ def test_a_plan_that_is_not_the_one_named_is_refused():
     ("changes", "words"),
     [
         ({"dtype": "load"}, "type 'load' cannot be read"),
-        ({"dtype": "float64"}, "are inconsistent"),
-        ({"start": -64}, "are inconsistent"),
-        ({"data": -32}, "are inconsistent"),
-        ({"start": 96}, "are inconsistent"),  # behind its own data
-        ({"data": 112}, "are inconsistent"),  # its data goes on behind its archive
-        ({"end": 256}, "are inconsistent"),  # behind the image
-        ({"nbytes": 16}, "are inconsistent"),
-        ({"nbytes": -32, "sizes": (-2, 4)}, "are inconsistent"),
-        ({"offsets": (3, 0)}, "are inconsistent"),  # out of the whole tensor
-        ({"offsets": (-1, 0)}, "are inconsistent"),
-        ({"offsets": (2,)}, "are inconsistent"),
-        ({"sizes": (8,)}, "are inconsistent"),
+        ({"dtype": "float64"}, "are wrong"),
+        ({"start": -64}, "are wrong"),
+        ({"data": -32}, "are wrong"),
+        ({"start": 96}, "are wrong"),  # behind its own data
+        ({"data": 112}, "are wrong"),  # its data goes on behind its archive
+        ({"end": 256}, "are wrong"),  # behind the image
+        ({"nbytes": 16}, "are wrong"),
+        ({"nbytes": -32, "sizes": (-2, 4)}, "are wrong"),
+        ({"offsets": (3, 0)}, "are wrong"),  # out of the whole tensor
+        ({"offsets": (-1, 0)}, "are wrong"),
+        ({"offsets": (2,)}, "are wrong"),
+        ({"sizes": (8,)}, "are wrong"),
     ],
 )
 def test_a_plan_that_would_make_us_read_elsewhere_is_refused(changes, words):
