@@ -100,6 +100,8 @@ def wait_and_forward(pid: int, *signums: signal.Signals) -> int:
         for number in os.read(received, 4096):
             if number in signums:
                 os.kill(pid, number)
+    for signum in signums:  # at its exit, Python replaces handlers by the default action, which would kill the process
+        signal.signal(signum, signal.SIG_IGN)
     return os.waitpid(pid, 0)[1]
 
 
