@@ -29,7 +29,7 @@ def read_cluster(file: str, overrides: Sequence[str]) -> Loaded[ClusterConfig]:
         return read(ClusterConfig, file, overrides)
     except ConfigError as error:
         unknown = {one.path for one in error.problems if one.message == NO_FIELD}
-        if unknown.isdisjoint(("script", "command")) or all(one.path != "instance_groups" for one in error.problems):
+        if unknown.isdisjoint(("script", "command")) or all(one.path != "region" for one in error.problems):
             raise
         hint = f"name the spec of a cluster; `hp-ext create-job -f {file}` submits a job"
         raise ConfigError([Problem("is the spec of a job, not of a cluster", source=file, hint=hint)]) from None

@@ -271,6 +271,17 @@ def test_a_file_that_cannot_be_deployed_is_told_with_its_line(here: Workplace) -
     assert "cluster.yaml:6: infrastructure.network.zones" in told.stderr
 
 
+@pytest.mark.parametrize("command", [("deploy",), ("create", "--dry-run")])
+def test_a_spec_of_a_job_is_named_as_one(here: Workplace, command: tuple[str, ...]) -> None:
+    (here.folder / "job.yaml").write_text("name: a\nscript: train.py\n")
+    (here.folder / "mixed.yaml").write_text("name: a\nregion: us-west-2\nscript: train.py\n")
+    done = call_hp_ext("cluster", *command, "-f", "job.yaml", cwd=here.folder)
+    assert (done.code, done.stderr.count("error:")) == (3, 1)
+    assert "job.yaml: is the spec of a job, not of a cluster" in done.stderr
+    mixed = call_hp_ext("cluster", *command, "-f", "mixed.yaml", cwd=here.folder)
+    assert (mixed.code, "mixed.yaml:3: script: is not a known field" in mixed.stderr) == (3, True)
+
+
 def test_a_job_takes_from_its_cluster_only_what_it_leaves_open(here: Workplace) -> None:
     values = {
         "CheckpointBucket": "of-the-cluster",
