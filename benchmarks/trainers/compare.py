@@ -57,7 +57,7 @@ class Trainer:
     """Optimizers that step in each of the trainer's steps."""
     args: tuple[str, ...] = ()
     asynchronous: bool = False
-    """Whether the script saves in the background, so that the newest save may not be complete when the kill comes."""
+    """Whether the script saves in the background, so that the kill may interrupt the newest save."""
     kind: str = "trainer"
     """"trainer", or "script" for a training loop of one's own."""
 

@@ -43,6 +43,7 @@ class Stamps:
 
 
 def _is_called_by(name: str) -> bool:
+    """Return whether a function of this name is running. Not imported from hyperpod_ext, whose imports take time."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != name:
         frame = frame.f_back

@@ -50,7 +50,7 @@ def command(
     if all_steps and step is not None:
         raise click.UsageError("--step and --all cannot be used together.")
     need_packages("awscrt", "cryptography", places=[place])
-    from hyperpod_ext.runtime.snapshot.manifest import OTHER_SECRET
+    from hyperpod_ext.runtime.snapshot.manifest import NOT_SIGNED, OTHER_SECRET
 
     found, fences = [], []
     for each in durable_places(place, file, overrides):
@@ -68,7 +68,7 @@ def command(
     if output == "table" and any(one["signature"] == "not checked" for one in found):
         say("signatures and MACs were not checked; name the job's secret with --secret-file to check them")
     messages = [each["message"] for one in found for each in one["problems"]]
-    if output == "table" and any("not signed" in message for message in messages):
+    if output == "table" and any(NOT_SIGNED in message for message in messages):
         say(f"hint: {OTHER_SECRET} Check --secret-file.")
     elif output == "table" and messages and not all_steps:
         say("hint: `hp-ext checkpoints verify --all` shows which checkpoints are good")

@@ -100,8 +100,8 @@ def command(
         handle = submit(plan)
     result = {"name": handle.name, "target": handle.target, "handle": str(handle)}
     print_result(result, output, handle.name if output == "name" else str(handle))
-    known_as = handle.name if handle.target == "local" else f"'{handle}'"
-    say(f"next: hp-ext status {known_as}, hp-ext logs {known_as} --follow, hp-ext cancel {known_as}")
+    job = handle.in_commands
+    say(f"next: hp-ext status {job}, hp-ext logs {job} --follow, hp-ext cancel {job}")
 
 
 def _say_what_goes(name: str) -> None:
@@ -213,15 +213,12 @@ def _show_progress(handle: JobHandle, timeout: float | None, follow: bool, check
 def _exit_as_failed(result: Mapping[str, Any], folder: str) -> None:
     """Print on stderr why the job failed and where its logs are, and exit with the code of a failed job."""
     from hyperpod_ext.errors import JobFailedError
+    from hyperpod_ext.jobs.contract.handle import JobHandle
 
     error = result["error"] or {"message": f"the job was {result['state']}", "hint": ""}
     say_error(error["message"], hint=error["hint"])
-    if folder:
-        is_local = result["handle"].startswith("local:")
-        known_as = result["name"] if is_local else f"'{result['handle']}'"
-        say(f"logs: hp-ext logs {known_as}, or the files in {folder}")
-    else:
-        say(f"logs: hp-ext logs '{result['handle']}'")
+    files = f", or the files in {folder}" if folder else ""
+    say(f"logs: hp-ext logs {JobHandle.parse(result['handle']).in_commands}{files}")
     raise click.exceptions.Exit(JobFailedError.exit_code)
 
 

@@ -115,8 +115,9 @@ def _read(run: str) -> Mapping[str, Any]:
     try:
         return read_result(handle)
     except NotFoundError as error:
-        more = f"; to read the folder, write ./{run}" if Path(run).is_dir() else ""
-        raise NotFoundError(error.message, hint=f"{error.hint}{more}") from None
+        if not Path(run).is_dir():
+            raise
+        raise NotFoundError(error.message, hint=f"{error.hint}; to read the folder, write ./{run}") from None
 
 
 def read_result(handle: JobHandle) -> dict[str, Any]:

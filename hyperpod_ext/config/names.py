@@ -31,7 +31,8 @@ LabelValue = Annotated[
 ]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
 """Name of a Kubernetes object: lower-case letters, digits, dashes and dots."""
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
+DNS_LABEL = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+DnsLabel = Annotated[str, Field(pattern=DNS_LABEL)]
 """Name that becomes part of a host name: lower-case letters, digits and dashes, at most 63 characters."""
 InstanceType = Annotated[str, Field(pattern=r"^ml\.[a-z0-9-]+\.[a-z0-9-]+$")]
 """SageMaker instance type, such as `ml.p5.48xlarge`."""

@@ -88,10 +88,10 @@ class ResilientAccelerator(Accelerator):
             )
         self.prepared = True
         state: dict[str, Any] = {} if self.scaler is None else {"scaler": self.scaler}
-        loaders = [thing for thing in things if isinstance(thing, DataLoader)]
-        for thing in (*(thing for thing in things if thing not in loaders), *self._custom_objects):
+        with_state = [thing for thing in things if not isinstance(thing, DataLoader)]
+        for thing in (*with_state, *self._custom_objects):
             state[_name(thing, state)] = thing
-        if loaders:
+        if len(with_state) < len(things):
             self._waiting = state
             self._run.how_to_restore = (
                 "prepare() got a DataLoader: write for epoch, batches in accelerator.epochs(...)."
@@ -101,7 +101,7 @@ class ResilientAccelerator(Accelerator):
         return super().prepare(*things, **options)
 
     def epochs(self, loader: Any, epochs: int) -> Iterator[tuple[int, Batches]]:
-        """Restore the job's state, and yield the number and the remaining batches of each unfinished epoch. Collective.
+        """Restore the job's state. Then yield each unfinished epoch: its number and its remaining batches. Collective.
 
         Each batch is one step, and is on the accelerator's device. See `Run.epochs`.
 
@@ -126,7 +126,7 @@ class ResilientAccelerator(Accelerator):
             yield epoch, batches
 
     def prepare_data_loader(self, data_loader: Any, *args: Any, **options: Any) -> Any:
-        """Prepare the loader as Accelerator.prepare_data_loader does, with the job's seed for the order of samples.
+        """Prepare the loader as Accelerator.prepare_data_loader does, but order the samples by the job's seed.
 
         Raises:
             JobFailedError: the loader was not passed to `prepare`, so that `epochs` could not restore its position.

@@ -197,7 +197,7 @@ def text_of(path: str, most: int = _MOST_BYTES) -> str:
         raise NotFoundError(f"there is no file {file}", hint=hint) from None
     except OSError as error:
         hint = "name a file, or write `-` for the standard input"
-        is_folder = os.path.isdir(file)  # noqa: PTH112 - Path.is_dir raises OSError for some paths
+        is_folder = os.path.isdir(file)  # noqa: PTH112 - Path.is_dir raises OSError if the folder above may not be read
         message = "is a folder, not a file" if is_folder else f"cannot be read: {error.strerror}"
         raise ConfigError([Problem(message, source=str(file), hint=hint)]) from None
 

@@ -47,18 +47,21 @@ def secret_variables(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
 
 
 def secret_arguments(job: JobConfig) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path in the spec of each argument that looks like a secret. Options whose names end in `token` are
-    recognised only by their values, because the values of options like `--eos-token` are no secrets."""
+    """Yield the path in the spec of each argument that looks like a secret; for a `command` that is a text, at most one
+    path. Options whose names end in `token` are recognised only by their values, because the values of options like
+    `--eos-token` are no secrets."""
     for index in _secret_words(job.args):
         yield ("args", index)
     if isinstance(job.command, str):
-        yield from [("command",)] * any(True for _ in _secret_words(job.command.translate(_QUOTES).split()))
+        if list(_secret_words(job.command.translate(_QUOTES).split())):
+            yield ("command",)
     else:
         for index in _secret_words(job.command or ()):
             yield ("command", index)
 
 
 def _secret_words(words: Sequence[str]) -> Iterator[int]:
+    """Yield the index of each word that looks like a secret: the value of an option, of an assignment, or any text."""
     for index, (before, word) in enumerate(zip(("", *words), words, strict=False)):
         assigned = _ASSIGNED.match(word) is not None
         option, equals, value = word.partition("=") if assigned or word.startswith("-") else (before, "=", word)

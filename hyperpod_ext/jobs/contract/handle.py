@@ -24,6 +24,11 @@ class JobHandle:
     def __str__(self) -> str:
         return f"{self.target}://{self.place}/{self.name}"
 
+    @property
+    def in_commands(self) -> str:
+        """The job as an argument in a shell: the name of a job of target local, or else the URL in quotes."""
+        return self.name if self.target == "local" else f"'{self}'"
+
     def check_rank(self, rank: int | None, ranks: int) -> None:
         """Check that the job has a rank numbered `rank`.
 

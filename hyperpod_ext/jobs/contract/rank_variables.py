@@ -17,6 +17,11 @@ def is_of_ranks(name: str) -> bool:
     return re.fullmatch(_NAME, name) is not None
 
 
+def refusal(name: str, done: str = "set") -> str:
+    """Return the message for a variable of ranks in a spec. `done`: "set" or "removed"."""
+    return f"{name} cannot be {done}, because the launcher sets it on each rank"
+
+
 def changes_ranks(line: str) -> bool:
     """Return whether a line of a shell script sets or unsets a variable that identifies ranks."""
     return changed_variable(line) is not None

@@ -60,7 +60,7 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
             message = f"`{tier.mounted}` is a relative path, so checkpoints would be lost with the container"
             kept = next((place.path.rstrip("/") for place in _places(job) if place.shared and not place.wrong), "/fsx")
             hint = f"write an absolute path, such as {kept}/{path}, on a volume that all nodes share"
-            on_disk = f"write an absolute path, such as /{path}, on no volume or on one of kind host"
+            on_disk = f"write an absolute path on the node's disk, such as /{path}; it needs no entry in volumes"
             yield Finding(at, message, on_disk if tier.on_node else hint)
             continue
         if path == "/":

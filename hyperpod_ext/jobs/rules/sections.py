@@ -11,7 +11,7 @@ from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path
 from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
-from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks, refusal
 from hyperpod_ext.jobs.kubernetes.kinds import HYPERPOD, PYTORCH, TRAIN
 from hyperpod_ext.jobs.kubernetes.mounts import is_own_name
 from hyperpod_ext.jobs.kubernetes.pod import grace_s
@@ -65,8 +65,7 @@ def promises_are_kept(context: Context) -> Iterator[Finding]:
     job, own, pod = context.job, context.job.kubernetes.container, context.job.kubernetes.pod
     for index, variable in enumerate(own.get("env", ())):
         if is_of_ranks(name := variable["name"]):
-            message = f"{name} cannot be set, because the launcher sets it on each rank"
-            yield Finding((*_CONTAINER, "env", index, "name"), message, "choose another name")
+            yield Finding((*_CONTAINER, "env", index, "name"), refusal(name), "choose another name")
     for index, volume in enumerate(pod.get("volumes", ())):
         if is_own_name(job, name := volume["name"]):
             message = f"`{name}` is the name of one of the job's own volumes"

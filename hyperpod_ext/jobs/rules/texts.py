@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hyperpod_ext.config.files.checks import Finding
 from hyperpod_ext.config.files.document import Path, dotted
 from hyperpod_ext.config.job.secret_variables import secret_arguments, secret_variables
-from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks, refusal
 from hyperpod_ext.jobs.rules import KUBERNETES, Context, rule
 
 
@@ -51,7 +51,7 @@ def variables_of_ranks_are_left_alone(context: Context) -> Iterator[Finding]:
     for path, name in named:
         if is_of_ranks(name) and not name.startswith("HPX_"):  # HPX007 and HPX150 report names that start with HPX_
             hint = "write rendezvous.port" if name == "MASTER_PORT" else "remove it, or choose another name"
-            yield Finding(path, f"{name} cannot be set, because the launcher sets it on each rank", hint)
+            yield Finding(path, refusal(name), hint)
 
 
 @rule(

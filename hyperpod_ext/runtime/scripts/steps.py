@@ -81,9 +81,12 @@ class ScriptSteps:
 
 
 def _only_creates_state(frame: FrameType | None) -> bool:
-    """Return whether DCP makes an optimizer step with a learning rate of 0, to create the optimizer's state.
+    """Return whether an optimizer step is DCP's own, which has a learning rate of 0 and only creates the state.
 
     DCP makes this step in `get_state_dict`, which scripts call before they load a checkpoint.
+
+    Args:
+        frame: stack frame of the hook that sees the step.
     """
     while frame is not None and frame.f_code.co_name != "_init_optim_state":
         frame = frame.f_back

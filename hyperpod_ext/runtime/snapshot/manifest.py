@@ -158,6 +158,7 @@ def is_signed_text(read: Callable[[int, int], Any], nbytes: int, secret: bytes) 
     return hmac.compare_digest(mac.hexdigest().encode(), found[-1][1])
 
 
+NOT_SIGNED = "not signed with this job's secret"
 OTHER_SECRET = "Either the manifest was changed, or the job had another secret when it wrote the manifest."
 """Hint for a manifest that is not signed with the job's secret."""
 
@@ -186,7 +187,7 @@ def check_manifest(manifest: Mapping[str, Any], secret: bytes, *, job: str, wher
     signature = str(manifest.get("signature")).encode(errors="replace")  # compare_digest refuses non-ASCII text
     if not hmac.compare_digest(signature, _signature(manifest, secret).encode()):
         raise CorruptSnapshotError(
-            f"{where}: not signed with this job's secret",
+            f"{where}: {NOT_SIGNED}",
             hint=OTHER_SECRET,
         )
 

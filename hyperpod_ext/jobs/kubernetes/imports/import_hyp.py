@@ -17,6 +17,7 @@ import yaml
 from hyperpod_ext.catalog import labels
 from hyperpod_ext.catalog.instances import instance
 from hyperpod_ext.config.files.document import Document, Path, SourceLocation, dotted, parse
+from hyperpod_ext.config.names import DNS_LABEL
 from hyperpod_ext.errors import ConfigError, Problem
 from hyperpod_ext.jobs.imports.report import Fields, Imported
 from hyperpod_ext.jobs.kubernetes.imports.import_job import import_object
@@ -278,7 +279,7 @@ def _wrong_forms(given: Mapping[str, Any], places: Document) -> Iterator[Problem
             yield places.problem((name,), f"must be {wanted}, not {str(value)[:40]!r}")
         elif kind is None and name in _SAME and isinstance(value, dict | list):
             yield places.problem((name,), "must be a single value")
-        elif name == "job_name" and not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", str(value)):
+        elif name == "job_name" and not re.fullmatch(DNS_LABEL, str(value)):
             hint = "write lower-case letters, digits and dashes, at most 63 characters, such as tiny-gpt"
             yield places.problem((name,), f"`{str(value)[:80]}` is not a valid name", hint)
         elif name in _NUMBERS and not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", str(value)):

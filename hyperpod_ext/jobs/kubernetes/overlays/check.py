@@ -15,7 +15,7 @@ from hyperpod_ext.config.job.job import JobConfig
 from hyperpod_ext.config.job.pods.models import model_of
 from hyperpod_ext.config.job.secret_files import hides_secret, unread_secret
 from hyperpod_ext.errors import Problem
-from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks
+from hyperpod_ext.jobs.contract.rank_variables import is_of_ranks, refusal
 from hyperpod_ext.jobs.contract.spec_annotation import ANNOTATION
 
 _HERE = "overlay.kubernetes"
@@ -130,8 +130,7 @@ def _promises_of_container(has_secret: bool, patch: Mapping[str, Any], path: str
         if one == {DIRECTIVE: "replace"}:
             yield Problem("would remove the job's own variables", path=f"{path}.env.{index}", hint=_NOT_HERE)
         elif is_of_ranks(name):
-            verb = "removed" if one.get(DIRECTIVE) == "delete" else "set"
-            message = f"{name} cannot be {verb}, because the launcher sets it on each rank"
+            message = refusal(name, "removed" if one.get(DIRECTIVE) == "delete" else "set")
             yield Problem(message, path=f"{path}.env.{index}", hint=_NOT_HERE)
     for index, one in _items(patch, "volumeMounts"):
         where = str(one.get("mountPath", ""))
