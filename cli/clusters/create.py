@@ -25,7 +25,7 @@ Examples:
 @click.option(
     "--check-account",
     is_flag=True,
-    help="Read subnets, training plans, quotas and scripts from AWS, and check that the spec fits them.",
+    help="Also check the spec against the account: subnets, training plans, quotas, scripts, and EKS version.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the cluster is in service or has failed.")
 @click.option(

@@ -34,7 +34,9 @@ Examples:
 def command(
     names: tuple[str, ...], target: str, reason: str, undo: bool, dry_run: bool, yes: bool, output: str
 ) -> None:
-    """Drain nodes, so that no new jobs start on them. Shows the nodes' pods or jobs, and asks for confirmation.
+    """Drain nodes: stop new jobs from starting on them, and on EKS also evict their pods.
+
+    Shows the nodes' pods or jobs, and asks for confirmation.
 
     On EKS, all pods on the nodes are evicted, including pods of jobs, but not pods of daemon sets. On Slurm, running
     jobs continue until they end.

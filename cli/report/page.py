@@ -155,7 +155,8 @@ def _spread(phases: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 
 def _furthest_behind(tiers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the copies to show: all copies of a small job, and the worst two of each tier of a large job."""
+    """Return the copies to show: all copies of a small job; of a large job, two of each tier, first those that failed
+    most often, then those that are furthest behind."""
     if len(tiers) <= _ALL_SHOWN_UP_TO:
         return [*tiers]
     worst: dict[str, list[Mapping[str, Any]]] = {}

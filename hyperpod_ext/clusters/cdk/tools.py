@@ -43,7 +43,7 @@ def node_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variables for CDK, with the folder of a suitable Node.js first in PATH.
 
     Raises:
-        HyperpodExtError: Node.js is not installed or too old.
+        HyperpodExtError: Node.js is not installed, is too old, or does not report its version.
     """
     bin_dir = Path(sys.executable).parent
     path = environ.get("PATH", os.defpath)

@@ -105,8 +105,7 @@ class JobConfig(Config):
     them unchanged. `aws`: hyperpod_checkpointless_training and hyperpod_elastic_agent, for scripts written for AWS's
     checkpointless and elastic training. Needs mode `ours` or `run`, and our agent."""
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
-    """Number of machines that the job runs on. The limit of 100,000 is more than a Kubernetes or Slurm cluster can
-    have."""
+    """Number of machines that the job runs on; at most 100,000, the largest size of an EKS cluster."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1
     """Number of worker processes on each machine, one per GPU; at most 4,096. The world size is nodes x
     workers_per_node."""

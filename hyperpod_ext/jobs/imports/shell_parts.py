@@ -221,7 +221,7 @@ def statements_of(root: Any) -> dict[int, tuple[str, int]]:
 
 
 def lines_apart(command: Any) -> list[Any]:
-    """Return assignments on separate lines that the parser has joined with the command on the next line."""
+    """Return the assignments in a command's syntax tree that are separate statements, on lines above the command."""
     named = [child for child in command.named_children if child.type == "variable_assignment"]
     called = command.child_by_field_name("name") if command.type == "command" else None
     if called is None:

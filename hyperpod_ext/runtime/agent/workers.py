@@ -199,7 +199,7 @@ class Workers:
         self._gathering.drop()
         self.generation = order.generation
         if order.drop_joining:
-            # a new coordinator has cancelled the next rank assignment
+            # the coordinator has cancelled the assignment of ranks for the next generation
             self.end_joining()
         if order.moved_in > self.moved_in:
             self._renumber(order.moved, order.moved_in)

@@ -55,7 +55,7 @@ class DataParallel:
         self.layouts = dict(layouts)
 
     def record(self, step: int) -> None:
-        """Record the bucket layouts that DDP chose in `step`. Collective."""
+        """Store the bucket layouts that DDP has chosen during step number `step`. Collective."""
         for name, wrapped in self._complete:
             if name not in self.layouts and (layout := buckets.layout_of(wrapped)) is not None:
                 self.layouts[name], self._since[name] = layout, step

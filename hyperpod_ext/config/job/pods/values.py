@@ -93,7 +93,7 @@ _REQUIRED: dict[str, str] = {
     "SecretVolumeSource": "secretName",
     "VolumeResourceRequirements": "requests",
 }
-"""Required fields that Kubernetes' types do not declare as required."""
+"""Required fields of each type. For these types, the list replaces the list of Kubernetes' schema."""
 
 ONE_OF: dict[str, str] = {
     "DownwardAPIVolumeFile": "fieldRef resourceFieldRef",

@@ -1,4 +1,4 @@
-"""Samples as torch tensors in the mapped file's memory: no copies, and no warnings about read-only arrays."""
+"""Samples of a token store as torch tensors, without torch's warnings about read-only arrays."""
 
 from __future__ import annotations
 

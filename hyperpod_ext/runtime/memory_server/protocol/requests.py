@@ -71,8 +71,8 @@ class FreeSlot(Declared):
 
 
 class NextSlot(Request[FreeSlot]):
-    """Return the slot for a rank's next save. Not sent if the answer to the rank's last `seal` request already
-    contained a slot."""
+    """Return the slot for a rank's next save. A rank does not send this request if the answer to its last `seal`
+    request already contained a slot."""
 
     sender = "worker"
     op: Literal["next_slot"] = "next_slot"
