@@ -103,7 +103,7 @@ def _name(group: Any) -> str:
 
 
 class _Gone:
-    """Takes the place of an ended process group in an object, until a new group of the same name exists."""
+    """Placeholder for an ended process group in an object, until a new group of the same name exists."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -134,9 +134,9 @@ def let_go(*, groups_last: bool = False) -> list[GroupHolder]:
     """Remove the process groups from all objects that hold them, and reset interrupted FSDP2 modules.
 
     Args:
-        groups_last: whether process groups outlive the fault, and therefore stay in their objects. In this case, only
-            device meshes' caches of groups and flattened meshes are emptied, because a new process fills them at the
-            first use.
+        groups_last: whether process groups outlive the fault, and therefore stay in their objects. If they outlive it,
+            only device meshes' caches of groups and flattened meshes are emptied, because a new process fills these
+            caches at the first use.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return []
@@ -210,11 +210,12 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
     return missing
 
 
-def forget_rank() -> None:
-    """Clear torch's caches of DTensor operations after this process has become another rank.
+def forget_meshes() -> None:
+    """Clear torch's caches of DTensor operations, after this process has become another rank or before a new build.
 
     Torch's caches are keyed by mesh, and torch treats meshes over the same ranks as equal. With old caches, a new
-    DTensor could get a cached mesh in which this process still has its old rank.
+    DTensor could get an old mesh: one in which this process still has its old rank, or one that FSDP2 refuses because
+    it is another object than the new mesh.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return

@@ -45,8 +45,8 @@ coordinator must be elected.
 """
 
 _NEWS_S = 0.25
-"""Seconds that a rank with a broken collective waits for an abort, which a reported death causes, before it logs the
-event `collective_broke`."""
+"""Seconds that a rank with a broken collective waits for an abort before it logs the event `collective_broke`. An abort
+comes if the death of another rank was reported."""
 
 _finished: list[str] = []
 """Names of the training functions that have ended in this process."""
@@ -170,7 +170,7 @@ class _Loop:
             if self._member is not None:
                 self._member.client.close()
                 self._member.run.let_go()
-                meshes.forget_rank()
+                meshes.forget_meshes()
             self._member = _Member.of(environment, self._session)
         return self._member
 
@@ -209,7 +209,7 @@ class _Loop:
             self._session.wait_aborted(timeout_s=None)
         # abort first, because work and copies that are queued behind a collective can end only after the abort
         self._groups.abort()
-        # complete the last save, unless it came too late, so that this rank can offer the snapshot for the restore
+        # complete the last save if it is still accepted, so that this rank can offer the snapshot for the restore
         with contextlib.suppress(StaleGenerationError, NotFoundError):
             member.checkpointer.flush()
         member.run.drop_aborted()
@@ -309,4 +309,4 @@ def _run_alone(train: Callable[[Run], Result]) -> Result:
         dist.destroy_process_group()
 
 
-warn_of_unprotected_steps()  # at import, so that forked workers inherit the check
+warn_of_unprotected_steps()  # call this at import, so that forked workers inherit the check

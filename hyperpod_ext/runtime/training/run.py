@@ -124,7 +124,7 @@ class Run:
         self.how_to_restore = (
             "Call run.restore(model=model, optimizer=optimizer) first, or write run.steps(total, **locals())."
         )
-        """Hint of the error if the script has not restored its state. An adapter may replace it."""
+        """Hint of the error if the script has not restored its state. An adapter may replace this hint."""
         self._unsaved = UnsavedState(self._warn, self._record_unsaved)
         self._loop: Callable[[], Generator[int, None, None] | None] = lambda: None
         """Weak reference to the generator of the newest call of `steps`."""
@@ -150,7 +150,8 @@ class Run:
         self._in_step = False
         """Whether the body of a step is running."""
         self._last_total = 0
-        """Argument `total` of the newest `steps` in this call of the training function; 0 before `steps` is called."""
+        """Argument `total` of the newest call of `steps` in this call of the training function; 0 before `steps` is
+        called."""
         self._began = 0
         """Newest committed step when the newest loop over steps began."""
         self._blocked = 0.0
@@ -192,6 +193,7 @@ class Run:
             if self._state is not None and self._state.is_sharded:
                 self._state.forget()  # forget the state, because shards of another world size come from snapshots
         if known is None or known.made.talked or not meshes.can_be_kept():
+            meshes.forget_meshes()  # FSDP2 refuses a tensor on an old mesh, even if the old mesh equals the new one
             seed_step(self.config.seed, 0, -1)
             with meshes.recording() as made, self.early_steps.allowed():
                 value = build()
@@ -266,8 +268,8 @@ class Run:
     def data_parallel(self, module: torch.nn.Module, *, reproducible: bool = False, **options: Any) -> Any:
         """Return a `DistributedDataParallel(module, **options)` that adds gradients in the same order after a fault.
 
-        If called before `restore`, the wrapper can be used only after `restore` or `steps`. DDP's initial broadcast of
-        parameters is skipped after a restore, because ranks then have equal values.
+        If this method is called before `restore`, the wrapper can be used only after `restore` or `steps`. DDP's
+        initial broadcast of parameters is skipped after a restore, because ranks then have equal values.
 
         Args:
             module: the module to wrap; with `reproducible`, it may be an FSDP2 module.
@@ -314,7 +316,7 @@ class Run:
         Args:
             total: number of steps of the whole job.
             objects: the script's objects, for example `**locals()`. If the script has not called `restore`, the objects
-                that have a state are passed to `restore`. Otherwise, they must be registered already.
+                that have a state are passed to `restore`. If the script has called it, they must be registered already.
         """
         self._register(objects)
         loop = self._steps(total)
@@ -350,8 +352,8 @@ class Run:
     def _prepare_step(self, step: int, *, is_last: bool) -> None:
         """Seed the random generators for `step` again, because the script may have drawn numbers since the step began.
 
-        Before the last step of an epoch, also save the state of the previous step: in the script's work after the last
-        batch, no rank has that state any more.
+        Before the last step of an epoch, also save the state of the previous step: a fault in the script's work after
+        the last batch makes the job restore this state, which no process has any more.
         """
         if is_last and self._policy.tiers:
             self._save_committed()
@@ -440,7 +442,7 @@ class Run:
         self._wait_staged()
         self._watchdog.end_steps()
         self._save_last()
-        seed_step(self.config.seed, total + 1, self.rank)  # code after the loop draws the same numbers after a fault
+        seed_step(self.config.seed, total + 1, self.rank)  # so code after the loop draws the same numbers after a fault
 
     def _is_complete(self, places: Sequence[tuple[FrameType, int]]) -> bool:
         """Return whether the body of the step ended before the loop was closed, as in `zip(range(9), run.steps(9))`.
@@ -477,8 +479,8 @@ class Run:
         self._unsaved.leave_out(objects)
 
     def guard(self, loss: torch.Tensor) -> None:
-        """Check `loss` for NaN before its backward pass, so that the error can name this rank. The gradients of all
-        ranks have NaN after the backward pass, and do not show which rank had a NaN loss."""
+        """Check `loss` for NaN before its backward pass, so that the error can name this rank. If one rank has a NaN
+        loss, the gradients of all ranks are NaN after the backward pass, and do not show which rank had this loss."""
         self._watchdog.see(loss)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
@@ -536,7 +538,7 @@ class Run:
         self.rank, self.world_size = rank, world_size
         self._watchdog.close()
         self._watchdog = Watchdog(self.config, rank, self._link, self._checkpointer)
-        meshes.forget_rank()
+        meshes.forget_meshes()
 
     def drop_aborted(self) -> None:
         """Wait for the device's queued work after an abort, and set `step` to the last step finished before it."""
@@ -592,8 +594,8 @@ class Run:
     def _give_back(self) -> None:
         """Insert the new process groups into the objects that were made for this rank and this world size.
 
-        Objects made for another world size stay recorded, in case the job returns to that world size: the generation
-        with this world size may end before the training function is called.
+        Objects made for another world size stay recorded: the job may return to that world size before the training
+        function has made new objects.
         """
         held = self._held.get(self._world, [])
         self._held[self._world] = meshes.give_back(held, self.groups_asleep() or ())
@@ -760,7 +762,7 @@ class Run:
             and self._captured is not None
             and (stop_at_step.ends or self._captured[1].world_size)
         ):
-            if self._saved != step:  # other ranks need parts of this rank's snapshot
+            if self._saved != step:  # save now, because other ranks need parts of this rank's snapshot
                 self._save(
                     *self._captured, at_once=True, when_busy=self._never_skipped if stop_at_step.ends else "wait"
                 )
@@ -770,7 +772,7 @@ class Run:
             raise AbortedError(f"generation {self.generation} is over: the job goes on with other nodes")
 
     def _save_last(self) -> None:
-        """Save the last step, unless it is already saved, for its upload to the durable tiers at the job's end."""
+        """Save the last step for its upload to the durable tiers at the job's end, unless the step is already saved."""
         if self._checkpointer is not None and self._policy.durable():
             self._save_committed()
             self._checkpointer.flush()
@@ -799,7 +801,7 @@ class Run:
             self._save(*self._captured, at_once=True, when_busy="wait")
 
     def _wait_staged(self) -> None:
-        """Wait, before the state changes, until the running copy of the state has ended."""
+        """Before the state changes, wait until the running copy of the state has ended."""
         if self._checkpointer is not None:
             began = time.monotonic()
             if not self._checkpointer.wait_staged():
