@@ -58,7 +58,7 @@ def main() -> int:
     except HyperpodExtError as error:
         print(error, file=sys.stderr)  # noqa: T201, the CDK CLI shows this output
         return error.exit_code
-    import aws_cdk as cdk  # imported late, because the import starts Node.js, which takes two seconds
+    import aws_cdk as cdk  # import CDK late, because the import starts Node.js, which takes two seconds
     from hyperpod_cdk import build
 
     app = cdk.App()

@@ -100,7 +100,7 @@ class JobName(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 
         try:
             return [job.name for job in get_target((ctx and ctx.params.get("target")) or "local").list_jobs()]
-        except HyperpodExtError:  # the target cannot be reached
+        except HyperpodExtError:  # complete no names if the target cannot be reached
             return []
 
 

@@ -37,7 +37,8 @@ class LazyGroup(click.Group):
         Args:
             sections: the commands.
             moved: new words of each command that was renamed, by its old name. The old names still work.
-            guessed: command that an error suggests for the name of a similar command in other tools.
+            guessed: command that the error for an unknown command suggests, by the name of a similar command in other
+                tools.
         """
         super().__init__(*arguments, **options)
         self._sections, self.moved, self._guessed = sections, moved or {}, guessed or {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 _EXTRAS = {"awscrt": "runtime", "cryptography": "runtime", "numpy": "runtime", "boto3": "s3", "pyarrow": "arrow"}
-"""Extra of this project that has a package, by package."""
+"""The pip extra of this project that installs a package, by the name of the package."""
 
 
 def missing_packages(*names: str) -> tuple[str, str] | None:

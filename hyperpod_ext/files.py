@@ -48,7 +48,8 @@ def _write_atomically(file: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        raise OSError(error.errno, error.strerror, str(file)) from None  # `write` raises errors without the file's name
+        # add the file's name, which errors of `write` lack
+        raise OSError(error.errno, error.strerror, str(file)) from None
 
 
 def reserve_room(folder: Path) -> None:

@@ -106,7 +106,8 @@ def wait_and_forward(pid: int, *signums: signal.Signals) -> int:
 
 
 def collect_seldom() -> None:
-    """Make Python's garbage collector run after 100,000 new objects instead of 700. To be called after all imports.
+    """Make Python's garbage collector run after 100,000 new objects instead of 700. Call this function after all
+    imports.
 
     A fault in a large job causes tens of thousands of small messages, which contain no reference cycles. Without this
     setting, garbage collection took an eighth of the coordinator's time.
@@ -229,7 +230,7 @@ def kill_group(leader: int) -> None:
 
 
 def _members(group: int) -> set[int]:
-    """Return the ids of all processes in a process group with any parents."""
+    """Return the ids of all processes in a process group, with any parents."""
     pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208  (half the time)
     return {pid for pid in pids if _group_of(pid) == group}
 
@@ -281,7 +282,7 @@ def _reaped(pid: int) -> bool:
     """Return whether a process has ended, and reap it if it is a child of this process."""
     if is_alive(pid):
         return False
-    with contextlib.suppress(ChildProcessError):  # not a child of this process, so its parent reaps it
+    with contextlib.suppress(ChildProcessError):  # the parent reaps a process that is not a child of this process
         os.waitpid(pid, os.WNOHANG)
     return True
 
@@ -313,5 +314,5 @@ def _wait_gone(pid: int, limit_s: float | None = None) -> None:
         wait_readable(handle, limit_s)
     finally:
         os.close(handle)
-    with contextlib.suppress(ChildProcessError):  # not a child of this process, so its parent reaps it
+    with contextlib.suppress(ChildProcessError):  # the parent reaps a process that is not a child of this process
         os.waitpid(pid, os.WNOHANG)

@@ -59,7 +59,7 @@ def make_scratch(prefix: str = PREFIX, within: Path | None = None) -> Scratch:
     draft = path / f"{_OWNER}.draft"
     owner = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(owner, fcntl.LOCK_EX)
-    draft.rename(path / _OWNER)  # rename, because the file must not be visible before it is locked
+    draft.rename(path / _OWNER)  # lock first, then rename, so that `_OWNER` never exists without a lock
     return Scratch(path, owner)
 
 
@@ -98,7 +98,7 @@ def _is_abandoned(folder: Path) -> bool:
         if folder.lstat().st_uid != os.getuid():
             return False
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:  # not abandoned: the folder has no lock file, or is no folder
+    except OSError:  # keep a folder without a lock file, and a path that is not a folder
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -36,7 +36,7 @@ def open_standard_streams() -> None:
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the kernel chooses the lowest free number, `descriptor`
+            os.open(os.devnull, os.O_RDWR)  # the kernel assigns the lowest free number, which is `descriptor`
             setattr(sys, name, os.fdopen(descriptor, "r" if name == "stdin" else "w", encoding="utf-8", closefd=False))
 
 

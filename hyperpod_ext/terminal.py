@@ -11,8 +11,8 @@ import sys
 from typing import Any, TextIO
 
 _CONTROL = re.compile(
-    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters C0 and C1, except tab and newline
-    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # characters that change the direction of text
+    "[\0-\x08\x0b-\x1f\x7f-\x9f"  # control characters C0 and C1, except tab and newline;
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"  # characters that change the direction of text;
     "\u2028\u2029\ud800-\udfff]"  # other line separators, and surrogates for bytes that are not UTF-8
 )
 _SHOWN = 120
@@ -28,7 +28,7 @@ def quote(value: object) -> str:
     """Return a value from outside as one short line for a message, with control characters escaped."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, or deep nesting
+    except (ValueError, RecursionError):  # `repr` fails for an integer of thousands of digits or deep nesting
         text = f"<{type(value).__name__}>"
     return escape(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…")
 

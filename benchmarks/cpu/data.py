@@ -143,17 +143,17 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 {make_tables(document)}
 
-- **Readers**: one process reads the same random documents of about a thousand `uint16` tokens, as a store and as
-  Megatron's `.bin/.idx`, in shuffled order, with a warm page cache. Megatron's files are read by Megatron's own
-  `IndexedDataset` ({document["beside"][0]}). *Samples* are windows of {LENGTH} + 1 tokens in batches of {BATCH}, joined
-  from parts of documents by the rule of Megatron's `GPTDataset`. All readers return `int64` arrays. Before the
-  measurement, some arrays are compared token by token.
+- **Readers**: one process reads random documents of about a thousand `uint16` tokens in shuffled order, with a warm
+  page cache: the same documents from a token store and from Megatron's `.bin/.idx` files. Megatron's files are read by
+  Megatron's own `IndexedDataset` ({document["beside"][0]}). *Samples* are windows of {LENGTH} + 1 tokens in batches of
+  {BATCH}, joined from parts of documents by the rule of Megatron's `GPTDataset`. All readers return `int64` arrays.
+  Before the measurement, some arrays are compared token by token.
 - **Epochs**: the data are the source files of Python's standard library as JSONL.gz. *Decoding* is gunzip,
   `json.loads`, and a byte-level BPE of 16,000 tokens ({document["beside"][1]}, which uses all cores). In the *second
   epoch*, one process reads shuffled samples from the store. Decoding and the second epoch return either `int64` arrays,
-  or bytes as they are stored, which are cast on the device. For data without a tokenizer (*bytes*), the store saves
-  only gunzip and JSON. If such bytes are returned as `int64`, writing eight bytes for each byte takes longer than
-  reading the byte.
+  or bytes as they are stored, which are cast on the device. For data without a tokenizer (*bytes*), reading from the
+  store avoids only the work of gunzip and `json.loads`. If such bytes are returned as `int64`, writing eight bytes for
+  each byte takes longer than reading the byte.
 - **CPU time** is the processor time of all threads of the process. On a busy machine, CPU time changes less than the
   other figures.
 - **Memory**: the PSS of each process after the process has read every document, less its PSS before it opened the

@@ -106,9 +106,9 @@ fault.
   first pod's agent is the coordinator, and one of two nodes cannot elect another coordinator. If the first pod is lost,
   the other pod therefore continues only after the operator has started the spare.
 - *hyperpodrun* is AWS's real agent, version 1.1.3, with the options `--inprocess-restart` and `--monitor-interval` and
-  with our fork server, as `hp-ext` renders it. A resize is measured without both options, because the operator's
-  elastic policy does not work with `--inprocess-restart`. *hyperpodrun alone* starts the script without our fork
-  server.
+  with our fork server, as `hp-ext` renders it. A resize is measured without `--inprocess-restart` and
+  `--monitor-interval`, because the operator's elastic policy does not work with `--inprocess-restart`. *hyperpodrun
+  alone* starts the script without our fork server.
 - For hangs, each agent has the settings that detect a hang fastest, in a job with steps of 0.05 s. Our agent detects a
   hang if a rank makes no progress for four times the duration of a slow step, and for at least 0.25 s. AWS's agent has
   a rule that reports a hang after 1 s without a log line, the shortest time that its rules allow.

@@ -136,10 +136,10 @@ the figures of the other pages.
 
 ## Our measurements
 
-The parts were measured separately, on 2 cores without a GPU: [a whole recovery](recovery.md) at {ranks} ranks, [process
-groups](rendezvous.md) at 4 to 64 ranks, [the control plane](control-plane.md) at 16 to 2,048 nodes of eight ranks. The
-time to create process groups is the CPU time of all ranks on the same two cores. If each rank has its own core,
-creating process groups takes about 3 ms per rank at each of these sizes.
+The parts of a recovery were measured separately, on 2 cores without a GPU: [a whole recovery](recovery.md) at {ranks}
+ranks, [process groups](rendezvous.md) at 4 to 64 ranks, [the control plane](control-plane.md) at 16 to 2,048 nodes of
+eight ranks. The time to create process groups is the CPU time of all ranks on the same two cores. If each rank has its
+own core, creating process groups takes about 3 ms per rank at each of these sizes.
 
 The simulated seconds are means of about {faults} faults per job, with {model} sharded over all ranks, the failure rates
 of the published run of Llama 3, and enough spares that hardly any fault waits for a repair. All other settings are the
@@ -157,7 +157,7 @@ Measure your own times, and pass them to `hp-ext simulate` as `--process-s` and 
 ## Published by others
 
 The figures in this table are from other authors, who used other machines and models, and measured other parts of a
-recovery. The figures cannot be compared with our measurements.
+recovery. The figures from other authors cannot be compared with our measurements.
 
 | | GPUs | seconds | as it was published |
 | --- | ---: | ---: | --- |

@@ -169,16 +169,16 @@ SIGKILL as soon as the worker has reported the beginning of a step (`{job["kill"
 {_peer_lines(document, save_every)}
 
 In each round, every system is measured once, in alternating order. Ratios are medians of the ratios of rounds. All
-systems run with the environment variables below. The last two variables are for torchrun: without these variables, the
-ranks do not find each other after a restart, and torchrun's store waits for the name resolver. For torchft, the third
-variable is not set:
+systems run with the environment variables below. `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` and `RES_OPTIONS` are for
+torchrun: without these variables, the ranks do not find each other after a restart, and torchrun's store waits for the
+name resolver. For torchft, `TORCH_DISABLE_SHARE_RDZV_TCP_STORE` is not set:
 
 ```
 {environment}
 ```
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]},
-load average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
+load average {document["load"][0]:.1f} to {document["load"][1]:.1f} at the start of each measurement.
 
 ```
 {_command_lines(document)}

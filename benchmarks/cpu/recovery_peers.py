@@ -29,8 +29,9 @@ PEERS = {
     NVRX: Peer(
         "nvrx",
         "the script uses `inprocess.Wrapper` with its defaults. The gloo timeout is {timeout:g} s, as in the example "
-        "of NVRx for CPUs. One more process than ranks is kept in reserve. Survivors keep model and optimizer. The "
-        "state comes from a DCP checkpoint, which is saved every {save_every} steps",
+        "of NVRx for CPUs. The job has one more process than ranks, in reserve. After a kill, surviving processes keep "
+        "their model and optimizer objects, and load the state from a DCP checkpoint, which is saved every "
+        "{save_every} steps",
     ),
     TORCHFT: Peer(
         "torchft",

@@ -171,7 +171,7 @@ bytes, and half in all-reduces of 4 MB. 0 ms means that the survivor raised an e
 it (schedstat).
 
 Measured on {machine["cores"]} cores ({machine["cpu"]}), Python {machine["python"]}, torch {machine["torch"]}, load
-average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides started.
+average {document["load"][0]:.1f} to {document["load"][1]:.1f} at the start of each measurement.
 
 ```
 {document["command"]}
@@ -184,7 +184,7 @@ average {document["load"][0]:.1f} to {document["load"][1]:.1f} when the sides st
   death is sent to one rank after another, and each rank that receives the message takes a core from the sender.
 - While more threads are ready to run than the machine has cores, a rank that has raised an exception waits before it
   closes its process groups: 1.5 ms times the number of ready threads per core, at most 50 ms. If other processes keep
-  the cores busy all the time, this wait has no use.
+  the cores busy all the time, waiting before the process groups are closed has no use.
 - On one machine, connections cost no network round trip. Over a network, opening a connection costs more, and
   {OURS} opens fewer connections than torch.
 - The main advantage of {OURS} over torch with lazy connections is not speed, but that no single process serves

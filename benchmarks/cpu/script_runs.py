@@ -76,8 +76,8 @@ def page(document: dict) -> str:
             "# Restart of an unchanged script",
             "",
             "The table has the seconds from a `kill -9` of one of four workers to the first new step, on CPU with "
-            "gloo. Both commands run the same script, and restart all ranks after the kill. The restarted ranks load "
-            "the newest checkpoint of `torch.distributed.checkpoint`.",
+            "gloo. torchrun and `hp-ext run` run the same script, and restart all ranks after the kill. The restarted "
+            "ranks load the newest checkpoint of `torch.distributed.checkpoint`.",
             "",
             "| command | median, s | range, s |",
             "|---|---|---|",

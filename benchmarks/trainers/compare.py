@@ -289,7 +289,8 @@ def page(document: dict[str, Any]) -> str:
         f"killed after step {KILL_STEP}; `hp-ext run` runs the same script without a change. Seconds count from the "
         "kill to the end of the first new step. The scripts of torchrun are in "
         "[alone](../../benchmarks/trainers/alone), the scripts with our adapter in "
-        "[ours](../../benchmarks/trainers/ours). The column `lines` has the number of new and changed lines. "
+        "[ours](../../benchmarks/trainers/ours). The column `lines` has the number of new and changed lines in the "
+        "script with our adapter. "
         "Under `hp-ext run`, the steps since the newest *recorded* checkpoint count as lost. Lightning's checkpoints "
         "are not recorded ([run.md](../run.md#recorded-saves-and-loads)), although the script resumes from them.",
         "",
@@ -297,8 +298,8 @@ def page(document: dict[str, Any]) -> str:
         "",
         "## Scripts with a training loop of their own",
         "",
-        "The first five scripts are shown in [Move your script](../move-your-script.md). The moved scripts also run "
-        "with three ranks, through the same two kills.",
+        "The first five scripts are shown in [Move your script](../move-your-script.md). The scripts with our "
+        "adapter also run with three ranks, through the same two kills.",
         "",
         *_table(rows, "script", "script", {"ours": "equal on 2 ranks", "ours_on_3": "equal on 3 ranks"}),
         "",

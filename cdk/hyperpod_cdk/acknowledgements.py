@@ -24,8 +24,8 @@ def accept_nag(scope: IConstruct, finding: str, because: str) -> None:
 
 
 def allow(role: iam.Role, because: str = "", **statement: Any) -> None:
-    """Add a policy statement to `role`. A statement with wildcards needs the reason `because`, with which cdk-nag's
-    finding for each wildcard is acknowledged."""
+    """Add a policy statement to `role`. If the statement contains wildcards, `because` must give a reason, with which
+    the function acknowledges cdk-nag's finding for each wildcard."""
     made = iam.PolicyStatement(**statement)
     role.add_to_policy(made)
     for wildcard in _wildcards(role, statement):

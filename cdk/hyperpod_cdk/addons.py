@@ -51,8 +51,9 @@ class AddonsStack(StackBase):
         return made
 
     def _operator_role(self) -> eks.CfnPodIdentityAssociation:
-        """Create the role of AWS's training operator, and the association with its service account. The association is
-        a separate resource, because the add-on's own properties accept no association."""
+        """Create the IAM role of AWS's training operator, and the pod identity association of the role with the
+        operator's service account. The association is a separate CloudFormation resource, because this add-on accepts
+        no association in its own properties."""
         arn = managed_policy("AmazonSageMakerHyperPodTrainingOperatorAccess")
         role = iam.Role(
             self,

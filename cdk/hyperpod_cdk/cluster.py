@@ -48,13 +48,14 @@ class ClusterStack(StackBase):
             lifecycle_script=LIFECYCLE_SCRIPT if stored.lifecycle else None,
         )
         request = create_cluster_request(bound(config, self.bindings, scale=scale))
-        # untyped, because typed constructs refuse dictionaries and accept wrong values; the request was already checked
-        # against AWS's API model
+        # an untyped CfnResource, because typed constructs refuse dictionaries and accept wrong values; the request was
+        # already checked against AWS's API model
         self.cluster = cdk.CfnResource(self, "Cluster", type="AWS::SageMaker::Cluster", properties=request)
         self._accept_what_is_newer()
         for child in self.node.find_all():
             if isinstance(child, cdk.CfnResource) and child.cfn_resource_type == "AWS::IAM::Policy":
-                self.cluster.add_resource_dependency(child)  # an explicit dependency: no property refers to the policy
+                # make the IAM policy an explicit dependency, because no property of the cluster refers to the policy
+                self.cluster.add_resource_dependency(child)
         arn = self.cluster.get_att("ClusterArn")
         # always export the ARN, even without machines: an existing stack may import the ARN, and CloudFormation refuses
         # to remove an export that is in use

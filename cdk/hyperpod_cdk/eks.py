@@ -63,7 +63,8 @@ class EksStack(StackBase):
             version=wanted.version,
             role_arn=role.attr_arn,
             access_config=eks.CfnCluster.AccessConfigProperty(
-                authentication_mode="API_AND_CONFIG_MAP",  # HyperPod creates an access entry, which needs the API mode
+                # HyperPod creates an EKS access entry, which needs an authentication mode that includes API
+                authentication_mode="API_AND_CONFIG_MAP",
                 bootstrap_cluster_creator_admin_permissions=True,
             ),
             bootstrap_self_managed_addons=False,
@@ -87,7 +88,8 @@ class EksStack(StackBase):
                 endpoint_public_access=bool(wanted.public_access),
                 public_access_cidrs=list(wanted.public_access) or None,
             ),
-            tags=[cdk.CfnTag(key="SageMaker", value="true")],  # AWS's policy for the training operator needs the tag
+            # AWS's IAM policy for the training operator needs this tag on the EKS cluster
+            tags=[cdk.CfnTag(key="SageMaker", value="true")],
         )
         cluster.add_resource_dependency(log_group)
         if wanted.public_access:

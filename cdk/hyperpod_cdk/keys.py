@@ -17,7 +17,7 @@ class KeyGrant:
 
     resource: str
     conditions: dict[str, Any] = field(default_factory=dict)
-    """Conditions of the statement that select the key among all keys that `resource` covers."""
+    """Conditions of the IAM statement that select the key if `resource` also covers other keys."""
     why: str = ""
     """Reason for a wildcard in `resource`."""
 
@@ -53,8 +53,8 @@ def machine_keys(stack: StackBase) -> list[KeyGrant]:
 
 
 def _grant(stack: StackBase, name: str) -> KeyGrant:
-    """Return the key with the ARN, id or alias `name`. For an alias, the grant covers all keys with a condition on the
-    alias, because IAM supports aliases only in conditions."""
+    """Return the key with the ARN, id or alias `name`. For an alias, the grant's `resource` covers all keys, and a
+    condition selects the key with the alias, because IAM supports aliases only in conditions."""
     alias = name.partition("alias/")[2]
     if not alias:
         return KeyGrant(name if name.startswith("arn:") else stack.arn_of("kms", f"key/{name}"))

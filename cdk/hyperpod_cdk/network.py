@@ -31,7 +31,7 @@ class SubnetPlacement:
 
     vpc_id: str
     machine_subnets: tuple[str, ...]
-    """Subnets of the cluster, all in the first availability zone. Subnets in other zones are set for single groups
+    """Subnets of the cluster, all in the first availability zone. A group in another zone gets a subnet of its own
     instead, because VpcConfig of a cluster cannot be updated."""
     control_subnets: tuple[str, ...]
     """Subnets of the EKS control plane, in at least two availability zones."""
@@ -163,9 +163,9 @@ class NetworkStack(StackBase):
     def _machine_group(self) -> str:
         """Create the security group of machines, and return its id.
 
-        EFA traffic matches only rules that name the security group itself, one for each direction. AWS's default egress
-        rule does not match EFA traffic. The rules are separate resources, because the definition of a security group
-        cannot refer to the group itself.
+        EFA traffic needs two rules, one for each direction, whose source or destination is the security group itself.
+        AWS's default egress rule does not match EFA traffic. The rules are separate resources, because the definition
+        of a security group cannot refer to the group itself.
         """
         group = ec2.CfnSecurityGroup(
             self,
@@ -215,7 +215,8 @@ class NetworkStack(StackBase):
                 vpc_endpoint_type="Interface",
                 service_name=f"com.amazonaws.{region}.{service}",
                 private_dns_enabled=True,
-                subnet_ids=[self._control[zone] for zone in busy],  # only zones with machines, to save costs
+                # create the endpoint only in zones with machines, to save costs
+                subnet_ids=[self._control[zone] for zone in busy],
                 security_group_ids=[group.attr_group_id],
             )
 

@@ -98,8 +98,9 @@ class StorageStack(StackBase):
         self.output("FileSystemMount", mount and mount.mount_name, "Mount name of the file system")
 
     def _place(self, bucket: s3.IBucket) -> BucketLocation:
-        """Export the ARN of a bucket to other stacks, and return it. The export must exist before policies refer to the
-        bucket, because findings about wildcards in policies are acknowledged by the text of the ARN."""
+        """Return the location of a bucket; the ARN of a new bucket is exported to other stacks. The export must exist
+        before policies refer to the bucket, because the export changes the text of the ARN, by which findings about
+        wildcards in policies are acknowledged."""
         made_here = bucket.node.find_all()[1:]
         return BucketLocation(str(self.export_value(bucket.bucket_arn)) if made_here else bucket.bucket_arn)
 
@@ -180,7 +181,7 @@ class StorageStack(StackBase):
             file_system_type="LUSTRE",
             file_system_type_version="2.15",
             storage_capacity=wanted.size_gib,
-            # in the zone of the machines, because traffic between zones costs money
+            # create the file system in the zone of the machines, because traffic between zones costs money
             subnet_ids=[places.machine_subnets[0]],
             security_group_ids=[self._lustre_group(places)],
             kms_key_id=self._key.key_arn,

@@ -64,7 +64,7 @@ def command(
                 raise
             found.append(_head(each) | {"error": error.to_json(), "damaged_claims": [], "checkpoints": []})
             failure = failure or error
-            print_error(error, None)  # only print the error, because other places may be readable
+            print_error(error, None)  # print the error and continue, because other checkpoint folders may be readable
     if submission is not None and memory is None and output == "table":
         say(f"{submission.name} is not running, so the snapshots in its memory are lost")
     print_result({"places": found, "memory": memory}, output, _table(found, memory))
@@ -81,7 +81,8 @@ def _describe(place: CheckpointLocation, secret: bytes | None) -> dict[str, Any]
 
     inventory = place.inventory(secret, lenient=True)
     tier = place.tier
-    known = tier is not None and not inventory.damaged_fences  # jobs delete nothing if a claim file is damaged
+    # a job deletes no checkpoints if a claim file is damaged
+    known = tier is not None and not inventory.damaged_fences
     gone = select_prunable(inventory, tier.keep, tier.keep_every_steps, tier.keep_steps) if tier and known else []
     checkpoints = []
     for one in inventory.seen:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def check_exists(handle: JobHandle) -> None:
-    """Check that a local job exists, because an error about its target would be misleading if there is no such job.
+    """Check that a local job exists. Without this check, the error for a missing job would be about the job's target.
 
     Raises:
         NotFoundError: there is no local job with this name.

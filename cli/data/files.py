@@ -47,7 +47,8 @@ def store_in(path: Path, field: str | None) -> ArrowStore | None:
 
 
 def of_file(path: Path, store: ArrowStore | None) -> dict[str, Any]:
-    """Return the description of a dataset's file as JSON. With `store`, include the counts of its mapped column."""
+    """Return the description of a dataset's file as JSON. With `store`, include the numbers of documents and tokens in
+    the memory-mapped column of `store`."""
     from hyperpod_ext.runtime.data.token_store.arrow import columns_of
     from hyperpod_ext.runtime.data.token_store.sources import kind_of
 

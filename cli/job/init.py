@@ -33,7 +33,7 @@ def command(folder: str, name: str, target: str | None) -> None:
     from hyperpod_ext.jobs.contract.targets import get_target
 
     if target is not None:
-        get_target(target)  # raises an error if the target is unknown
+        get_target(target)  # `get_target` raises an error if the target is unknown
     written = name if parse(name, "--name").data == name else json.dumps(name)
     spec = render("init/job.yaml.j2", name=written, schema="job.schema.json", target=target)
     load_text(JobConfig, spec, f"--name {name}")

@@ -65,7 +65,8 @@ def command(
 
 
 def _templates_alone(folder: str, output: str) -> None:
-    """Check that the templates in a folder can be read. Rendering the templates would need a job's spec."""
+    """Check that the templates in a folder can be read. The templates are not rendered, because rendering would need a
+    job's spec."""
     from pathlib import Path
 
     from hyperpod_ext.errors import ConfigError

@@ -189,8 +189,8 @@ class OrderedMove(Output):
 
 
 class ResizeOutput(Output):
-    """Output of `hp-ext resize`: a resize that is done. A field with a default is missing if the target does not report
-    the field."""
+    """Output of `hp-ext resize`: a resize that is done. A field that has a default in this class is absent from the
+    output if the target does not report the field."""
 
     of: int
     """Number of nodes before the resize."""

@@ -66,7 +66,7 @@ class PlanOutput(Output):
     as_written: GoodputOutput | None
     """Goodput with the intervals in the spec; null if the spec does not set all intervals in steps."""
     without: dict[str, GoodputOutput]
-    """Goodput without single features, by a description of the variant."""
+    """Goodput of variants of the job that lack a feature, by a description of the variant."""
     set: list[str]
     """The best intervals, as values for `--set` options."""
     notes: list[str]

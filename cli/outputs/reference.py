@@ -71,7 +71,7 @@ class HeldTier(Output):
 
 
 class BudgetsLeft(Output):
-    """Numbers of faults from which a job will still recover."""
+    """Numbers of further faults that a job can recover from, and the limits of the numbers."""
 
     restarts: int
     max_restarts: int

@@ -104,7 +104,7 @@ def _describe(
 
 
 def _advice(estimates: dict[str, GoodputEstimate]) -> list[str]:
-    """Return a note for each tier that lowers the goodput."""
+    """Return a note for each tier without which the goodput would be higher."""
     planned = estimates["as planned"].goodput
     return [
         f"goodput is higher {name}: at these speeds and failure rates, the left-out tier costs more than it saves"

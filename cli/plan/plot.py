@@ -1,5 +1,5 @@
-"""Draws the plot of `hp-ext plan --plot`: the cost of each tier by its interval, and the losses without single
-features."""
+"""Draws the plot of `hp-ext plan --plot`: the cost of each tier by its interval, and the losses of variants of the job
+that lack a feature."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def command(what: str | None, output: str) -> None:
 
 
 def _matches(incomplete: str, left_out: Collection[str] = ()) -> list[str]:
-    """Return the values of the argument that begin with `incomplete`. Sections stand for their fields, until
-    `incomplete` has the section's dot."""
+    """Return the values of the argument that begin with `incomplete`. Fields with more dots than `incomplete` are left
+    out, so that shells complete a section before its fields."""
     from hyperpod_ext.catalog.aws_terms import terms
     from hyperpod_ext.config.clusters.cluster import ClusterConfig
     from hyperpod_ext.config.files.schema_path import field_paths
@@ -100,7 +100,7 @@ def _explain_terms(found: list[Term], output: str) -> None:
 
 
 def _rules() -> dict[str, Rule[Any]]:
-    """Return all rules by id. The checks in `config.files.checks` are in the form of rules."""
+    """Return all rules by id, and the checks in `config.files.checks`, each as a Rule object."""
     from hyperpod_ext.clusters.checks import all_checks
     from hyperpod_ext.config.files.check_texts import TEXTS
     from hyperpod_ext.config.files.rule import Rule

@@ -124,8 +124,8 @@ def _from(newest: Held | None, go_on: str, anew: str) -> str:
 
 
 def earlier_faults(events: Events) -> list[Fault]:
-    """Return the faults since the start of the job. The loss of a node counts as one fault, as in the job's
-    membership."""
+    """Return the faults since the start of the job. The loss of a node counts as one fault, although the event log may
+    contain several events for the loss."""
     from hyperpod_ext.runtime.events import of_faults
     from hyperpod_ext.runtime.membership.actions import EscalationLevel, Fault
 
@@ -161,7 +161,7 @@ def _budgets(spec: Mapping[str, Any]) -> Budgets:
 
 
 def budgets_left(spec: Mapping[str, Any], events: Events, now: float) -> dict[str, Any]:
-    """Return the numbers of faults from which the job will still recover.
+    """Return the numbers of further faults that the job can recover from, and the limits of the numbers.
 
     Args:
         now: present time, of the same clock as the times of the events.

@@ -29,7 +29,8 @@ NOTHING_TO_CHANGE = "Nothing: no figure of this run suggests a change."
 _OWN_TIME = ("data", "checkpoint", "restore")
 """Phases in which a rank does not wait for other ranks, so that their sum shows which rank is slow."""
 _ALL_SHOWN_UP_TO = 8
-"""Number of ranks or copies up to which the page shows all, because more rows would look alike."""
+"""If a job has more ranks or copies than this number, the page shows only some of them, because more rows would look
+alike."""
 _MOST_TIMELINES = 40
 
 
@@ -121,7 +122,8 @@ def _timeline(recovery: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _restored(pieces: Sequence[tuple[str, float, float]], otherwise: float) -> float:
-    """Return when a rank had restored its state, in seconds after the fault. Later, ranks wait for each other."""
+    """Return the seconds from the fault until a rank had restored its state. Later phases do not count, because the
+    rank then waits for other ranks."""
     return max((began + took for phase, began, took in pieces if phase == "restore"), default=otherwise)
 
 
@@ -155,8 +157,8 @@ def _spread(phases: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 
 def _furthest_behind(tiers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the copies to show: all copies of a small job; of a large job, two of each tier, first those that failed
-    most often, then those that are furthest behind."""
+    """Return the copies to show: for a large job, the two copies of each tier that failed most often, or else that are
+    furthest behind; for a small job, all copies."""
     if len(tiers) <= _ALL_SHOWN_UP_TO:
         return [*tiers]
     worst: dict[str, list[Mapping[str, Any]]] = {}

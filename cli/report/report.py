@@ -147,7 +147,7 @@ def why_it_differs(result: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def saving(advice: Mapping[str, Any]) -> str:
-    """Return how much time and money an advice would have saved at most, as text. Empty if unknown."""
+    """Return the maximum time and money that an advice would have saved, as text. Empty if unknown."""
     if not advice["gain_s"]:
         return ""
     money = f", ${advice['gain_usd']:,.2f}" if advice.get("gain_usd") else ""

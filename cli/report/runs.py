@@ -287,7 +287,8 @@ def _of_events(path: Path) -> Mapping[str, Any]:
 
 
 def _counted(lines: Iterable[bytes], count: Callable[[int], None]) -> Iterator[str]:
-    """Yield the lines as text, and call `count` with the number of bytes after each mebibyte."""
+    """Yield the lines as text. After each mebibyte, call `count` with the number of bytes that were read since the last
+    call."""
     read = 0
     for line in lines:
         yield line.decode(errors="replace")

@@ -53,7 +53,7 @@ EXAMPLE = Bindings(
     cluster_role="arn:aws:iam::123456789012:role/hyperpod",
     eks_cluster_arn="arn:aws:eks:us-west-2:123456789012:cluster/x",
 )
-"""Placeholder values of a deployment, with which the other fields of a spec are checked before the deployment."""
+"""Placeholder values for resources that a deployment creates, so that a spec can be checked before the deployment."""
 
 
 def bound(cluster: ClusterConfig, bindings: Bindings, *, scale: bool = True) -> ClusterConfig:

@@ -10,7 +10,8 @@ from hyperpod_ext.jobs.sagemaker.client import call, client
 
 
 def problems(cluster: ClusterConfig, unread: list[str]) -> Iterator[Problem]:
-    """Yield a problem for each existing bucket whose KMS key is not in the spec, so that no role could use the key.
+    """Yield a problem for each existing bucket with a KMS key that the spec does not name. The roles of the cluster
+    could not use such a key.
 
     Args:
         unread: list to which a sentence is appended for each bucket whose encryption could not be read.

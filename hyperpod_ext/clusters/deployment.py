@@ -22,7 +22,8 @@ _GOVERNANCE_NEEDS = (1, 30)
 def problems(cluster: ClusterConfig, ignore: Collection[str] = ()) -> Iterator[Problem]:
     """Yield a problem for every reason why `cluster` cannot be deployed with CloudFormation. Rules in `ignore` are
     skipped."""
-    # CloudFormation does not support DrainFirst, so rules about DrainFirst would give hints that do not help
+    # drop problems about DrainFirst: CloudFormation does not support DrainFirst, so the hints of these problems do not
+    # help
     found = rules.problems(bound(cluster, EXAMPLE))
     yield from (one for one in found if not one.message.endswith(rules.WITH_DRAIN))
     yield from findings(cluster, "error", ignore)
@@ -53,7 +54,7 @@ def _regions(cluster: ClusterConfig) -> Iterator[Problem]:
         hint = f"supported regions: {', '.join(regions_of('cluster'))}"
         yield Problem(f"CloudFormation cannot create HyperPod clusters in {region}", path="region", hint=hint)
     for path, name in named_types(cluster):
-        if not regions_with(name):  # HPX201 reports instance types that only other regions have
+        if not regions_with(name):  # a type that only other regions have is reported by HPX201
             hint = "use another type, or create the cluster with `hp-ext cluster create`"
             yield Problem(f"CloudFormation does not support {name} in any known region", path=path, hint=hint)
 

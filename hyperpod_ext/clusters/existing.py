@@ -112,7 +112,8 @@ def delete(request: Request, region: str | None) -> str:
     service, name = client("sagemaker", region), str(request["ClusterName"])
 
     def existing() -> Mapping[str, Any]:
-        """Return the description of the cluster if an earlier request, whose response was lost, is deleting it."""
+        """Return the cluster's description if the cluster is being deleted, which means that a request with a lost
+        response has succeeded."""
         described = describe(name, region)
         if described["ClusterStatus"] != "Deleting":
             raise NotFoundError(f"no deletion of {name} is under way")

@@ -118,7 +118,7 @@ def _addresses(cluster: ClusterConfig, made: Infrastructure) -> Iterator[Problem
     for first, one in enumerate(paths):
         for other in paths[first + 1 :]:
             if one.startswith(f"{_AT}.connected") and other.startswith(f"{_AT}.connected"):
-                continue  # the ranges of two connected networks may overlap
+                continue  # two connected networks may overlap each other, but not the cluster's network
             if networks[one].overlaps(networks[other]):
                 message = f"{used[other]} overlaps {used[one]} of {one}"
                 yield Problem(message, path=other, hint="choose another range for one of the two fields")

@@ -39,7 +39,7 @@ def _required(cluster: ClusterConfig, path: str, hint: str, reason: str = "") ->
 
 _RENAME = "give each group a different name"
 WITH_DRAIN = "with strategy DrainFirst"
-"""End of messages about fields that only groups with this strategy have."""
+"""End of messages about fields that only the patch strategy DrainFirst allows or requires."""
 _SLURM_ONLY = "remove it, or use orchestrator slurm"
 _ROLE = "write the ARN of the machines' role, here or once in execution_role of the cluster"
 

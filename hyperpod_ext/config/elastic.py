@@ -125,7 +125,7 @@ class Elastic(Config):
     def _without_what_is_understood(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         dumped: dict[str, Any] = dump(self)
         if self.notices == Notices():
-            del dumped["notices"]  # container images with an older version do not know the field `notices`
+            del dumped["notices"]  # left out, because older container images do not know the field `notices`
         return dumped
 
     @model_validator(mode="after")

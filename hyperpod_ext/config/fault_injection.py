@@ -47,7 +47,7 @@ class KillFault(Config):
         """Parse the short form of the command line, `rank=2@step=13` or `node=1@step=13`.
 
         Raises:
-            ValueError: the text has another form.
+            ValueError: the text has neither form, or the step is 0.
         """
         match = _KILL.fullmatch(text)
         if match is None or match[3] == "0":
@@ -87,7 +87,7 @@ class InjectedFault(Config):
         """Parse `KIND:rank=R,step=S,phase=P`, the form of HPX_CHAOS.
 
         Raises:
-            ValueError: the text has another form.
+            ValueError: the text is not a valid fault in this form.
         """
         kind, colon, rest = text.strip().partition(":")
         pairs = [pair.partition("=") for pair in rest.split(",")] if rest else []
@@ -112,7 +112,7 @@ def parse_injected(text: str) -> tuple[InjectedFault, ...]:
     """Parse the text of HPX_CHAOS: faults separated by semicolons. An empty text and `off` stand for no faults.
 
     Raises:
-        ValueError: a fault has another form.
+        ValueError: the text contains an invalid fault.
     """
     if text.strip() in ("", "off"):
         return ()
@@ -144,7 +144,7 @@ class Chaos(Config):
     """Faults that workers inject into themselves. Each fault happens once in a job."""
     compare: bool = True
     """Whether to run the job a second time without the faults, and to compare every loss and the final weights of the
-    two runs. Works only on target local."""
+    two runs. The comparison works only on target local."""
     on_clusters: bool = False
     """Whether faults are also injected on clusters, where machines cost money. False: only target local accepts
     faults."""

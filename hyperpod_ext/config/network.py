@@ -18,4 +18,4 @@ class Network(Config):
     precedence. Default: the interface over which a node reaches the first node."""
     tls: bool = False
     """Whether agents and memory servers encrypt their messages and snapshots with TLS 1.3. Gradients are not encrypted,
-    because gloo and NCCL in PyTorch's builds have no TLS. Needs the package `cryptography` in the image."""
+    because gloo and NCCL in PyTorch's builds have no TLS. TLS needs the package `cryptography` in the image."""

@@ -38,7 +38,7 @@ def see_world(run: Run) -> None:
     os.environ |= {"RANK": str(run.rank), "WORLD_SIZE": str(run.world_size), "LOCAL_RANK": str(run.local_rank)}
     if known and (known.get("process_index"), known.get("num_processes")) != (run.rank, run.world_size):
         AcceleratorState._reset_state(reset_partial_state=True)
-        PartialState(cpu=known["device"].type == "cpu")  # sets the values of all instances of PartialState
+        PartialState(cpu=known["device"].type == "cpu")  # this call sets the state that all instances share
 
 
 class ResilientAccelerator(Accelerator):
@@ -47,8 +47,8 @@ class ResilientAccelerator(Accelerator):
     Make a new `ResilientAccelerator` in each call of the training function, and call its `prepare` once.
 
     The state consists of the prepared models, optimizers and schedulers, the loss scaler, and the objects registered
-    for checkpointing before `prepare`. Build the model and the optimizer in `run.keep`. Choose batches by the step's
-    number, with `ElasticDataLoader`, or with a DataLoader and `epochs`.
+    for checkpointing before `prepare`. Build the model and the optimizer in `run.keep`. For the training data, use an
+    `ElasticDataLoader`, or a DataLoader that `epochs` iterates.
     """
 
     def __init__(self, run: Run, **options: Any) -> None:
@@ -57,7 +57,7 @@ class ResilientAccelerator(Accelerator):
         see_world(run)
         self._run, self.prepared = run, False
         self._waiting: dict[str, Any] | None = None
-        """Objects that `epochs` will restore, together with its loader; None if `prepare` has restored them."""
+        """Objects that `epochs` will restore together with the DataLoader; None if `prepare` restored them."""
         super().__init__(**options)
         if self.num_processes != run.world_size:
             raise JobFailedError(
@@ -101,7 +101,7 @@ class ResilientAccelerator(Accelerator):
         return super().prepare(*things, **options)
 
     def epochs(self, loader: Any, epochs: int) -> Iterator[tuple[int, Batches]]:
-        """Restore the job's state. Then yield each unfinished epoch: its number and its remaining batches. Collective.
+        """Restore the job's state, then yield number and remaining batches of each unfinished epoch. Collective.
 
         Each batch is one step, and is on the accelerator's device. See `Run.epochs`.
 
@@ -137,7 +137,7 @@ class ResilientAccelerator(Accelerator):
                 hint="Pass the DataLoader to prepare(), with the model and the optimizer.",
             )
         settings = self.dataloader_config
-        settings.use_seedable_sampler = True  # all ranks draw the same order, and each takes its part
+        settings.use_seedable_sampler = True  # ranks shuffle alike, and each reads its own part
         settings.data_seed = self._run.config.seed if settings.data_seed is None else settings.data_seed
         return super().prepare_data_loader(data_loader, *args, **options)
 

@@ -93,8 +93,9 @@ class ResilientTrainer(Trainer):
         finally:
             if self._steps is not None:
                 self._steps.__exit__(RuntimeError, RuntimeError(), None)
-            # drop all references to the DDP module, which would keep gradient hooks on the model, and sockets open
-            self.model = self.accelerator.unwrap_model(self.model)  # keeps autocast, which is added only once
+            # drop all references to the DDP module, which would keep gradient hooks on the model, and sockets open;
+            # unwrap_model keeps the autocast wrapper, which is added only once
+            self.model = self.accelerator.unwrap_model(self.model)
             self.model_wrapped = self.model
             self.accelerator.free_memory()
 
@@ -121,11 +122,11 @@ class ResilientTrainer(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *_: Any
     ) -> tuple[int, int]:
-        """Restore the job's state, and return the epoch and the step at which the loop starts."""
+        """Restore the job's state; return the epoch in which the loop starts, and 0 as the number of steps to skip."""
         super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, None, None)
         self.create_optimizer()
         self.create_scheduler(num_training_steps=max_steps)
-        self._created_lr_scheduler = False  # with False, Trainer does not create a second scheduler
+        self._created_lr_scheduler = False  # if this is False, Trainer creates no second scheduler
         scaler = self.accelerator.scaler
         own = OwnAttributes(self, ResilientTrainer)
         callbacks = OwnCallbacks(self.callback_handler.callbacks, TrainerCallback)
@@ -158,7 +159,7 @@ class ResilientTrainer(Trainer):
 
     def _run_epoch(self, **options: Any) -> None:
         """Run one epoch, or only the remaining steps of the epoch in which the job was restored."""
-        options["resume_from_checkpoint"] = None  # with a path, Trainer and the loader would both skip batches
+        options["resume_from_checkpoint"] = None  # with a checkpoint path, Trainer would skip batches a second time
         if options["epoch"] == self._batches.epoch and self._batches.made:
             made = self._batches.made
             options["steps_in_epoch"] -= made * self.args.gradient_accumulation_steps

@@ -1,7 +1,7 @@
 """FSDP2 models of Hugging Face's Trainer.
 
-Transformers trains a sharded model without a wrapper of its own, if the model has the mark of models that were sharded
-while they were loaded. Source: `is_distributed_loading_by_transformers` in `transformers/trainer.py` (5.23.0).
+Transformers trains an already sharded model without wrapping it again, if the model is marked as sharded during
+loading. Source: `is_distributed_loading_by_transformers` in `transformers/trainer.py` (5.23.0).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def shard(run: Run, options: dict[str, Any]) -> bool:
             model, or for checkpoints that transformers cannot make of a sharded model.
     """
     args = options.get("args")
-    if getattr(args, "fsdp_plugin_args", None) is not None:  # untested versions may lack fsdp_plugin_args
+    if getattr(args, "fsdp_plugin_args", None) is not None:  # untested versions of transformers may lack this field
         options["args"], options["model"] = _without_fsdp(args), _sharded(run, args, options.get("model"))
     model = options.get("model")
     if not isinstance(model, FSDPModule):
@@ -72,7 +72,8 @@ def _sharded(run: Run, args: Any, model: Any) -> torch.nn.Module:
         )
     if model is None:
         raise JobFailedError("args enable FSDP, but the trainer has no model", hint="Give model=run.keep(build).")
-    plugin = FullyShardedDataParallelPlugin(**chosen | {"cpu_ram_efficient_loading": False})  # all ranks have the model
+    # no cpu_ram_efficient_loading, because every rank has already built the model
+    plugin = FullyShardedDataParallelPlugin(**chosen | {"cpu_ram_efficient_loading": False})
 
     def build() -> torch.nn.Module:
         if isinstance(model, FSDPModule):
@@ -91,7 +92,7 @@ def _sharded(run: Run, args: Any, model: Any) -> torch.nn.Module:
 
 
 def unsharded_state(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the tensors of a sharded model, unsharded, on rank 0; empty on other ranks. Collective."""
+    """Return the full state dict of a sharded model on rank 0; return an empty dict on other ranks. Collective."""
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
 
 

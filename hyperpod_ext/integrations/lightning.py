@@ -129,7 +129,7 @@ class _Environment(ClusterEnvironment):
         self._run = run
 
     creates_processes_externally = True
-    main_address, main_port = "127.0.0.1", 0  # not used, because the runtime opens process groups
+    main_address, main_port = "127.0.0.1", 0  # placeholders: the runtime, not Lightning, opens the process groups
 
     @staticmethod
     def detect() -> bool:
@@ -281,7 +281,7 @@ class Follow(Callback):
 
     def on_train_start(self, trainer: Any, *_: Any) -> None:
         if self._loops and json.loads(self._loops)["epoch_loop.batch_progress"]["is_last_batch"]:
-            trainer.fit_loop.reset_restart_stage()  # otherwise Lightning would skip the start of the new epoch
+            trainer.fit_loop.reset_restart_stage()  # without this call, Lightning would skip the new epoch's start
 
     def on_train_batch_start(self, *_: Any) -> None:
         assert self._steps is not None, "the strategy has restored"

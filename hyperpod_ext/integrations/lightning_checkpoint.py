@@ -32,8 +32,8 @@ class HyperpodCheckpointIO(CheckpointIO):
     Args:
         job: name of the job that owns the checkpoints; checkpoints of another job are refused.
         secret_file: file with the secret that signs checkpoints, at least 16 bytes, readable only by this user. The
-            default is HPX_SECRET_FILE, or else a new file in the user's state directory, which suffices for one
-            machine.
+            default secret file is $HPX_SECRET_FILE or, if this variable is unset, a new file in the user's state
+            directory, which is enough for jobs on one machine.
     """
 
     def __init__(self, job: str = "lightning", *, secret_file: str | os.PathLike[str] | None = None) -> None:

@@ -24,9 +24,9 @@ from hyperpod_ext.runtime.state.training_state import raw_bytes
 from hyperpod_ext.runtime.state.unsaved.reachable import is_of_script
 
 _DATA = 1 << 20
-"""Size in bytes above which an attribute probably contains data, so that it is compared only in the first steps."""
+"""Attributes above this limit (in bytes) are probably data, and are checked for changes only in the first steps."""
 _COMPARED = 2
-"""Number of first steps in which large attributes are compared."""
+"""Number of steps at the start in which large attributes are checked for changes."""
 _OF_REPORTS = frozenset({"log", "logs", "logger", "metric", "metrics", "stats", "time", "times", "timer", "seconds"})
 """An attribute whose name contains one of these words only describes training, and is not part of the state."""
 
@@ -42,7 +42,7 @@ class Remembered:
         self._frozen = b""
 
     def freeze(self) -> None:
-        """Read the value that is saved with the step that is committed next."""
+        """Read the value to save with the next committed step."""
         self._frozen = written(self._read())
 
     def state_dict(self) -> dict[str, Any]:

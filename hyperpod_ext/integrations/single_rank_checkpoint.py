@@ -2,8 +2,8 @@
 
 The checkpoint has the layout of a durable tier (`storage.checkpoints`) for a job with one rank: one file with the bytes
 of all tensors, and a signed manifest with all other values as JSON, which is written last. `dcp.load` and
-`hp-ext checkpoints` can read the checkpoint, of which nothing is unpickled. The previous checkpoint is deleted only
-after the new checkpoint is complete.
+`hp-ext checkpoints` can read the checkpoint. Loading a checkpoint unpickles nothing. The previous checkpoint is deleted
+only after the new checkpoint is complete.
 """
 
 from __future__ import annotations

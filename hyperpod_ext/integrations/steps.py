@@ -83,12 +83,13 @@ class Steps:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.end()
-        with contextlib.suppress(StaleGenerationError, NotFoundError):  # the generation of the job has already ended
+        # `close` raises an error if the generation of the job has already ended
+        with contextlib.suppress(StaleGenerationError, NotFoundError):
             self.close()
 
 
 class Batches:
-    """The remaining micro-batches of an epoch. Weights are left out, because all micro-batches have equal weights."""
+    """The remaining micro-batches of an epoch. The iterator yields no weights, because all weights are equal."""
 
     def __init__(self, loader: ElasticDataLoader) -> None:
         self.loader, self.dataset = loader, loader.source

@@ -64,7 +64,8 @@ class RunCheckpointer:
         """Commit `curr_step`, and begin the following step unless `curr_step` is the last step.
 
         Raises:
-            JobFailedError: `curr_step` does not follow the last committed step, or `load` was not called.
+            JobFailedError: `curr_step` does not follow the last committed step, `last_step` is wrong, or `load` was not
+                called.
         """
         if self._step < 0 or curr_step != self._step + 1 or last_step != (curr_step == self._total):
             before = "before load()" if self._step < 0 else f"after step {self._step} of {self._total}"

@@ -40,7 +40,7 @@ class TrainerLoader(EpochReader):
         self.check_same(state)
         self.epoch, self.made = int(state["epoch"]), int(state["made"])
 
-    # --- as the trainer's loop sees it -------------------------------------------------------------
+    # --- called by the trainer's loop --------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["loader"], name)

@@ -1,6 +1,6 @@
 """Import every job file below a folder, and report the outcome of each file.
 
-The outcome is `carried` (imported without loss), `named` (imported; the lost settings are listed) or `refused`.
+The outcome is `carried` (imported completely), `named` (imported; the lost settings are listed) or `refused`.
 """
 
 from __future__ import annotations

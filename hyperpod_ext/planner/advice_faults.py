@@ -41,7 +41,7 @@ def lost_steps(report: JobReport) -> Advice | None:
     lost, seconds = int(report["steps_lost"]), seconds_of(report, "lost_work")
     made = int((report.get("snapshots") or {}).get("count") or 0) / max(1, int(report["world_size"]))
     if not lost or seconds < MATTERS * wall_of(report) or made > 0.9 * int(report["steps"]):
-        return None  # the cost is small, or almost every step already has a snapshot
+        return None  # no advice: the cost is small, or almost every step already has a snapshot
     text = f"{lost} steps were lost to faults ({seconds:.2f} s of each rank): save every step to the first tier."
     return Advice("lost-steps", text, seconds)
 

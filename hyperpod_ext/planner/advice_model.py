@@ -20,8 +20,8 @@ PHASE_NAMES = {
     "first_new_step": "first step",
     "startup": "start-up",
 }
-"""Names of phases that differ from the phase's key in report.json. The phases of a recovery have the names of the
-phases of the ranks' time."""
+"""Names of phases that differ from the phase's key in report.json. A phase of a recovery has the same name as the
+corresponding phase of the ranks' time."""
 
 JobReport = Mapping[str, Any]
 """Report of a job, as `runtime.events.report.make_report` returns it."""
@@ -49,7 +49,8 @@ def phase_name(phase: str) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number as text, with three digits from the first that matters, and at most three after the point."""
+    """Return a number as text with about three significant digits: 3 decimals below 1, 2 below 10, 1 below 100,
+    otherwise none."""
     size = abs(value)
     return f"{value:.{3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0}f}"
 

@@ -1,4 +1,4 @@
-"""Estimates a job's goodput, lost steps and lost dollars, with all features of this project and without single ones.
+"""Estimates a job's goodput, lost steps and lost dollars, as planned and for variants of the job that lack a feature.
 Pure."""
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ def _arriving(interval: float, level: Level) -> float:
 
 
 def without_each(scenario: Scenario) -> dict[str, GoodputEstimate]:
-    """Estimate the goodput of a job with its best intervals, and again without single features of this project. The
-    keys of the result name the missing features."""
+    """Estimate the goodput of a job with its best intervals, and of variants of the job that lack a feature of this
+    project. The keys of the result describe the variants, such as `without copies on peers`."""
     scenarios = {"as planned": scenario}
     if scenario.in_process:
         scenarios["every fault restarts the job"] = replace(scenario, in_process=False)

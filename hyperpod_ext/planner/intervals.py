@@ -74,7 +74,7 @@ def goodput(interval: float, cost: float, mtbf: float, *, latency: float = 0.0, 
     if math.isinf(mtbf):
         return 1.0 if math.isinf(interval) else interval / (interval + cost)
     period = (interval + cost) / mtbf
-    if period > 700:  # a failure occurs in every interval; exp would overflow
+    if period > 700:  # the goodput is almost 0, because every interval has a failure; `expm1` would overflow
         return 0.0
     return (interval / mtbf) * math.exp(-(latency + restart) / mtbf) / math.expm1(period)
 

@@ -24,8 +24,8 @@ class Rates:
     process: float
     node: float
     correlated: float
-    """Failures per second that lose several nodes at once. In rates of one node: the rate of the job divided by the
-    job's number of nodes."""
+    """Failures per second that lose several nodes at once. In the rates of one node, this number is the rate of the job
+    divided by the job's number of nodes."""
     source: str
     """Description of where the rates come from."""
 

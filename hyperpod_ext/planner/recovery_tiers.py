@@ -177,14 +177,15 @@ def recovery_costs(scenario: Scenario) -> dict[Kind, Level]:
             continue  # no peer tier: the job sends no snapshots to other nodes
         blocked = cost.blocked_s
         if kind in scenario.tiers - {"memory"} and not levels.keys() & scenario.tiers:
-            blocked += costs["memory"].blocked_s  # the nearest tier also pays for the snapshot itself
+            blocked += costs["memory"].blocked_s  # add the cost of the snapshot itself to the nearest tier
         restart = _restart(scenario, by_class) + cost.read_s
         levels[kind] = Level(kind, blocked, sum(by_class.values()), cost.latency_s, restart)
     return levels
 
 
 def waits_of(scenario: Scenario) -> Waits:
-    """Return the mean seconds that the job waits for a node after a failure for which too few spares are left."""
+    """Return the mean seconds that the job waits for a node after a failure. Failures with enough spares count as
+    zero."""
     if scenario.spares is None:
         return Waits()
     rack = min(scenario.rack_nodes, scenario.spread.nodes)

@@ -57,7 +57,7 @@ class Decoder:
     out_bias: bool = False
     mlp_bias: bool = False
     fused: Literal["none", "qkv", "qkv+gate"] = "none"
-    """Which matrices are fused into one tensor, which has the same total size."""
+    """Which matrices are fused into one tensor. Fusion does not change the total size."""
     norm: Literal["rms", "layer", "none"] = "rms"
     """Kind of normalization layer: `rms` has one parameter per channel, `layer` has two, `none` has no parameters."""
     norms: int = 2

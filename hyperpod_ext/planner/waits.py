@@ -1,4 +1,5 @@
-"""Computes how long a job waits for a node on average if a failure finds too few spares. Pure."""
+"""Computes the mean time that a job waits for a node after a failure. With enough spares, the wait for a failure is 0.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ _LARGE = 1e200
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Mean seconds that the job waits for a repaired node after one failure."""
+    """Mean seconds that the job waits for a repaired node after the failure of a node or a rack."""
 
     node: float = 0.0
     rack: float = 0.0

@@ -150,32 +150,32 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 """What a job asks for, by the promise; nothing: no field of a spec asks for it."""
 
-_IN_PLACE_ALREADY = "processes stay when the number of nodes changes"
+_IN_PLACE_ALREADY = "our agent keeps the processes when the number of nodes changes"
 _NO_AGENT = "torchrun starts the ranks, without an agent of this project"
 _NO_JOB = "hp-ext cannot find jobs that were started with torchrun by hand"
 WHY_NOT: dict[str, dict[str, str]] = {
-    DEATH: {"torchrun": "after a death, torchrun starts all processes again, `--max-restarts` times"},
-    SPARE: {"torchrun": "torchrun has no spare nodes with their imports done"},
+    DEATH: {"torchrun": "after a rank's death, torchrun restarts all processes, at most `--max-restarts` times"},
+    SPARE: {"torchrun": "torchrun has no spare nodes that import the script's packages in advance"},
     BACK: {
         "sagemaker": "SageMaker does not replace a single node",
         "torchrun": "torchrun starts all processes again when a node leaves or joins",
     },
-    CONTINUES: {"torchrun": "after a death, torchrun starts all processes again, `--max-restarts` times"},
+    CONTINUES: {"torchrun": "after a rank's death, torchrun restarts all processes, at most `--max-restarts` times"},
     IN_PLACE: {
-        "hyperpodrun": "`hyperpodrun` ends all processes, and starts them again",
+        "hyperpodrun": "for a resize, `hyperpodrun` ends all processes and starts new ones",
         "torchrun": "torchrun starts all processes again when a node leaves or joins",
     },
     RESTARTED: {
         "local": _IN_PLACE_ALREADY,
         "ours": _IN_PLACE_ALREADY,
         "hyperpod-slurm": _IN_PLACE_ALREADY,
-        "torchrun": "the settings fix the number of nodes: start the job again with other settings",
+        "torchrun": "the job's settings fix the number of nodes: start the job again with other settings",
     },
     PARITY: {"torchrun": _NO_AGENT},
     CHAOS: {"torchrun": _NO_AGENT},
     ORDERED: {"torchrun": _NO_JOB},
-    MANAGED: {"torchrun": "which AWS offers only on HyperPod with EKS"},
-    CHECKPOINTLESS: {"torchrun": "which AWS offers only on HyperPod with EKS"},
+    MANAGED: {"torchrun": "AWS offers this mode only on HyperPod with EKS"},
+    CHECKPOINTLESS: {"torchrun": "AWS offers this mode only on HyperPod with EKS"},
     REPLAY: dict.fromkeys(COLUMNS, "no command repeats faults: write the faults of the report as `chaos.faults`"),
     LOG_RULES: {"torchrun": _NO_AGENT},
     RESIZE: {"torchrun": _NO_JOB},

@@ -220,9 +220,9 @@ def make_page(document: Document) -> str:
 ![Blocked and lost time of each system](checkpoint.svg)
 
 Unless a unit is given, a figure is a ratio to `memcpy`: the time of a `copy_` of each tensor of the state into memory
-that was written before, in the same process and round. Brackets have the number of rounds, the minimum and the maximum.
-*Worst round / median* shows how far a single round can be from the median. For *lost by memcpy*, a thread makes the
-copy of `memcpy` during the same training steps.
+that was written before, in the same process and round. Brackets after a figure have the number of rounds, the minimum
+and the maximum. *Worst round / median* shows how far a single round can be from the median. For *lost by memcpy*, a
+thread makes the copy of `memcpy` during the same training steps.
 
 {make_tables(document)}
 
@@ -235,8 +235,8 @@ changes from round to round. If other processes use more than {NEIGHBOURS:g} of 
 end, at most {QUIET_S:g} s. Training steps during other processes' work do not count.
 
 - **Blocked**: the time from the call until the state may be changed, on the calling thread, less the time in which that
-  thread waited for a core. The figure is that of the slowest rank. The *first* save is made {setup["settle_s"]:g} s
-  after the system was created.
+  thread waited for a core. The table shows this time of the slowest rank. The *first* save is made
+  {setup["settle_s"]:g} s after the system was created.
 - **Blocked, staged during a step**: for a save that is staged while the model computes, the time of the call and of the
   wait before the optimizer's step.
 - **Training time lost**: the additional duration of a window of steps with a save, compared with the same number of
@@ -252,8 +252,8 @@ end, at most {QUIET_S:g} s. Training steps during other processes' work do not c
   as the system reports the save as safe, every worker is killed with SIGKILL. New workers restore the state, and every
   tensor must be `torch.equal` to the saved tensor.
 - **More memory**: the peak of the trainer's anonymous memory during two saves, less its memory before the first save,
-  in percent of the state. A second column has this figure for the processes that the trainer started. Shared memory is
-  not included; the raw rounds of a run contain it.
+  in percent of the state. A second column has the additional memory of the processes that the trainer started. Neither
+  column includes shared memory, which the raw rounds of a run contain.
 - **Restore**: the time of a restore into the existing tensors of a new process. After the restore, the restored tensors
   are compared with the saved tensors.
 - **Copy on a peer**: two ranks run, each on its own node. The first rank trains, and its state is copied to the second
@@ -265,8 +265,8 @@ end, at most {QUIET_S:g} s. Training steps during other processes' work do not c
   the CPU priority of the memory servers' copies. For *both ways*, both ranks have a state of the same size, so one core
   does the work of two cores on two nodes. *Additional* time compares with a save that is not copied to the peer.
 - **Restore from a peer**: the memory of a node is empty. The rank on this node restores its state from the peer, while
-  the peer's rank does nothing. For comparison, the rank then receives the same number of bytes over
-  {setup["socket_streams"]} plain sockets.
+  the peer's rank does nothing. For comparison with a restore, the rank then receives the same
+  number of bytes over {setup["socket_streams"]} plain sockets.
 - **Upload to S3**: the upload to a local S3 server that discards all data, from the moment when the snapshot is sealed
   until its manifest is stored. CPU time is that of the client, without the server's process; for hyperpod_ext, CPU time
   includes the checksums. *Step during the upload / without* is the mean duration of a trainer's step during the upload,

@@ -187,9 +187,9 @@ def make_page(document: Mapping[str, Any]) -> str:
 
 ## What each message costs
 
-This table has the number of messages and bytes of the coordinator when a node is lost. [protocol.md](../protocol.md)
-describes each message. `tests/benchmarks/cpu/control_plane/test_counted.py` tests that the numbers of messages and
-bytes grow at most with N log N.
+This table has the number of messages and bytes that the coordinator sends and receives when a node is lost.
+[protocol.md](../protocol.md) describes each message. `tests/benchmarks/cpu/control_plane/test_counted.py` tests that
+the numbers of messages and bytes grow at most with N log N.
 
 {make_kinds(document, "fault_by_kind")}
 
@@ -207,8 +207,9 @@ The benchmark runs a job's coordinator in its own process. Another process sends
 loopback interface. The simulated job has eight workers per node and one spare. All agents connect at the same time.
 
 - **start** lasts from the first connection until every agent has received the message to begin with step 0.
-- **step**: every rank reports the beginning of its loop, and one step. The event log contains the beginning of every
-  rank, and the steps [of some ranks](../events.md#what-a-line-has). **log KB** is the growth of the event log.
+- **step**: every rank reports the beginning of its training loop, and one step. The event log contains the beginning
+  of every rank's loop, and the steps [of some ranks](../events.md#what-a-line-has). **log KB** is the growth of the
+  event log.
 - **fault**: the connection of a node with eight ranks ends, and the spare gets these ranks. Every other rank still has
   its live state. Every node reports two snapshots in memory for each of its ranks, and a replica of another node's
   snapshots. **fault** ends when every agent has received the message to continue.

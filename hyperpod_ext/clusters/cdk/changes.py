@@ -181,7 +181,8 @@ def _touches(path: tuple[str, ...], fixed: str, before: Any, after: Any) -> bool
         return all(part in ("*", step) for part, step in zip(parts, path, strict=False))
     if not all(part in ("*", step) for part, step in zip(parts, path, strict=False)):
         return False
-    return bool(_at(before, parts) != _at(after, parts))  # a parent of `fixed` differs: compare `fixed` itself
+    # the difference is at a parent of `fixed`, so compare the values at `fixed` itself
+    return bool(_at(before, parts) != _at(after, parts))
 
 
 def _at(value: Any, parts: tuple[str, ...]) -> Any:

@@ -67,7 +67,7 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     """Return `job` with the unset fields that `target` needs filled from the outputs of the job's cluster. Pure.
 
     Args:
-        target: name of the target. None: fill the fields that rules read.
+        target: name of the target. None: fill the fields for Kubernetes and Slurm, which rules read.
 
     Raises:
         ConfigError: the value of an output is not valid for its field, for example because another app created the
@@ -77,7 +77,8 @@ def on_cluster(job: JobConfig, outputs: ClusterOutputs, target: str | None) -> J
     if target is None or target in _KUBERNETES:
         given = {"namespace": outputs.get("Namespace"), "service_account": outputs.get("ServiceAccount")}
         if job.kubernetes.namespace not in (None, given["namespace"]):
-            given["service_account"] = None  # the cluster's service account exists only in its own namespace
+            # the cluster's service account does not exist in the job's namespace, so do not fill it in
+            given["service_account"] = None
         changes["kubernetes"] = _with(Kubernetes, job.kubernetes, given, outputs)
     if target is None or target in _KUBERNETES | {"hyperpod-slurm"}:
         changes["scheduling"] = _with(Scheduling, job.scheduling, {"queue": outputs.get("QueueName")}, outputs)

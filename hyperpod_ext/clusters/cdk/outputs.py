@@ -1,9 +1,7 @@
 """CloudFormation outputs of a deployed cluster that jobs need: bucket, roles, queue, subnets.
 
-The outputs are read from CloudFormation, and stored in one of two files:
-
-DIR/.hyperpod_ext/clusters/NAME.json      in the folder DIR of a spec, for a team or a CI; edited by hand
-$HPX_HOME/clusters/NAME.json              on this machine; `hp-ext cluster outputs` writes it again
+`hp-ext cluster outputs` reads the outputs from CloudFormation, and stores them in $HPX_HOME/clusters/NAME.json. A job
+prefers the file .hyperpod_ext/clusters/NAME.json in the folder of its spec, which a team can share or edit by hand.
 """
 
 from __future__ import annotations

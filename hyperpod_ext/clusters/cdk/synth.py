@@ -36,7 +36,7 @@ def synthesise(spec: object, out: Path, *, app: str | None, scale: bool, region:
     for stale in (report, out / "manifest.json"):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="hpx-cdk-") as scratch:
-        config = Path(scratch) / "cluster.json"  # the app reads YAML, and every JSON text is valid YAML
+        config = Path(scratch) / "cluster.json"  # the app reads the JSON file as YAML
         config.write_text(json.dumps(spec), encoding="utf-8")
         context = _context(folder) | {"cluster": str(config)} | ({"scale": "true"} if scale else {})
         environment |= {

@@ -90,7 +90,8 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         raise HyperpodExtError("npm, which installs the CDK CLI, is not installed", hint=_EXTRA)
     say(f"installing aws-cdk {CDK_CLI} into {folder}, once; some seconds ...")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:  # its content is moved to `folder` at the end
+    # install CDK into a temporary directory, and move the result to `folder` at the end
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         command = [npm, "install", "--no-fund", "--no-audit", "--silent", "--prefix", scratch, f"aws-cdk@{CDK_CLI}"]
         try:
             done = subprocess.run(
@@ -108,6 +109,6 @@ def cdk_cli(environment: Mapping[str, str], say: Say) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            if not program.exists():  # unless another process has installed CDK in the meantime
+            if not program.exists():  # no error if another process has installed CDK in the meantime
                 raise
     return program

@@ -1,4 +1,4 @@
-"""Checks of a cluster's spec that find valid specs of clusters that would cost money without training anything.
+"""Checks that find mistakes in valid specs of clusters, such as machines that cost money without training anything.
 
 The ids of cluster checks begin with HPX201. docs/clusters.md lists all checks.
 """

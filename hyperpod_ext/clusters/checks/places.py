@@ -14,8 +14,8 @@ from hyperpod_ext.errors import Problem
 
 _POD_ADDRESSES = 49
 """Number of IP addresses for pods that a machine on EKS has on its primary interface. AWS's public repository
-agent-plugins counts 81 addresses for ml.p5.48xlarge (2026-11): one for each of 32 interfaces, and 49 for pods. For p4d,
-agent-plugins counts two addresses fewer."""
+agent-plugins counts 81 addresses for ml.p5.48xlarge (2026-11): one for each of 32 interfaces, and 49 for pods. For p4d
+machines, agent-plugins counts two IP addresses fewer."""
 _RESERVED = 5
 """Number of IP addresses that AWS reserves in every subnet."""
 
@@ -145,7 +145,7 @@ def file_systems_are_near(cluster: ClusterConfig) -> Iterator[Problem]:
                 hint = f"use a file system in {zones[0]}, or subnets in {zone}"
                 where = f"{path}.storage.{index}.dns_name"
                 yield Problem(f"the file system is in {zone}, but {near}", path=where, hint=hint)
-        # Slurm only: all nodes mount the new file system, while on EKS each job chooses whether to mount it
+        # check only Slurm, where all nodes mount the new file system; on EKS, each job chooses whether to mount it
         own = (
             cluster.orchestrator == "slurm"
             and made is not None
@@ -191,7 +191,8 @@ def group_zones(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
-    """Return the ids of the group's subnets. For a new network, return the group's zone."""
+    """Return the ids of the group's subnets; if the deployment creates the network, return the group's availability
+    zone."""
     network, made = group.vpc or cluster.vpc, cluster.infrastructure
     if network is not None:
         return tuple(sorted(network.subnets))
@@ -201,13 +202,14 @@ def _places(cluster: ClusterConfig, group: Group) -> tuple[str, ...]:
 
 
 def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | None:
-    """Return the total number of free IP addresses in the subnets `places`; None if unknown."""
+    """Return the total number of free IP addresses in `places`, which are subnets or one availability zone of a new
+    network; None if unknown."""
     made, facts = cluster.infrastructure, _facts(cluster)
     if made is not None and places and set(places) <= set(made.network.zones):
         try:
             return ipaddress.ip_network(made.network.cidr).num_addresses // 4 - _RESERVED
         except ValueError:
-            return None  # network_rules reports the invalid IP range
+            return None  # the IP range is invalid, which network_rules reports
     free = [facts.subnets[place].free_addresses if place in facts.subnets else None for place in places]
     known = [one for one in free if one is not None]
     return sum(known) if free and len(known) == len(free) else None
@@ -215,7 +217,7 @@ def _free_addresses(cluster: ClusterConfig, places: tuple[str, ...]) -> int | No
 
 def _has_efa(group: Group) -> bool:
     machine = instance(group.instance_type)
-    return machine is not None and machine.efa != 0  # None, an unknown number of interfaces, counts as EFA
+    return machine is not None and machine.efa != 0  # an unknown number of EFA interfaces (None) counts as EFA
 
 
 def _facts(cluster: ClusterConfig) -> AccountFacts:

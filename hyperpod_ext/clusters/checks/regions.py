@@ -42,7 +42,7 @@ def types_are_offered(cluster: ClusterConfig) -> Iterator[Problem]:
     if cluster.region not in known_regions():
         return  # skip a region whose instance types are not in the catalog
     for path, name in named_types(cluster):
-        elsewhere = ", ".join(regions_with(name))  # empty for a type that is not in the catalog
+        elsewhere = ", ".join(regions_with(name))  # no regions if the catalog lacks the instance type
         if elsewhere and name not in offered(cluster.region):
             message = f"{name} is not offered in {cluster.region}"
             yield Problem(message, path=path, hint=f"regions with this type: {elsewhere}")

@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.data.world import world_of_this_process
 from hyperpod_ext.runtime.training.epochs import EpochData
 
 if TYPE_CHECKING or importlib.util.find_spec("lightning"):
-    from lightning.pytorch import LightningDataModule  # Lightning's Trainer accepts only its subclasses
+    from lightning.pytorch import LightningDataModule  # Lightning's Trainer accepts only subclasses of this class
 else:
     LightningDataModule = object
 
@@ -32,7 +32,7 @@ class MMAPConfig:
 
 @dataclass
 class CacheResumeMMAPConfig(MMAPConfig):
-    """Settings of AWS's cache of batches, without an effect, because this project stores no batches.
+    """Settings of AWS's cache of batches, which have no effect, because this project does not cache batches.
 
     Raises:
         JobFailedError: `enable_batch_encryption` is set.
@@ -55,7 +55,7 @@ class CacheResumeMMAPConfig(MMAPConfig):
 
 
 class _Around(LightningDataModule):
-    """A data module that wraps the script's data module, and returns its attributes as its own."""
+    """A data module that wraps the script's data module, and forwards the lookup of attributes to it."""
 
     def __init__(self, data_module: Any) -> None:
         super().__init__()
@@ -95,7 +95,8 @@ class _Around(LightningDataModule):
 
 
 class CheckpointlessDataModule(_Around):
-    """A data module that only wraps another one, because the runtime itself stops the loaders after a fault."""
+    """A wrapper of the script's data module that adds nothing, because the runtime itself stops the loaders after a
+    fault."""
 
     def __init__(self, cfg: object = None, data_module: Any = None, **_: Any) -> None:
         """Wrap `data_module`. Raises ValueError if `data_module` is None."""
@@ -138,7 +139,8 @@ class MMAPDataModule(_Around):
 
 
 class PositionedBatches:
-    """The batches of a DataLoader after the position of its data module. The job's seed determines random numbers."""
+    """Iterates over the batches of a DataLoader, starting at the position of the data module. The job's seed determines
+    all random numbers, such as the order of shuffled samples."""
 
     def __init__(self, module: MMAPDataModule, loader: Any) -> None:
         self.base_dataloader, self.batch_sampler, self._module = loader, loader.batch_sampler, module

@@ -186,7 +186,7 @@ class CheckpointlessAbortManager:
 
 
 def _ends_within(timeout: timedelta, call: Callable[[], object]) -> bool:
-    """Make `call` in a thread, and return whether it has ended within `timeout`. Raises any error of the call."""
+    """Run `call` in a thread, and return whether the call has ended within `timeout`. Raises any error of the call."""
     errors = []
 
     def catching() -> None:

@@ -137,11 +137,13 @@ def _elastic(loader: Any, accumulate: int, run: Any) -> Any:
 
 
 class CheckpointlessCompatibleConnector(_CheckpointConnector):
-    """Lightning's own connector, without changes, because CheckpointlessCallback restores the state."""
+    """Lightning's own checkpoint connector, without changes, because CheckpointlessCallback restores the trainer's
+    state."""
 
 
 class CheckpointlessAutoResume:
-    """Resumes from the job's tiers. Options about a folder of NeMo checkpoints are accepted, but have no effect."""
+    """Makes the trainer load no checkpoint file, because the job resumes from its checkpoint tiers. Options about a
+    folder of NeMo checkpoints are accepted, but have no effect."""
 
     def __init__(self, restore_config: Any = None, resume_from_path: str | None = None, **_: Any) -> None:
         """Make the object. Raises JobFailedError if an option names a checkpoint with initial weights."""

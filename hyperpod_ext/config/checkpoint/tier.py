@@ -37,7 +37,7 @@ def tier_of(url: str) -> type[DurableTier] | None:
 
 
 def _or_auto(schema: dict[str, Any]) -> None:
-    """Allow `auto` next to a number in the JSON schema."""
+    """Change a field's JSON schema so that it allows the text `auto` as an alternative to a number."""
     number = {key: schema.pop(key) for key in ("type", "exclusiveMinimum") if key in schema}
     schema["anyOf"] = [number, {"const": AUTO, "type": "string"}]
 
@@ -112,7 +112,8 @@ class DurableTier(Tuned):
 
     @model_validator(mode="after")
     def _one_clock(self) -> Self:
-        default = type(self).model_fields["every_steps"].default  # dumped specs also set `every_steps`, to the default
+        # compare with the default, because a spec that was dumped always sets `every_steps`
+        default = type(self).model_fields["every_steps"].default
         if self.every_seconds is not None and self.every_steps != default:
             message = "every_steps and every_seconds both set the interval between saves; keep one of them"
             raise ContradictionError(message, "every_seconds")
@@ -135,8 +136,8 @@ class DurableTier(Tuned):
 
     @property
     def mounted(self) -> str | None:
-        """Directory that must exist on every node: `folder`, or the parent of a part `{node}` in `folder`; None without
-        `folder`."""
+        """Directory that must exist on every node: `folder`, or if a part of `folder` contains `{node}`, the parent of
+        this part; None if `folder` is None."""
         return self.folder
 
     @property

@@ -1,7 +1,7 @@
 """Checks that compare several fields of a spec with each other, or with the files in the spec's folder.
 
-Each check is a pure function of a config and a function that lists files. A check is skipped if one of the fields that
-the check reads is invalid.
+Each check is a pure function with two arguments: a config, and a function that lists the files in a folder. A check is
+skipped if one of the fields that the check reads is invalid.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def script_is_python(job: JobConfig, _files: ListFiles | None) -> Iterator[Findi
 
 def script_is_in_spec_folder(job: JobConfig, files: ListFiles | None) -> Iterator[Finding]:
     if job.working_dir is not None or job.command is not None:
-        return  # not checked, because the script is in the image or on a volume
+        return  # no check: the script is in the image or on a volume, or the job runs a command instead
     script = PurePosixPath(job.script)
     elsewhere = script.is_absolute() or ".." in script.parts
     if (script.is_absolute() and job.image is not None) or (elsewhere and job.mode == "plain"):
-        return  # not checked, because the script is in the image or on a shared file system
+        return  # no check, because the script is in the image or on a shared file system
     if elsewhere:
         hint = "move the script into the folder of this file or below, and write its relative path"
         yield Finding(("script",), f"`{job.script}` is outside the folder of this file", hint)
@@ -108,7 +108,7 @@ def batch_divides_among_ranks(job: JobConfig, _files: ListFiles | None) -> Itera
     if batch is None or batch % world == 0:
         return
     if job.elastic is not None and job.elastic.batch.micro_batch_size is not None:
-        return  # ranks share the micro-batches of the global batch, so the batch need not divide among the ranks
+        return  # no check, because ranks may have different numbers of the global batch's micro-batches
     below = batch // world * world
     values = f"{below} or {below + world}" if below else f"{world}"
     ranks = f"{count(job.nodes, 'node')} x {job.workers_per_node} workers_per_node = {world} ranks"

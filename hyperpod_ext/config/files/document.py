@@ -230,7 +230,7 @@ def _value(kind: str, text: str) -> object:
             return number
         case "float":
             return float(text)
-    text.encode()  # raises for an unpaired surrogate, which JSON cannot represent
+    text.encode()  # `encode` raises an error for an unpaired surrogate, which JSON cannot represent
     return text
 
 

@@ -114,7 +114,7 @@ def _explain(
         case "dict_type" | "model_type" | "model_attributes_type":
             return f"must be a mapping, not {named(value)}", _hint_for_fields(value, expected)
         case "value_error":
-            text = str(context["error"])  # not pydantic's own text, which begins with "Value error"
+            text = str(context["error"])  # the text from our validator; pydantic's own text begins with "Value error"
             found = re.fullmatch(r"(.+); ((?:add|keep|remove|use|write) .+)", text, re.DOTALL)
             return (found[1], found[2]) if found else (text, "")
     if kind in _BOUNDS:
@@ -261,7 +261,7 @@ def _hint_for_fields(value: object, expected: Expected) -> str:
 
 def _as_the_one_field(value: str, kinds: Mapping[str, type[BaseModel]]) -> str | None:
     """Return the entry that the user probably meant with the text `value`, such as `{kind: s3, uri: s3://bkt/p}` for
-    `s3://bkt/p`. None if several fields look like `value`, or if a kind has more required fields."""
+    `s3://bkt/p`. None if several fields look like `value`, or if the kind also requires other fields."""
     found = [
         (kind, name, member)
         for kind, member in kinds.items()

@@ -89,7 +89,7 @@ def read(
     more: MoreChecks | None = None,
 ) -> Loaded[M]:
     """Read the YAML file `path` as a `model`, with the line of each value. The path `-` stands for the standard input;
-    files that it names are searched in the current folder."""
+    files that this spec names are searched in the current folder."""
     if str(path) == "-":
         here = pathlib.Path()
         return read_text(model, text_of("-"), "-", overrides, lambda folder: _names_in(here / folder), fill, more)

@@ -1,7 +1,7 @@
 """Finds the type and the documentation of a field by the field's path.
 
 The location in a pydantic error also contains the tag of a union's member (`tiers, 1, peer, every_steps`), and a marker
-for keys of dictionaries. The field paths that this module takes and returns contain neither.
+for keys of dictionaries. The field paths that this module takes and returns contain no tags and no such markers.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class JobConfig(Config):
     compat: Literal["aws"] | None = None
     """Packages of other projects that this project replaces with its own implementation, so that the script can import
     them unchanged. `aws`: hyperpod_checkpointless_training and hyperpod_elastic_agent, for scripts written for AWS's
-    checkpointless and elastic training. Needs mode `ours` or `run`, and our agent."""
+    checkpointless and elastic training. A job with `compat` needs mode `ours` or `run`, and our agent."""
     nodes: Annotated[PositiveInt, Field(le=100_000)] = 1
     """Number of machines that the job runs on; at most 100,000, the largest size of an EKS cluster."""
     workers_per_node: Annotated[PositiveInt, Field(le=4096)] = 1

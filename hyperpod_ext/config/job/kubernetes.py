@@ -45,10 +45,10 @@ class Kubernetes(Config):
     project's agent, which recovers from most faults without the operator, but was never run on a real cluster. `ours`
     only needs `hyperpod-ext[runtime]` in the image."""
     operator_addresses: tuple[Network, ...] = ()
-    """IP ranges, such as `10.1.0.0/16`, from which the pods accept commands of the operator. Used only with launcher
-    `ours`. Default: the pods accept commands from the first address that sends one, until this address is silent for a
-    minute. The job's other pods are never accepted as the operator. The job's NetworkPolicy allows only the operator's
-    namespace to reach the port for commands."""
+    """IP ranges, such as `10.1.0.0/16`, from which the pods accept commands of the operator. These IP ranges have an
+    effect only with launcher `ours`. Default: the pods accept commands from the first address that sends one, until
+    this address is silent for a minute. The job's other pods are never accepted as the operator. The job's
+    NetworkPolicy allows only the operator's namespace to reach the port for commands."""
     kubeflow_api: Literal["pytorchjob", "trainjob"] = "pytorchjob"
     """Kind of job on target kubeflow: PyTorchJob (v1) or TrainJob (v2)."""
     training_runtime: ObjectName = "torch-distributed"

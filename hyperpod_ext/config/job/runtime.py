@@ -44,10 +44,11 @@ class RuntimeConfig(Config):
     name: DnsLabel
     """Name of the job. Snapshots of the job are stored under this name."""
     mode: str = "ours"
-    """How the job recovers from faults, see JobConfig.mode. Left out of HPX_RUNTIME if it is `ours`. The type is text
-    and not a choice, because a newer launcher may have other modes."""
+    """How the job recovers from faults, see JobConfig.mode. If the mode is `ours`, the field is left out of
+    HPX_RUNTIME. The type is text and not a choice, because a newer launcher may have other modes."""
     compat: str | None = None
-    """Packages of other projects that this project replaces, see JobConfig.compat. Left out of HPX_RUNTIME if unset."""
+    """Packages of other projects that this project replaces, see JobConfig.compat. If unset, the field is left out of
+    HPX_RUNTIME."""
     nodes: PositiveInt
     """Number of machines that the job runs on."""
     workers_per_node: PositiveInt
@@ -55,7 +56,7 @@ class RuntimeConfig(Config):
     spares: NonNegativeInt = 0
     """Number of additional machines that stay idle until a node is lost."""
     elastic: Elastic | None = None
-    """Numbers of nodes that the job may run on while it trains. Left out of HPX_RUNTIME if unset."""
+    """Numbers of nodes that the job may run on while it trains. If unset, the field is left out of HPX_RUNTIME."""
     global_batch_size: PositiveInt | None = None
     """Number of samples in one optimizer step over all ranks."""
     seed: NonNegativeInt = 0
@@ -63,9 +64,9 @@ class RuntimeConfig(Config):
     shared_memory_mib: PositiveInt | None = None
     """Required size of /dev/shm in MiB. None: the size is not checked."""
     process_group_backend: Literal["gloo", "nccl"] | None = None
-    """Backend of process groups. Left out of HPX_RUNTIME if the workers choose the backend."""
+    """Backend of process groups. If the workers choose the backend, the field is left out of HPX_RUNTIME."""
     network: Network | None = None
-    """Network between the nodes for snapshots and control messages. Left out of HPX_RUNTIME if unset."""
+    """Network between the nodes for snapshots and control messages. If unset, the field is left out of HPX_RUNTIME."""
     checkpoint: CheckpointPolicy = CheckpointPolicy()
     """Tiers for snapshots, and the intervals between saves to each tier."""
     restart: RestartPolicy = RestartPolicy()
@@ -74,11 +75,11 @@ class RuntimeConfig(Config):
     chaos: Chaos | None = None
     """Faults to inject, to test the recovery of the job."""
     metrics: Metrics | None = None
-    """HTTP endpoint with metrics of the job. Left out of HPX_RUNTIME if unset."""
+    """HTTP endpoint with metrics of the job. If unset, the field is left out of HPX_RUNTIME."""
 
     log_rules: tuple[LogRule, ...] = ()
-    """Patterns that our agent looks for in the output of rank 0. Left out of HPX_RUNTIME if there are none, or if AWS's
-    operator sends the patterns."""
+    """Patterns that our agent looks for in the output of rank 0. The field is left out of HPX_RUNTIME if there are no
+    patterns, or if AWS's operator sends the patterns to the agent."""
 
     @model_serializer(mode="wrap")
     def _without_nothing(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -146,8 +147,8 @@ def split_variable(name: str, text: str, longest: int) -> dict[str, str]:
 
 
 def take_variable(environment: MutableMapping[str, str], name: str) -> str | None:
-    """Remove the variable `name` from `environment`, or its parts from `split_variable`, and return the text. None if
-    `environment` has neither the variable nor its parts."""
+    """Remove the variable `name` from `environment`, or the parts into which `split_variable` has split it, and return
+    the text. None if `environment` has neither the variable nor its parts."""
     parts = [environment.pop(name)] if name in environment else []
     while (part := environment.pop(f"{name}_{len(parts)}", None)) is not None:
         parts.append(part)

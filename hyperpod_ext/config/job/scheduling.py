@@ -14,7 +14,7 @@ class Toleration(Config):
     """A Kubernetes toleration, which allows the job's pods on nodes with a taint."""
 
     key: LabelKey | None = None
-    """Key of the taint. None: the pods tolerate every taint, and `operator` must be `Exists`."""
+    """Key of the taint. Without a key, the toleration matches taints with any key, and `operator` must be `Exists`."""
     operator: Literal["Exists", "Equal"] = "Exists"
     """`Exists` matches any value of the taint, `Equal` only `value`."""
     value: LabelValue | None = None
@@ -52,7 +52,8 @@ class Scheduling(Config):
     pod_priority_class: ObjectName | None = None
     """Name of the Kubernetes priority class of the pods."""
     topology: Topology | None = None
-    """How close the nodes must be in the network. Needs a queue of Kueue with topology-aware scheduling."""
+    """How close the nodes must be in the network. This setting needs a queue of Kueue with topology-aware
+    scheduling."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the job's pods tolerate."""
     node_selector: dict[LabelKey, LabelValue] = {}

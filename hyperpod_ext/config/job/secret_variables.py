@@ -96,7 +96,7 @@ def with_secrets(job: JobConfig, environment: Mapping[str, str]) -> JobConfig:
 
 
 def secrets_last(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` in the order in which it is rendered and which `with_secrets` restores: secrets last."""
+    """Return `env` with the secrets last, which is the order in rendered files and in the result of `with_secrets`."""
     return dict(sorted(env.items(), key=lambda item: looks_secret(*item)))
 
 

@@ -39,8 +39,8 @@ class Slurm(Config):
     exclusive: bool = True
     """Whether the job's nodes run no other jobs."""
     container: Literal["pyxis", "enroot"] = "pyxis"
-    """How `image` is started. `pyxis`: by the pyxis plugin of srun. `enroot`: by enroot itself on every node. A job
-    without `image` runs directly on the nodes."""
+    """How `image` is started. `pyxis`: srun starts the image with the plugin pyxis. `enroot`: the program enroot starts
+    the image on every node. A job without `image` runs directly on the nodes."""
     auto_resume: bool = True
     """Whether to use the option `--auto-resume=1` of HyperPod's srun, with which HyperPod replaces a faulty node and
     starts the Slurm step again. Slurm clusters other than HyperPod do not have this option."""

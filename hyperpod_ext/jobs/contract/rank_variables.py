@@ -9,7 +9,7 @@ _ASSIGNED = re.compile(rf"(?<![\w$])({_NAME})\+?=|\b(?:unset|read|readonly)\b[^;
 
 NODES_OF_OPERATOR = "NNODES"
 """Environment variable in which HyperPod's operator passes the number of nodes. Specs for HyperPod's operator may not
-set the variable; other launchers do not read it."""
+set NNODES; other launchers do not read NNODES."""
 
 
 def is_of_ranks(name: str) -> bool:
@@ -18,7 +18,7 @@ def is_of_ranks(name: str) -> bool:
 
 
 def refusal(name: str, done: str = "set") -> str:
-    """Return the message for a variable of ranks in a spec. `done`: "set" or "removed"."""
+    """Return the error message for a spec that changes the rank variable `name`. `done`: "set" or "removed"."""
     return f"{name} cannot be {done}, because the launcher sets it on each rank"
 
 

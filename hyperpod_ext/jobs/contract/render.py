@@ -96,7 +96,7 @@ def _environment(folder: Path | None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=_is_page,  # escapes HTML; the filters below escape shell and YAML
+        autoescape=_is_page,  # autoescape applies to HTML; the filters below escape shell and YAML
     )
     environment.filters["json"] = json.dumps
     environment.filters["quote"] = shlex.quote

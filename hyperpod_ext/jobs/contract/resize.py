@@ -77,7 +77,7 @@ def nodes_of_job(events: Iterable[Mapping[str, Any]]) -> JobNodes:
 
 
 def new_name() -> str:
-    """Return a new name for a request, made from the current time. Names sort by the time of their creation."""
+    """Return a new name for a request, made from the current time. Sorted names are in the order of the requests."""
     return f"{time.time_ns():020d}"
 
 
@@ -101,8 +101,8 @@ def outcome(
     Args:
         ended: returns why the request can no longer be carried out; an empty text as long as the request can succeed.
         timeout_s: maximum seconds to wait; None waits without a limit.
-        unasked: requested number of nodes. If the job has resized itself to this number of nodes, a refused request
-            counts as carried out. If `unasked` is None, a refused request is always an error.
+        unasked: requested number of nodes. If the job has resized itself to `unasked` nodes, a refused request counts
+            as carried out. If `unasked` is None, a refused request is always an error.
 
     Raises:
         ConflictError: the coordinator refused the request, or can no longer carry the request out.

@@ -70,7 +70,7 @@ def last_step(events: Path) -> dict[str, Any]:
     try:
         with open_regular(events) as opened:
             size, nbytes = opened.seek(0, 2), _TAIL_BYTES
-            while True:  # read more if the end of the log has no step: many ranks may have logged a fault
+            while True:  # read more if the last lines have no step, but only faults of many ranks
                 opened.seek(max(size - nbytes, 0))
                 lines = opened.read(min(size, nbytes)).split(b"\n")
                 found = (read_event(line) for line in reversed(lines[:-1]) if b'"step"' in line)

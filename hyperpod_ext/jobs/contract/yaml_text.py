@@ -41,7 +41,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 def _is_block(text: str) -> bool:
     """Return whether `text` can be written as a literal block (`|`) of YAML.
 
-    A literal block cannot contain lines that end in a blank, an empty last line, or unprintable characters.
+    A literal block cannot contain unprintable characters, an empty last line, or lines with trailing blanks.
     """
     lines = text.removesuffix("\n").split("\n")
     shown = all(line == line.rstrip() and line.isprintable() for line in lines)
@@ -106,7 +106,7 @@ def _key(key: object) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _words(text: str) -> list[str]:
-    """Return the lines of a text's YAML. The caller must indent the lines of a literal block."""
+    """Return `text` as lines of YAML. The caller must indent the lines of a literal block."""
     if _style(text) == "|":
         return ["|" if text.endswith("\n") else "|-", *text.removesuffix("\n").split("\n")]
     shown = dumped(text)

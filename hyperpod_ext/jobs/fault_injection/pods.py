@@ -26,7 +26,7 @@ mkdir -p {ORDERS}
 cat >{ORDERS}/.new
 mv {ORDERS}/.new "{ORDERS}/$0.json"
 """
-"""Shell commands that store the request `$0` in a pod, if the pod has rank `$1` at the moment."""
+"""Shell commands that store stdin as the request `$0` in a pod, if the pod has a log or event file of rank `$1`."""
 
 
 def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
@@ -59,7 +59,7 @@ def order(handle: JobHandle, fault: InjectedFault | NodeFault) -> str:
 
 
 def _took(command: Sequence[str], text: str) -> bool:
-    """Send the request `text` to `command`; return whether the pod has the fault's rank and stored the request."""
+    """Run the kubectl command with the request as standard input; return whether the pod stored the request."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
 """Fills Jinja templates, with conditions and loops, with given values. Pure.
 
-Templates are untrusted, and even a short template can exhaust a machine's memory. So only a safe subset of Jinja runs.
+Templates are untrusted, and even a short template can exhaust a machine's memory. Only a safe subset of Jinja is
+therefore allowed.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _PLAIN: tuple[type[nodes.Node], ...] = (
 _FILTERS = {"d", "default", "first", "float", "int", "items", "join", "last", "length", "lower", "replace", "round"}
 _FILTERS |= {"sort", "string", "title", "tojson", "trim", "upper"}
 _LOOPS = 2
-"""Maximum nesting of loops. The rounds of each loop are also limited, because loops run only over given values or
-numbers."""
+"""Maximum nesting of loops. The number of iterations of each loop is also limited: loops run only over given values, or
+over at most 1000 numbers."""
 _MOST_ROUNDS = 1000
 _LARGEST = 4 * 2**20
-"""Maximum number of characters of a filled template. No job file is longer."""
+"""Maximum number of characters of a filled template. Real job files are far shorter than this limit."""
 
 
 def fill_jinja(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[Problem]]:
@@ -75,7 +76,7 @@ def _about(what: str, name: str, source: str, line: int, is_list: bool = False) 
 def _names(parsed: nodes.Template, values: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]]:
     """Return the names in the template that have no value, with the line of their first use.
 
-    The first dictionary has required names, the second has names for which the template has a default or a condition.
+    The first returned dictionary has required names, the second has names with a default or an `is defined` test.
     """
     open_ones = meta.find_undeclared_variables(parsed) - set(values) - {"range"}
     lines: dict[str, int] = {}

@@ -61,7 +61,7 @@ class Launch:
 
     @property
     def interpreter(self) -> str | None:
-        """Path of the Python interpreter in the launcher's folder; None if PATH determines the interpreter."""
+        """Python interpreter in the command, or in the launcher's folder; None means `python3` from PATH."""
         folder, slash, name = self.program.rpartition("/")
         if re.fullmatch(_PYTHON, name):
             return self.program if slash or name != "python3" else None

@@ -20,7 +20,7 @@ from hyperpod_ext.jobs.imports.how import HOW
 VARIABLE = re.compile(r"(?<!\$)\$(?:\{(\w+)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 """Pattern of a shell variable, such as `$NAME` or `${NAME}`, optionally with a default, as in `${NAME:-DEFAULT}`."""
 _HELM = re.compile(
-    r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # matches {{ quote .Values.name }}, {{ $config.name }}
+    r"""\{\{(?:(?:"[^"{}\n]*"|[^{}"'])*[\s(])?[.$]"""  # e.g. {{ quote .Values.name }}, {{ $config.name }}
     r"""|\{\{-?\s*(?:/\*|(?:if|range|with|block|define|template)\s+["\w])"""
 )
 """Pattern of a template action that only Helm supports, not Jinja."""
@@ -99,7 +99,8 @@ def fill(text: str, values: Mapping[str, Any], source: str) -> tuple[str, list[P
         name = match[1] or match[3]
         value = values.get(name)
         if value is None or isinstance(value, dict | list):
-            if match[2] is None or f"name: {name}\n" in text:  # the file itself sets the container variable
+            # keep `$NAME` if it has no default, or if the file itself sets the container's variable NAME
+            if match[2] is None or f"name: {name}\n" in text:
                 return match[0]
             line = text.count("\n", 0, match.start()) + 1
             notes.append(Problem(f"its default {match[2]!r} is used", name, source, line, HOW.format(name=name)))

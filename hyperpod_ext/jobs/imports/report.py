@@ -26,10 +26,10 @@ class Imported:
     job: JobConfig
     target: str
     left_out: list[str] = field(default_factory=list)
-    """Sentences about losses: parts of the file that the spec lacks or changes."""
+    """Sentences about lost settings: parts of the file that the spec lacks or changes."""
     notes: list[str] = field(default_factory=list)
-    """Sentences about differences without loss. For example, the rendered file writes a part of the imported file in
-    another way, or a part had no effect."""
+    """Sentences about harmless differences between the job and the file. For example, the rendered file writes a part
+    of the imported file in another way, or a part of the imported file had no effect."""
 
     def written(self) -> dict[str, Any]:
         """Return the spec as a dictionary, with the fields that differ from their defaults or that the file sets."""
@@ -53,7 +53,7 @@ class Report:
         self.left_out.append(self._at(text, line))
 
     def note(self, text: str, line: int | None = None) -> None:
-        """Add a sentence about a difference without loss."""
+        """Add a sentence about a harmless difference between the job and the file."""
         self.notes.append(self._at(text, line))
 
     def unused(self, statements: Iterable[tuple[str, int]]) -> None:

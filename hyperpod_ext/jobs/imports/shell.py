@@ -39,7 +39,8 @@ _RUNNERS = {"time", "exec", "nohup", "command", "nice", "ionice", "timeout", "st
 _EXPANDED = re.compile(r"(?<!\\)[*?]|\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}|^~")
 """Pattern of words that the shell expands: file names with `*` or `?`, lists in braces, and `~`."""
 _MOST_STATEMENTS = 20_000
-"""Maximum number of statements that the reader follows. Without this limit, recursive functions could run for ever."""
+"""Maximum number of statements that the reader follows. Without this limit, nested calls of functions could run too
+long."""
 _DEEPEST = 8
 """Maximum nesting of function calls that the reader follows."""
 
@@ -187,7 +188,7 @@ class _Reader(Values):
     def _not_followed(self, node: Any, line: int, text: str) -> None:
         """Record a loop or command that the reader does not follow, and forget the values of variables set in it."""
         self.found.others.append((text, line))
-        self.found.used.add(self.at)  # `others` contains the text of the whole statement
+        self.found.used.add(self.at)  # `others` has the statement's text, so findings depend on it
         if node.type != "command" and self._has_step(node):
             self.found.hidden.append((text, line))
         for name in assigned_in(node):
@@ -299,7 +300,7 @@ class _Reader(Values):
         return True
 
     def _decided(self, condition: Any, holds: bool | None) -> None:
-        """Mark a condition as used. If the result of the condition is known, also mark the statements that decide
+        """Record that the findings depend on a condition and, if its result is known, on the statements that decide
         it."""
         if holds is not None:
             self._use()
@@ -397,7 +398,7 @@ class _Reader(Values):
                 self._go_to(None, True)
             if head[0] in _ENVIRONMENT and not any(re.search(r"[\s`*?;&|<>()'\"\\]", word) for word in words):
                 self._use()
-                text = " ".join(words)  # variables in `words` are replaced by their values
+                text = " ".join(words)  # `words` contains the values of variables, not their names
                 text = f"set -a; {text}; set +a" if self._exports_all else text
             self._not_followed(node, line, text)
 

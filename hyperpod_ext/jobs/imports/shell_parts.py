@@ -236,7 +236,7 @@ def lines_apart(command: Any) -> list[Any]:
 
 
 def rest_of(command: Any) -> Any:
-    """Return the first part of a command that follows the assignments of `lines_apart`.
+    """Return the first part of a command after the assignments that `lines_apart` returns.
 
     If `lines_apart` returns no assignments, return the command itself.
     """

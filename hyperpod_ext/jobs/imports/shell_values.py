@@ -24,12 +24,12 @@ _CLUSTER = "/opt/sagemaker_cluster"
 _EMPTY = r"\[\[?\s*(!?)\s*-([nz])\s+\"?\$\{?([A-Za-z_]\w*)(?::?-)?\}?\"?\s*\]\]?"
 _QUOTED = "raw_string"
 _OF_SLURM = r"\$\{?SLURM_\w+\}?"
-"""Pattern of a variable that Slurm also sets in the environment of each task."""
+"""Pattern of a Slurm variable (SLURM_*), which Slurm sets in the environment of each task, too."""
 _NUMERIC = {"-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le}
 _NUMERIC |= {"-gt": operator.gt, "-ge": operator.ge}
 _SIGNS = {"<": "-lt", "<=": "-le", ">": "-gt", ">=": "-ge", "==": "-eq", "!=": "-ne"}
 LONGEST = 100_000
-"""Maximum number of characters of a variable's value. No job file needs more."""
+"""Maximum number of characters of a variable's value. Values in real job files are far shorter."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Script:
 class TooLongError(Exception):
     """Raised when a value is too long or too many statements run.
 
-    Without a limit, a few lines that double a value or call a function recursively would exhaust memory.
+    Without limits, a few lines that double a value, or functions that call each other often, would exhaust memory.
     """
 
 
@@ -167,7 +167,7 @@ class Values:
             condition = f"[ {left} {_SIGNS[numbers[2]]} {right} ]"
         match = re.fullmatch(r"\[\[?\s+(\S+)\s+(-\w\w|==?|!=)\s+(\S+)\s+\]\]?", condition.strip())
         if match is None or re.search(r"\$\{?\d", condition):
-            return None  # unknown: the condition compares an argument of the script
+            return None  # not known: the condition has another form, or compares an argument
         left, right = (self._expand(match[at].strip("\"'")) for at in (1, 3))
         if re.search(r"[$`*?\[]", left + right):
             return None
@@ -295,8 +295,8 @@ class Values:
     def _array(self, name: str, sign: str = "@") -> list[str]:
         """Return the items of the array `name`.
 
-        An array that the script does not set is empty, because the environment of a script cannot contain arrays. An
-        array that a skipped statement may set is returned as it is written.
+        An array that the script does not set is empty, because the environment of a script cannot contain arrays. If a
+        skipped statement may set the array, the result is the unexpanded text `${name[@]}`.
         """
         if name not in self.values and any(re.search(rf"\b{name}\b", other) for other, _line in self.found.others):
             return [f"${{{name}[{sign}]}}"]  # a statement that is not followed may set the array
@@ -346,7 +346,7 @@ class Values:
         return default
 
     def _printed(self, command: str) -> str | None:
-        """Return the output of a command in `$(...)`: a path, a here-document, or a word under a condition.
+        """Return the output of a command in `$(...)`, such as `pwd`, `cat <<END` or `[ ... ] && echo ...`.
 
         Return None if the command's output is not known.
         """

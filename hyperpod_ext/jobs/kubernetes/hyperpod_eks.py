@@ -84,7 +84,8 @@ def _of_launcher(job: JobConfig) -> Iterator[Problem]:
                 path="kubernetes.operator_addresses",
                 hint="remove this field, or write `kubernetes.launcher: ours`",
             )
-        if job.chaos is not None and job.chaos.faults and job.has_agent:  # other modes have no faults at all
+        # modes without this project's agent do not support `chaos`, which `unsupported` reports
+        if job.chaos is not None and job.chaos.faults and job.has_agent:
             yield Problem(
                 "has no effect under hyperpodrun, which cannot kill ranks on request",
                 path="chaos.faults",

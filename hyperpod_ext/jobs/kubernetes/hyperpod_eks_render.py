@@ -176,7 +176,8 @@ def _start_of_ours(job: JobConfig, cluster: ClusterConfig | None) -> Start:
         flags += ["--allow", network]
     script = fill("hyperpod_eks/start-ours.sh.j2", flags=flags, command=job.words)
     restart = job.restart
-    if "node_wait_s" not in restart.model_fields_set:  # the default is shorter than the start of a new pod
+    # the default of `node_wait_s` is shorter than the time that a new pod takes to start
+    if "node_wait_s" not in restart.model_fields_set:
         restart = restart.model_copy(update={"node_wait_s": NEW_POD_S})
     # the agent gets neither spares nor log rules, because the operator manages spares and log rules
     alone = job.model_copy(update={"spares": 0, "restart": restart, "log_rules": ()})

@@ -277,7 +277,7 @@ def client_of(handle: JobHandle) -> Client:
 
 
 def _refuse_a_second(client: Client, kind: Kind, name: str) -> None:
-    client.get(kind.path(client.access.namespace), limit="1")  # raises if the cluster lacks the kind
+    client.get(kind.path(client.access.namespace), limit="1")  # `get` raises an error if the cluster lacks the kind
     with suppress(NotFoundError):
         get_job(kind, client, name)
         hint = f"cancel it with `hp-ext cancel {handle_of(kind, client, name)}`, or use another name"

@@ -72,7 +72,7 @@ def _pytorch_job(job: JobConfig) -> str:
         "kubeflow/pytorchjob.yaml.j2",
         title=title(job),
         metadata=job_metadata(job, resume),
-        # `auto` is the operator's default, which a command that starts its own processes gets in PET_NPROC_PER_NODE
+        # a command that starts its own processes gets `auto`, the operator's default, in PET_NPROC_PER_NODE
         workers_per_node="auto" if without_launcher(job) and job.mode == "plain" else job.workers_per_node,
         run_policy=_run_policy(job),
         elastic_policy=_elastic_policy(job),
@@ -110,7 +110,8 @@ def _elastic_policy(job: JobConfig) -> dict[str, Any]:
 def _train_job(job: JobConfig) -> str:
     template = pod_template(job, start_of(job), TRAIN)
     pod = template["spec"]
-    container = pod["containers"][0]  # the only container: rule HPX154 refuses side containers
+    # pods of a TrainJob have only one container, because rule HPX154 refuses side containers
+    container = pod["containers"][0]
     trainer = {
         "image": container["image"],
         "numNodes": job.nodes,

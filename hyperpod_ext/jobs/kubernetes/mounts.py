@@ -88,7 +88,7 @@ def _as(source: dict[str, Any], projected: bool) -> dict[str, Any]:
 
 
 def is_own_name(job: JobConfig, name: str) -> bool:
-    """Return whether `name` is the name of a volume that hp-ext adds to the job's pods, now or with other tiers."""
+    """Return whether `name` is a name that hp-ext gives to volumes of the job, or would give if its tiers changed."""
     return name in _own_names(job) or name.startswith(labels.DISK_VOLUME)
 
 

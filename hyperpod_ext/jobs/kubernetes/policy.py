@@ -1,7 +1,7 @@
 """Renders the NetworkPolicy of a job's pods.
 
-The policy is needed because hyperpodrun's agent accepts commands from every client that can connect to its port. The
-policy lets pods of the same job connect to each other on all other ports.
+The policy is needed because hyperpodrun's agent accepts commands from every client that can connect to its port. Under
+HyperPod's operator, pods of the same job may connect to each other on all ports except the agent's port.
 """
 
 from __future__ import annotations

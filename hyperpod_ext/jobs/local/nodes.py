@@ -82,7 +82,7 @@ def next_action(
 
     Args:
         now: current time. All times are seconds of the monotonic clock.
-        failed_at: time of the first failure of a node; None if no node has failed.
+        failed_at: time at which `after_failure_s` begins, after a node's failure; None if no node has failed.
         asked_at: time at which SIGTERM was sent to the nodes; None if SIGTERM was not sent.
         cancelled: whether the job was cancelled.
     """
@@ -228,5 +228,5 @@ def _start(node: NodeCommand, *, again: bool) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=lambda: die_with_parent(parent),  # safe, because this process has no threads
+            preexec_fn=lambda: die_with_parent(parent),  # preexec_fn is safe, because this process has no threads
         )

@@ -46,7 +46,7 @@ class NodeEnd:
 
     node: int
     code: int
-    """Exit code. If a signal killed the agent, the negative number of the signal."""
+    """Exit code of the agent; the negative number of the signal if a signal killed the agent."""
     asked: bool = False
     """Whether the engine had stopped the agent because of an earlier failure."""
     again: bool = False
@@ -94,8 +94,8 @@ def final_report(
     final = _as_seen(EMPTY_REPORT | (report or {}), ends)
     if cancelled:
         return final | {"state": "cancelled"}
-    # A job may succeed without its lost nodes. Spares are ignored, too, because near the job's end the agents may not
-    # notice the end of a spare.
+    # A job may succeed without its lost nodes. Exit codes of spares are ignored, too, because near the job's end the
+    # agents may not notice the end of a spare.
     unneeded = [*final["nodes_lost"], *final["spares"]] if final["state"] == "succeeded" else []
     codes = {end.node: end.code for end in ends}
     failed = any(code != 0 and node not in unneeded for node, code in codes.items())
@@ -172,7 +172,8 @@ def make_result(name: str, handle: str, main: JobReport, undisturbed: JobReport 
         "seconds": undisturbed["seconds"].get("wall"),
         "goodput": undisturbed["goodput"],
     }
-    if result["loss_equal"] is False:  # the result contains equal losses only once
+    # add the losses of the run without faults only if they differ from the losses of the main run
+    if result["loss_equal"] is False:
         result["undisturbed"]["losses"] = undisturbed["losses"]
     if main["state"] == "succeeded" and undisturbed["state"] != "succeeded":
         result["state"] = undisturbed["state"]

@@ -32,7 +32,7 @@ class Context:
     job: JobConfig
     cluster: ClusterConfig | None = None
     target: str | None = None
-    """Target of the job. None: no target was chosen, and rules check only the spec."""
+    """Target of the job; None if no target was chosen, in which case rules check only the spec."""
     folder: FilePath | None = None
     """Folder of the spec, which contains the script; None: rules do not read the script."""
 

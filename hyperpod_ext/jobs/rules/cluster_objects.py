@@ -117,7 +117,8 @@ def mounts_are_apart(context: Context) -> Iterator[Finding]:
             yield from _instead_of_memory((*_MOUNTS, index, "mountPath"), place)
     for path, mounted, on_node in _of_more_than_the_pod(context.job):
         place = mounted.rstrip("/")
-        if place and on_node.rstrip("/") != place:  # the node's own /dev or /dev/shm may be mounted in place
+        # a mount of the node's own /dev or /dev/shm at the same path is no problem
+        if place and on_node.rstrip("/") != place:
             yield from _instead_of_memory(path, place)
 
 

@@ -66,7 +66,7 @@ def _fault(image: str) -> tuple[str, str]:
     if _REFERENCE.fullmatch(image.lower()):
         return "has upper-case letters before the tag", "write them in lower case"
     if "@" in image and not _REFERENCE.fullmatch(image.partition("@")[0]):
-        image = image.partition("@")[0]  # the digest may be valid
+        image = image.partition("@")[0]  # look for the fault before the digest, which may be valid
     found = [(fault, hint) for form, fault, hint in _FAULTS if re.fullmatch(form, image, re.DOTALL)]
     return found[0] if found else ("is not a valid image name", f"{_FULL_NAME} in lower-case letters")
 

@@ -197,7 +197,7 @@ _FAMILY_AND_SIZE = re.compile(r"(.+)\.([0-9]{1,4})xlarge")
 
 def _of_same_family(name: str, known: Iterable[str]) -> str | None:
     """Return the known type of the same family with the most similar size, such as `ml.p5.48xlarge` for
-    `ml.p5.49xlarge`. None if the family is unknown."""
+    `ml.p5.49xlarge`; None if the family is unknown."""
     asked = _FAMILY_AND_SIZE.fullmatch(name)
     if asked is None:
         return None

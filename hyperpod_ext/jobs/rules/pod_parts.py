@@ -16,7 +16,7 @@ from hyperpod_ext.jobs.kubernetes.sizes import size_of
 
 Fields = Mapping[str, Any]
 Contradiction = tuple[Path, str, str]
-"""Path of the field within the part of the pod, message and hint."""
+"""A field's path within the part of the pod, a message, and a hint."""
 
 _KEEP = "keep one of the two"
 _OWN_NAME = "give each a different name"
@@ -40,7 +40,7 @@ def contradictions(job: JobConfig) -> Iterator[Finding]:
 def _parts(kind: str, value: Any, at: Path) -> Iterator[tuple[str, Path, Fields]]:
     """Yield type, path and fields of `value` and of each part in it.
 
-    A type of this project that narrows a type of Kubernetes is yielded twice, under each type's name.
+    If the type of a part is this project's narrower form of a Kubernetes type, the part is yielded for both types.
     """
     # imported here, because the import is slow and few specs need it
     from hyperpod_ext.config.job.pods.values import all_types, base_of

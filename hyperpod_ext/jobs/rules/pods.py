@@ -54,7 +54,8 @@ def durable_tiers_are_on_shared_volumes(context: Context) -> Iterator[Finding]:
     for index, tier in enumerate(job.checkpoint.tiers):
         if not isinstance(tier, DurableTier) or tier.mounted is None:
             continue
-        at = ("checkpoint", "tiers", index, "path")
+        at: tuple[str | int, ...] = ("checkpoint", "tiers", index)
+        at += ("path",) if "path" in type(tier).model_fields else ()
         path = posixpath.normpath(posixpath.join(job.working_dir or "", tier.mounted))
         if not path.startswith("/"):
             message = f"`{tier.mounted}` is a relative path, so checkpoints would be lost with the container"
@@ -177,7 +178,7 @@ def pods_have_time_to_save(context: Context) -> Iterator[Finding]:
 
 
 _POD_IS_THERE_S, _POD_COMES_S = 60.0, 300.0
-"""Minimum seconds until a spare replaces a lost pod, and until a new pod runs if no spare is left."""
+"""Minimum of `restart.node_wait_s` for jobs with spares, and for jobs without spares, which need a new pod."""
 
 
 @rule(

@@ -41,7 +41,7 @@ _DENIED = frozenset(
 )
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
 _LISTED_BY = {"DescribeTrainingJob": "hp-ext list --target sagemaker", "DescribeCluster": "hp-ext cluster list"}
-"""Commands that list the objects of an operation."""
+"""Command of hp-ext that lists the objects which an API operation describes, by the operation's name."""
 
 
 @functools.cache
@@ -83,9 +83,10 @@ def call(
     Args:
         doing: name of the operation for messages, such as "CreateTrainingJob tiny-gpt".
         attempt: sends the request to AWS, and returns the response.
-        existing: reads the object that the request creates. Called after a failure if the object may exist
-            nevertheless, because an earlier response was lost. Raises NotFoundError if the object does not exist, or
-            ConflictError if the object differs from the request. Use None for requests that create no object.
+        existing: reads the object that the request creates. `existing` is called after a failure if the object may
+            exist nevertheless, because an earlier response was lost. `existing` raises NotFoundError if the object does
+            not exist, or ConflictError if the object differs from the request. `existing` is None for requests that
+            create no object.
 
     Raises:
         UnknownOutcomeError: a response was lost, and the request may have created its object.

@@ -45,7 +45,7 @@ _LAUNCHERS = {
 }
 """Hyperparameters with which SageMaker's images start the processes with another launcher than torchrun."""
 _RENDERED = {"sagemaker_container_log_level", "sagemaker_job_name", "sagemaker_instance_type"}
-"""Hyperparameters that every rendered request has."""
+"""Hyperparameters that are not imported, because hp-ext sets them itself in a rendered request."""
 
 Object = dict[str, Any]
 

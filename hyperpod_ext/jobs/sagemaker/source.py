@@ -16,7 +16,7 @@ MOST_BYTES = 512 << 20
 
 
 def pack(folder: Path) -> bytes:
-    """Return a `.tar.gz` of all files below `folder`, except caches, virtual environments and `.git`.
+    """Return a `.tar.gz` of the files below `folder`, except caches, `.venv`, `.git`, `hpx-runs` and symbolic links.
 
     Raises:
         ConfigError: the files have more than `MOST_BYTES` in total.

@@ -17,7 +17,7 @@ from hyperpod_ext.config.files.nearest import nearest
 from hyperpod_ext.errors import HyperpodExtError, Problem
 
 IS_MISSING = "is missing"
-"""Message about a required member."""
+"""Message for a required member that the request lacks."""
 _TYPES: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),

@@ -118,7 +118,7 @@ def submit(plan: Plan) -> JobHandle:
     try:
         _create(service, request)
     except UnknownOutcomeError:
-        records.remember(NAME, plan.name, record)  # for the next submission, which checks whether this job runs
+        records.remember(NAME, plan.name, record)  # this job may exist, so let the next submission check it
         raise
     records.remember(NAME, plan.name, record)
     return JobHandle(NAME, place, plan.name)
@@ -202,7 +202,7 @@ def logs(handle: JobHandle, rank: int | None = None, follow: bool = False) -> It
     printed = JobLogs(handle.place, _job_name(handle))
     of_rank = None if rank is None else f"rank {rank} | "
     while True:
-        ended = not follow or status(handle).ended  # query the state before reading lines, so that none is missed
+        ended = not follow or status(handle).ended  # query the state before reading lines, so that no line is missed
         yield from (line for line in printed.new_lines() if of_rank is None or of_rank in line)
         if ended:
             return

@@ -40,7 +40,7 @@ _STATES = {
     "PREEMPTED": "failed",
     "TIMEOUT": "failed",
 }
-"""Slurm's job states, each with the state in `JobStatus`. Every other state of Slurm means running."""
+"""Slurm's job states, each with the state in `JobStatus`. A job in any other state of Slurm counts as running."""
 
 _AWAY = (
     "Unable to contact slurm controller",
@@ -101,8 +101,8 @@ def submit(script: str, folder: Path) -> tuple[str, str]:
     """Submit the text `script` unchanged with sbatch, from `folder`; return the job's id and the cluster's name.
 
     Raises:
-        UnknownOutcomeError: sbatch got no response from Slurm's controller, and the queue has no new job with this
-            script.
+        UnknownOutcomeError: sbatch got no response from Slurm's controller, and no new job with this script was found
+            in the queue.
     """
     known = _ids()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("HPX_", "SBATCH_", "SLURM_JOB"))}

@@ -29,8 +29,8 @@ SHORT |= {"H": "hold", "k": "no-kill", "O": "overcommit", "Q": "quiet", "v": "ve
 """Long name of each short option of sbatch, from sbatch's manual."""
 _WORD, _PHRASE = TypeAdapter(SlurmWord), TypeAdapter(SlurmPhrase)
 _TO_SLURM = {"account": _WORD, "reservation": _WORD} | dict.fromkeys(("constraint", "exclude", "gres"), _PHRASE)
-"""Fields of the spec's section `slurm`, with the types of their values. An option whose value does not fit, such as
-`p4,p5`, becomes an entry of `slurm.sbatch`."""
+"""Fields of the spec's section `slurm`, with the types of their values. An option whose value does not fit its field's
+type, such as `p4,p5`, becomes an entry of `slurm.sbatch`."""
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+)(?::(?P<seconds>\d+))?")
 _ONE_TASK = "one task per node starts the workers"
 _SCALED = {"cpus-per-task", "gpus-per-task", "tres-per-task"}
@@ -46,7 +46,7 @@ Option = tuple[str, str, int]
 def options_of(text: str, report: Report) -> list[Option]:
     """Return the options of an sbatch file. Of a repeated option, only the last occurrence is returned.
 
-    The report lists repeated options that have no effect.
+    The report lists options that sbatch ignores: overridden ones, and options after the first command.
 
     Raises:
         ConfigError: the file is a heterogeneous job, with several kinds of nodes.
@@ -93,7 +93,7 @@ def take_all(text: str, document: dict[str, Any], report: Report) -> list[Option
     options = options_of(text, report)
     steps = [one for one in options if _OF_CONTAINERS.fullmatch(one[0])]
     named = {name: value for name, value, _line in options}
-    # nodes first, because the number of tasks depends on the number of nodes
+    # import `nodes` first, because the number of tasks depends on the number of nodes
     order = {"nodes": 0, "ntasks-per-node": 1, "gpus-per-node": 2, "gres": 2, "gpus": 2, "ntasks": 3}
     for name, value, line in sorted(options, key=lambda option: order.get(option[0], 4)):
         if name not in _SCALED | _OF_TASKS and not _OF_CONTAINERS.fullmatch(name):

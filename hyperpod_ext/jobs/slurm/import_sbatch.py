@@ -233,8 +233,9 @@ def _commands(
         if "image" in document or OWN_OF_NODE.search(value):
             report.lost(f"export {name}: is evaluated on each node, by slurm.setup, not only on the first", line)
     folder = script.folders[steps.index(step)]
+    # a job with an image starts in the image's own working directory
     if folder is not None and "image" not in document:
-        document.setdefault("working_dir", folder)  # only without `image`, which has a folder of its own
+        document.setdefault("working_dir", folder)
     if step.launch is None:
         words = [word if word in script.literal else unescaped(word) for word in step.program]
         document |= {"command": words, "workers_per_node": 1}

@@ -72,7 +72,7 @@ def take_launch(launch: Launch, tasks: str | None, document: dict[str, Any], rep
     document |= launch.starts()
     if launch.interpreter is not None:
         document["slurm"]["python"] = launch.interpreter
-    again = launch.options.get("max-restarts", "0")  # 0 is the default of torchrun and accelerate
+    again = launch.options.get("max-restarts", "0")  # torchrun and accelerate restart 0 times by default
     if launch.launcher in ("torchrun", "accelerate", "hyperpodrun") and again.isdecimal():
         if launch.options.pop("max-restarts", None) == "0":
             report.note(f"--max-restarts=0: this is {launch.launcher}'s default", line)

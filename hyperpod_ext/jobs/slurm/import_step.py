@@ -96,7 +96,7 @@ def read_step(words: list[str], line: int, known: Mapping[str, str], literal: Co
 
 
 def unescaped(word: str) -> str:
-    """Return a word with the backslashes removed that escape characters within double quotes."""
+    """Return `word` without the backslashes that escape `$`, a backtick or a backslash within double quotes."""
     return re.sub(r"\\([$`\\])", lambda match: match[1], word)
 
 
@@ -110,7 +110,7 @@ def _take_options(rest: list[str], options: list[tuple[str, str]]) -> None:
             name = name.replace("_", "-")  # old manuals write underscores in options
         else:
             name, equals, value = _SHORT.get(word[1], word[1]), word[2:], word[2:].removeprefix("=")
-            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # one word for several options, as in -lu
+            if name in _FLAGS and name != "kill-on-bad-exit" and value:  # a word such as -lu combines two options
                 rest.insert(0, f"-{value}")
                 value = ""
         if not equals and name not in _FLAGS and rest:

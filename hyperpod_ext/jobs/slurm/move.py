@@ -115,6 +115,6 @@ def _drain(ordered: PendingMove) -> dict[str, Any]:
         return {"why_no_drain": "the node has an allocation of its own, which ends when the node leaves the job"}
     try:
         slurm.take_no_jobs([ordered.host], f"hp-ext move {ordered.job.name}")
-    except HyperpodExtError as error:  # no error, because the ranks have moved: only administrators may drain
+    except HyperpodExtError as error:  # do not raise: the ranks have moved, and only administrators may drain nodes
         return {"why_no_drain": str(error)}
     return {"drain": ordered.host}

@@ -22,7 +22,8 @@ NOTE = "# spec: "
 COMMENT = "hyperpod_ext"
 """Comment of the Slurm job, by which hp-ext identifies its own jobs in the queue."""
 MORE_NODES = ".nodes"
-"""Suffix for the names of Slurm jobs that add nodes to a running job. No name in a spec can have this suffix."""
+"""Suffix for the names of Slurm jobs that add nodes to a running job. A job's name in a spec cannot end with this
+suffix."""
 
 OWN_OPTIONS = frozenset(
     {"job-name", "nodes", "ntasks-per-node", "ntasks", "output", "open-mode", "comment", "chdir", "array", "export"}
@@ -77,7 +78,7 @@ one agent on each node with the job's files and secret."""
 _PASSED = ("HPX_NODE_RANK", "HPX_RUN_DIR", "HPX_RDZV_ENDPOINT", "HPX_SOURCE_DIR", "HPX_JOB_DIR", "HPX_SECRET_FILE")
 _PASSED_ELASTIC = ("HPX_NNODES", "HPX_REJOIN")
 _LOOK_S = 20
-"""Seconds between checks of an added node that the job still runs."""
+"""An added node checks once in this number of seconds whether the job still runs."""
 _SAVE_S = 5
 """The warning signal is sent checkpoint.grace_s plus this number of seconds before the time limit."""
 
@@ -267,7 +268,7 @@ def _further(job: JobConfig) -> Iterator[str]:
 
 
 def _marks(job: JobConfig) -> Iterator[str]:
-    """Yield comments for the rendered file that name its parts from the overlay."""
+    """Yield comments that name the parts of the rendered file that come from the overlay."""
     overlay = job.overlay.slurm
     yield from (f"{OVERLAY_MARK}#SBATCH --{_name(line)}" for line in overlay.sbatch)
     yield from (f"{OVERLAY_MARK}srun --{name}" for name in overlay.srun)
@@ -336,7 +337,7 @@ def _step_options(job: JobConfig) -> Iterator[str]:
     if job.spares or job.elastic:
         yield "no-kill"
     # In mode `plain`, srun must end the other tasks after a task has failed, because workers of torchrun may wait for
-    # ever. In other modes, agents end by themselves when another task fails.
+    # ever. In modes other than `plain`, agents end by themselves when another task fails.
     yield f"kill-on-bad-exit={int(job.mode == 'plain')}"
     yield "cpu-bind=none"
     for name, value in job.overlay.slurm.srun.items():

@@ -34,7 +34,8 @@ _LEFT_FOR_NOW = "left for now"
 _EXIT_CODES = {
     "succeeded": 0,
     "left": 0,
-    # the exit code of a process that SIGTERM ended, because the launcher would not restart the agent after exit code 0
+    # use the exit code of a process that SIGTERM ended, because the launcher would not restart the agent after exit
+    # code 0
     _LEFT_FOR_NOW: 143,
     "failed": JobFailedError.exit_code,
     "cancelled": 130,
@@ -135,8 +136,8 @@ def socket_dir() -> Iterator[Path]:
 
 
 def _run(arguments: argparse.Namespace, run_dir: Path, private: Path) -> tuple[str, str, str]:
-    """Run the node. Returns the final state of the job, why the job failed, and a hint. The last two are empty if the
-    job did not fail."""
+    """Run the node. Returns the final state of the job, why the job failed, and a hint. The reason and the hint are
+    empty if the job did not fail."""
     settings = read_settings(arguments, run_dir, private)
     collect_seldom()
 

@@ -109,7 +109,7 @@ def become_module(
         # descriptors
         gc.freeze()
         _close_all_but({0, 1, 2, *pass_fds})
-        # `environ` may be `os.environ` itself, which is cleared next
+        # copy `environ` before `os.environ` is cleared, because both may be the same object
         environ = dict(environ)
         os.environ.clear()
         os.environ.update(environ)
@@ -211,8 +211,8 @@ class ForkServer:
         with the reason."""
         self._spares: dict[int, int | Callable[[int], None] | None] = {}
         """Maps the process id of each warm spare (a process with a CUDA context that can become a worker) to the
-        callback for the process's end, or to the wait status of an ended process. None if there is neither a callback
-        nor a wait status."""
+        callback for the process's end, or to the wait status of an ended process. The value is None for a warm spare
+        with neither a callback nor a wait status."""
 
     async def connect(self, environ: Mapping[str, str]) -> None:
         """Connect the fork server to this event loop. `environ`: environment variables of every worker, in addition to
@@ -244,7 +244,7 @@ class ForkServer:
     async def adopt_orphans(self) -> None:
         """Watch orphans (child processes of dead workers), and reap each orphan when it ends. An orphan may run until
         the node shuts down, for example to upload logs."""
-        # the lock excludes forks, so that every worker is in `_KNOWN`
+        # no worker is forked while this code holds the lock, so every existing worker is in `_KNOWN`
         async with self._asking:
             # skip children in this process's session, for which other code waits
             orphans = [pid for pid in children(os.getpid()) if pid not in _KNOWN and _session_of(pid) != os.getsid(0)]

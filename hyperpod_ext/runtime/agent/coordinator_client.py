@@ -36,7 +36,8 @@ _NEXT_DIAL = 1 / 60
 _DIAL_FORMER = 1 / 24
 """Share of the lease within which a connection to the lost coordinator must succeed."""
 _CONNECT_AGAIN_S = 0.05
-"""Number of seconds before a new connection to a coordinator that has closed the connection without a message."""
+"""Number of seconds to wait before connecting again to a coordinator that has closed the connection without a
+message."""
 _TRIES = 3
 """Number of failed attempts in a row after which a node stops trying to connect. A single attempt may fail because of a
 damaged transmission."""
@@ -112,14 +113,14 @@ class CoordinatorClient:
         """Whether the connected node is known to be the coordinator. While `_confirmed` is False, only the handshake is
         sent."""
         self.waits_for = ""
-        """Sentence for users that says that the coordinator is lost, and that this node looks for another. Empty if
-        this node has a coordinator."""
+        """Sentence for users that says that the coordinator is lost, and that this node looks for another. The sentence
+        is empty if this node has a coordinator."""
         self._lost: frozenset[int] = frozenset()
-        """Nodes that are gone for good according to the HyperPod operator. Empty unless the coordinator's node is gone
-        or lost."""
+        """Nodes that are gone for good according to the HyperPod operator. The set stays empty until the coordinator's
+        node is gone or lost."""
         self._may_return = True
-        """Whether this node may connect to the lost coordinator again. False while another node may still count this
-        node's vote, because the job could then have two coordinators."""
+        """Whether this node may connect to the lost coordinator again. This node may not connect while another node may
+        still count its vote, because the job could then have two coordinators."""
         self.given_up = False
         """Whether this node has closed its connection, because the coordinator was silent or its node was gone."""
         self._counting: asyncio.Future[None] | None = None
@@ -390,7 +391,7 @@ class CoordinatorClient:
                 continue
             if now - self._heard_at > self._lease_s / 2:
                 self.given_up = True
-                self._writer.transport.abort()  # makes `next` look for another coordinator
+                self._writer.transport.abort()  # closing the connection makes `next` search for another coordinator
                 continue
             with contextlib.suppress(ConnectionError):
                 self._writer.write(wire.encode(encode(c.Beat(clock=now))))
@@ -412,8 +413,8 @@ class CoordinatorClient:
         members = {int(node) for node in job_state["members"]} if job_state is not None else set[int]()
         silent = time.monotonic() - self._heard_at
         search_s = max(_SEARCH * self._lease_s - silent, self._lease_s / 4)
-        # search longer under an operator, which reports gone nodes, so that a split network cannot lead to two
-        # coordinators
+        # search longer under an operator: the search needs the operator's reports of gone nodes, so that a split
+        # network cannot lead to two coordinators
         if self._settings.listen is not None:
             search_s = max(search_s, self._settings.config.restart.node_wait_s)
         search = _Search(news, time.monotonic() + search_s, {me})
@@ -479,7 +480,8 @@ class CoordinatorClient:
         A coordinator that was paused or cut off for a short time may be back before another coordinator is elected.
         Without the HyperPod operator, only the node that collects votes tries to reach the lost coordinator, and passes
         the answer on to its voters. Under the HyperPod operator, every node first tries to reach the lost coordinator.
-        A coordinator that has released the node answers with `StopNode`, without which the node's search might not end.
+        A coordinator that has released the node answers with `StopNode`; without this answer, the node's search might
+        not end.
         """
         former, under_operator = search.news.coordinator, self._settings.listen is not None
         address = search.news.candidates.get(former)
@@ -585,9 +587,8 @@ class CoordinatorClient:
         return await self._resolve(search, node, first)
 
     async def _resolve(self, search: _Search, node: int, first: c.ToAgent | None) -> c.ToAgent | None:
-        """Return the coordinator's first message. `first`, the first message of `node`, is returned unless it names
-        another node as coordinator. If `first` names another node, connect to the other node, and return the other
-        node's first message."""
+        """Return the coordinator's first message. If `first`, the first message of `node`, names another node as
+        coordinator, connect to the other node, and return the other node's first message. Otherwise return `first`."""
         if not _names_another(first, node):
             return first
         self._close_connection()

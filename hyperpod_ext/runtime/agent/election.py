@@ -55,7 +55,7 @@ class Serves(Protocol):
 
 
 class KnowsJob(Protocol):
-    """The members of this node's `CoordinatorClient` that an `ElectionListener` uses."""
+    """The attributes and methods of this node's `CoordinatorClient` that an `ElectionListener` uses."""
 
     news: c.JobNews | None
 
@@ -107,7 +107,8 @@ class ElectionListener:
         self._secret, self._encrypted, self._succeeded = secret, encrypted, succeeded
         self.client: KnowsJob | None = None
         """This node's connection to the coordinator, which knows the current coordinator."""
-        # tasks, because asyncio fails if a connection is closed during a TLS handshake
+        # cancel tasks instead of closing connections, because asyncio fails if a connection is closed during a TLS
+        # handshake
         self._unproven: Unproven[asyncio.Task[Any]] = Unproven(unproven.places(places), asyncio.Task.cancel)
         self._listener = Listener(self._serve, on_error)
         self._coordinator: Serves | None = None
@@ -188,7 +189,7 @@ class ElectionListener:
             await writer.drain()
             return
         if self._succeeded:
-            # the agent has joined just before the end of the job, or has missed the message about the end
+            # send the end of the job to an agent that has joined too late, or has missed the earlier message
             writer.write(wire.encode(encode(c.EndJob(state="succeeded", grace_s=-1.0))))
             await writer.drain()
             return
@@ -203,7 +204,7 @@ class ElectionListener:
 
     async def _number(self, asked: c.AskNumber) -> c.FreeNumber:
         if asked.listens is not None and self.client is not None:
-            # a new agent at an address shows that the former agent at the address has ended
+            # a new agent at an address shows that the former agent at this address has ended
             self.client.know_gone([asked.listens[0]], replaced=True)
         news, coordinator = self._news, self._coordinator
         node = await coordinator.free_number(asked.wanted, asked.listens) if coordinator is not None else None
@@ -241,9 +242,9 @@ class ElectionListener:
             await writer.drain()
 
     def _knows_another(self, handshake: c.AgentHandshake, arrived: float) -> bool:
-        """Return whether the voter should connect to the coordinator to which this node is connected. Either that
-        coordinator is newer than the one that the voter has lost, or the lost coordinator has sent this node a message
-        since the vote arrived.
+        """Return whether the voter should connect to the coordinator to which this node is connected. The voter should
+        connect if that coordinator is newer than the one that the voter has lost, or if the lost coordinator has sent
+        this node a message since the vote arrived.
 
         Args:
             arrived: time at which the vote arrived (a value of `time.monotonic()`).

@@ -351,7 +351,7 @@ def _make_context(local_rank: int) -> bool:
     job."""
     import torch
 
-    # the device that the worker will use
+    # use the device that the worker will use
     torch.cuda.set_device(local_rank % torch.cuda.device_count())
     torch.cuda.current_blas_handle()
     free, total = torch.cuda.mem_get_info()

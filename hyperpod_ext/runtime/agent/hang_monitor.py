@@ -96,7 +96,7 @@ class HangMonitor:
         self._saw_unprotected = False
         self._oom_kills = OomKills()
         self._ordered: set[str] = set()
-        """Names of ordered faults on ranks of this node that are already in the event log."""
+        """Names of the ordered faults on ranks of this node for which an event is already in the event log."""
         self.on_node_fault: Callable[[NodeFault], None] = lambda fault: None
         """Function that injects an ordered fault that affects this whole node."""
 
@@ -135,7 +135,7 @@ class HangMonitor:
         exit_cause = decode_exit(status, kill_reason=worker.kill_reason, last_log_line=last_log_line, oom=oom)
         kind = worker.kind or exit_cause.kind
         step, phase = worker.place or (worker.step, worker.phase)
-        # the place of an exit does not contain the last log line, which may differ each time
+        # leave the last log line out of `place`, because the line may differ each time that the fault repeats
         place = phase if kind in NO_PROGRESS else f"status {status}" if kind == "exit" else ""
         return {"cause": exit_cause.cause, "kind": kind, "step": step, "phase": phase, "place": place}
 
@@ -151,8 +151,8 @@ class HangMonitor:
                 pause_s = self._look()
 
     def _log_unprotected(self) -> None:
-        """Write an event about the first optimizer step on this node whose changes no checkpoint contains, at most
-        once."""
+        """Write an event about the first unprotected optimizer step on this node (no checkpoint contains its changes),
+        at most once."""
         if self._saw_unprotected:
             return
         found = [step for page in self._living_pages if (step := page.unprotected) is not None]

@@ -20,7 +20,8 @@ from hyperpod_ext.runtime.memory_server.protocol import requests as r
 from hyperpod_ext.runtime.memory_server.protocol.request import A, Request, read_answer
 
 _SILENT_S, _BROKEN_S = 15.0, 30.0
-"""Number of seconds in which a server must answer a request, and in which a request may break its connections."""
+"""Number of seconds within which a server must answer a request, and for which a request is retried if every connection
+for the request breaks."""
 _SEE_LOG = "The node's log has the last lines of the memory server's output."
 _AGAIN_S = 0.2
 """Number of seconds to wait before a request is sent again after its connection broke."""
@@ -39,7 +40,7 @@ class Ask(Protocol):
 _LONG = (r.Durable, r.UploadNow, r.WaitIdle, r.WaitState, r.WaitOthers, r.CheckTiers, r.Fetch, r.FetchHead)
 """Types of requests without a time limit, because the memory server waits for other processes or for storage."""
 _SETTINGS = (r.Listen, r.Fence, r.Rescale, r.Peers, r.PeerSchedule, r.ScheduleCopy)
-"""Types of requests that change a setting of the memory server. A new memory server gets the newest request of each
+"""Types of requests that change a setting of the memory server. A new memory server gets the newest request for each
 setting."""
 
 
@@ -142,7 +143,7 @@ class AsyncMemoryClient:
         limits = _MOST_LIMITS if isinstance(request, r.Held) and request.owner is not None else 1
         slices = math.inf if isinstance(request, _LONG) else 10 * limits
         try:
-            # in short intervals, so that a pause of this process does not count as a silent server
+            # wait in short intervals, so that a pause of this process does not make the server seem silent
             while not reading.done() and self._number == asked and slices > 0:
                 await asyncio.wait({reading}, timeout=self._limit_s / 10)
                 slices -= 1

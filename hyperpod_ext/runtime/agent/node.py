@@ -39,7 +39,7 @@ _MEMORY_SILENT_S = 15.0
 _SOCKET_S = 1.0
 """Number of seconds between two checks that the agent's socket file still exists."""
 _GRACE_S = 5.0
-"""Number of seconds after the grace period of the last upload in which other nodes may report their uploads."""
+"""Number of seconds for which other nodes may still report their uploads after the grace period of the last upload."""
 
 
 class Node:
@@ -59,7 +59,7 @@ class Node:
             settings, self._leadership.election, self._handshake, self._leadership.take_over
         )
         self._reports = reports = NodeReports(settings.node, self._client, lambda: self._workers.generation)
-        # less than the hang limit, so that a silent memory server is not mistaken for hung ranks
+        # this limit is less than the hang limit, so that a silent memory server is not mistaken for hung ranks
         limit_s = min(_MEMORY_SILENT_S, config.restart.hang.floor_s / 2)
         memory = AsyncMemoryClient(settings.memory_socket, limit_s)
         self._workers = Workers(settings, memory, tell=reports.tell, event=reports.event, spawn=reports.spawn)

@@ -81,7 +81,7 @@ class Orders:
             case c.AskHeartbeats():
                 self._workers.monitor.answer()
             case c.AskAlive(generation=generation):
-                # no answer if a worker has died, because a `Died` report follows
+                # send no answer if a worker has died, because a `Died` report follows
                 if self._workers.all_live():
                     self._reports.tell(c.Alive(generation=generation))
             case c.EndHung(rank=rank, cause=cause):
@@ -98,7 +98,7 @@ class Orders:
     async def save_last(self, limit_s: float) -> None:
         """Kill all workers, then upload the newest step to the durable tiers for at most `limit_s` seconds."""
         ranks = self.ranks
-        self._workers.kill_all()  # so that no process writes snapshots
+        self._workers.kill_all()  # from now on, no process writes snapshots
         await self._last_step.upload(ranks, limit_s)
 
     async def _lead_workers(self, order: c.ToWorker) -> None:
@@ -130,7 +130,7 @@ class Orders:
             self._reports.spawn(self._start(self._workers.expect(rank)))
 
     async def _begin(self, order: c.BeginGeneration | c.TryNext) -> None:
-        # a run's first generation has a higher number than all generations of earlier runs
+        # use the number in the order: a run's first generation has a higher number than all generations of earlier runs
         self._workers.generation = order.generation
         self._restored_from = {"run": order.run, "stored": order.decision.stored}
         if isinstance(order, c.BeginGeneration):
@@ -223,9 +223,9 @@ class Operator:
         """Pause training of the whole job until `resume`. Processes and snapshots in memory are kept.
 
         Args:
-            limit_s: number of seconds after which ranks of this node that have not left their step are killed. None if
-                the pause is requested because of a fault. A pause because of a fault has the time limit
-                `restart.leave_timeout_s`, and is ignored by a job that can train without the missing ranks.
+            limit_s: number of seconds after which ranks of this node that have not left their step are killed.
+                `limit_s` is None if the pause is requested because of a fault. A pause because of a fault has the time
+                limit `restart.leave_timeout_s`, and is ignored by a job that can train without the missing ranks.
         """
         self._order = c.HoldTraining(for_fault=limit_s is None)
         self._reports.tell(self._order)

@@ -50,8 +50,8 @@ class NodeSettings:
     """If the HyperPod operator runs the job, the address at which this agent listens for other agents; otherwise None.
     The operator sends this address to all nodes."""
     others: tuple[tuple[str, int], ...] = ()
-    """Addresses of a running job's agents, one of which runs the coordinator. If there are no such addresses, the
-    address of node 0 is used."""
+    """Addresses of a running job's agents, one of which runs the coordinator. If `others` is empty, the agent uses the
+    address of node 0."""
     keep_events: bool = False
     """Whether to upload the job's event log to the first durable tier, because the run directory is lost with the
     machine."""
@@ -79,7 +79,7 @@ class NodeSettings:
             ENV_AGENT_SOCKET: str(self.agent_socket),
             ENV_MEMORY_SOCKET: str(self.memory_socket),
         }
-        # the same default as torchrun's, because the workers of a node share its cores
+        # one thread by default, as with torchrun, because the workers of a node share its cores
         environ.setdefault("OMP_NUM_THREADS", "1")
         if interface := self.config.interface:
             for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):

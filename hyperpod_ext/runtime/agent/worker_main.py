@@ -159,7 +159,7 @@ def wait_adopted(agent_pid: int) -> None:
 def _run_script(argv: list[str]) -> int:
     import torch
 
-    # torch reads OMP_NUM_THREADS only on import, which was in the fork server
+    # set the number of threads, because torch has read OMP_NUM_THREADS in the fork server, on import
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     sys.argv = argv
     sys.path[0] = str(Path(argv[0]).resolve().parent)

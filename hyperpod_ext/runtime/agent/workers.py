@@ -208,7 +208,7 @@ class Workers:
             if worker.waiting is not None:
                 # the generation for which the worker waits never began, so the worker joins the next generation
                 self._spawn(self._join(worker, worker.waiting))
-        # process ids, because `_Worker` objects would keep file descriptors open until the timeout
+        # keep only process ids, because `_Worker` objects would keep file descriptors open until the timeout
         pids = {worker.pid for worker in self._workers.values()}
         wait_s = self._config.restart.leave_timeout_s
         asyncio.get_running_loop().call_later(wait_s, self._end_stuck, pids, self.generation)
@@ -298,7 +298,7 @@ class Workers:
         if (old := self._workers.pop(rank, None)) is not None:
             send_signal(old.pid)
             if self._config.restarts_script:
-                # the old process may still write files that its replacement reads
+                # wait for the old process, which may still write files that its replacement reads
                 await old.gone.wait()
         log = self._settings.run_dir / "logs" / f"rank{rank}.log"
         each, world_size = self._config.workers_per_node, start.world_size or self.world_size
@@ -326,7 +326,7 @@ class Workers:
             start.forking = None
         if not self._is_wanted(start):
             fork_server.on_exit(pid, lambda status: None)
-            send_signal(pid)  # the start was cancelled during the fork
+            send_signal(pid)  # kill the new process, because the start was cancelled during the fork
             return
         rank = start.rank  # the rank may have got a new number during the fork
         worker = _Worker(
@@ -410,10 +410,10 @@ class Workers:
             await worker.hung_up.wait()
         rank = worker.rank
         if self._workers.get(rank) is not worker:
-            return  # this agent killed the worker to remove or replace it
+            return  # report no death, because this agent killed the worker to remove or replace it
         del self._workers[rank]
         if worker.is_replaced and self._config.restarts_script:
-            return  # a replacement for this worker is about to start
+            return  # report no death, because a replacement for this worker is about to start
         code = os.waitstatus_to_exitcode(status)
         never_joined = worker.writer is None
         written = last_line(worker.log) if code > 0 else ""
@@ -533,7 +533,7 @@ class Workers:
             return
         worker.step = made + 1
         if self._kill.due(rank, worker.step):
-            send_signal(worker.pid)  # no effect if the worker is dead
+            send_signal(worker.pid)  # the signal has no effect if the worker is dead
             self._event("killed", rank=rank, step=worker.step)
         if self._kill.due_node(self._settings.node, worker.step):
             self._lose_node(worker.step)
@@ -569,5 +569,5 @@ class Workers:
 def _checksum(script: Path) -> str:
     try:
         return f"{zlib.crc32(script.read_bytes()):08x}"
-    except OSError:  # the worker fails with the same error, and reports this error
+    except OSError:  # raise nothing: the worker itself fails with the same error, and reports this error
         return ""

@@ -113,7 +113,8 @@ class Checkpointer:
         """Save ID and slot of the last completely copied snapshot; an empty save ID if there is none."""
         self._room = Room()
         self._unthrottle = Unthrottle()
-        """Set while the caller waits for a copy, which then copies the rest faster, without computing the checksum."""
+        """Flag that is set while the caller waits for a copy: the copy then no longer computes the checksum, and so
+        ends earlier."""
         self._peers: dict[tuple[str, int], PeerClient] = {}
         crc64nvme(b"")  # load the checksum library now, so that no restore waits for it
         self._stager = Stager()
@@ -222,7 +223,7 @@ class Checkpointer:
             return False
         check_values(parts)
         layout = self._lay_out(parts, changing)
-        if generation != self._generation:  # the memory server has promised this slot to the earlier generation
+        if generation != self._generation:  # the slot for the next save was assigned in the earlier generation
             self._generation = generation
             self._client.forget_slot()
         record = {
@@ -317,7 +318,7 @@ class Checkpointer:
         if staged.changed() is None and self._is_good(staged.step):
             self._client.seal(self._rank, slot, record | {"provisional": True})
             staged.sealed = True
-        if self._stager.device is None:  # a comparison is valid only if no device changes the tensors meanwhile
+        if self._stager.device is None:  # a comparison is valid only if no device changes tensors during it
             staged.samples = self._samples_of(layout, slot)
 
     def _overlapped_copy(self, layout: Layout, slot: int) -> OverlappedCopy:
@@ -365,7 +366,7 @@ class Checkpointer:
 
     def stepped(self) -> None:
         """Report to the node's memory server that a step without a save is done."""
-        with contextlib.suppress(MemoryLostError):  # the next save will connect to the next memory server
+        with contextlib.suppress(MemoryLostError):  # ignore the loss: the next save will connect to a new memory server
             self._client.stepped(self._rank)
 
     @_with_the_next_server
@@ -390,7 +391,7 @@ class Checkpointer:
         if changed is not None:
             self._overlap = False
             self._client.flush()
-            self._client.forget_slot()  # the slot promised for the next save may now hold the newest snapshot
+            self._client.forget_slot()  # the slot assigned to the next save may now hold the newest snapshot
             warnings.warn(
                 f"{changed} was changed while step {staged.step} was being copied, but not by the optimizer: this "
                 "snapshot is dropped, and later snapshots are copied before the next step begins, as with "
@@ -423,7 +424,8 @@ class Checkpointer:
         return not self._lost
 
     def own_slots(self) -> tuple[memoryview, int, int] | None:
-        """Return the memory of this rank's slots, and the bytes of a slot and of a snapshot; None before a save."""
+        """Return the memory of this rank's slots, the size of a slot, and the size of a snapshot; None before a
+        save."""
         if self._mapping is None or self._layout is None:
             return None
         return self._mapping.memory, self._mapping.slot_bytes, self._layout.plan.nbytes
@@ -632,7 +634,8 @@ class _Staged:
 
 
 def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
-    """Replace those tensors of a layout that are other objects in `now` than in `known`; return their number.
+    """Replace each tensor of a layout that is a different object in `now` than in `known`; return the number of
+    replaced tensors.
 
     Returns None, possibly after some replacements, if a tensor of `now` does not fit the layout.
 
@@ -647,7 +650,7 @@ def _rebind(layout: Layout, known: Parts, now: Parts) -> int | None:
     for item_index, item in enumerate(layout.plan.items):
         tensor, local = now.tensors[item.tensor], layout.locals[item_index]
         plain = type(tensor) in _PLAIN
-        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `.data = ...` may replace this tensor
+        inner = tensor if plain else getattr(tensor, "_local_tensor", tensor)  # `tensor.data = other` replaces `inner`
         if tensor is known.tensors[item.tensor] and inner.dtype == local.dtype and inner.is_set_to(local):
             continue
         if not plain or tensor.dtype != local.dtype:

@@ -77,7 +77,7 @@ class FrozenPrefix:
 
 
 def weighted_sum(tensor: torch.Tensor) -> int:
-    """Return the sum of a tensor's 8-byte words, each multiplied by another odd number, modulo 2**64.
+    """Return the sum of a tensor's 8-byte words, each multiplied by a different odd number, modulo 2**64.
 
     The sum is the same on the CPU and on a GPU. A change of one word always changes the sum. A change of several words
     changes the sum with a probability of about 1 - 2**-64.

@@ -88,7 +88,7 @@ def send_state(
     parts: Parts,
     extras: Mapping[str, Any],
 ) -> None:
-    """Send the parts of this rank's state that `orders` list, one after another.
+    """Send the parts of this rank's state that are listed in `orders`, one after another.
 
     Args:
         store: the job's store.

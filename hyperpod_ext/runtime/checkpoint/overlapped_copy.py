@@ -33,8 +33,8 @@ _MARGIN = 1.5
 """Once a copy with checksum was measured, the available time must also be at least this many times its measured time. A
 copy with checksum uses one core; a plain copy may use several cores."""
 _FORGET = 0.9
-"""After each plain copy, the measured time of a copy with checksum is multiplied by this factor. So a copy with
-checksum is tried again after some saves."""
+"""After each plain copy, the measured time of a copy with checksum is multiplied by this factor. The factor is below 1,
+so that a copy with checksum is tried again after some saves."""
 _TELLS = 8
 """The time of a copy with checksum is recorded only if at least one in this many bytes was copied before its end."""
 _WINDOWS = 4

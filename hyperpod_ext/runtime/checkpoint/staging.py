@@ -42,7 +42,7 @@ class Stager:
         if not _cuda_in_use():
             return
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + start
-        with torch.cuda.device(self._side_stream().device):  # a background thread would use GPU 0 by default
+        with torch.cuda.device(self._side_stream().device):  # without this, a background thread uses GPU 0
             if self._memory is not memory:
                 self._let_go()
                 self._memory = memory
@@ -73,7 +73,7 @@ class Stager:
         stream = self._side_stream()
         with torch.no_grad(), self.after_device():
             for source, destination in zip(sources, destinations, strict=True):
-                destination.copy_(source, non_blocking=True)  # the caller keeps `sources` alive meanwhile
+                destination.copy_(source, non_blocking=True)  # the caller keeps `sources` alive
             done = torch.cuda.Event()
             done.record(stream)
         done.synchronize()

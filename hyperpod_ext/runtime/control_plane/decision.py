@@ -1,8 +1,8 @@
 """Rank 0's decision for a generation: the step that all ranks restore, and the source from which each rank restores.
 
-The functions are pure, except for requests to the durable tiers. Under our agent, the coordinator decides, which is no
-rank (`coordinator/coordinator.py`). Under another launcher and in a plain script (`dcp/tiers.py`), rank 0 decides. The
-coordinator and rank 0 decide by the same negotiation (`membership/restoring.py`).
+The functions are pure, except for requests to the durable tiers. Under our agent, the coordinator makes the decision
+(`coordinator/coordinator.py`). Under another launcher and in a plain script (`dcp/tiers.py`), rank 0 makes the
+decision. The coordinator and rank 0 use the same code (`membership/restoring.py`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ class RestoreCoordinator:
 
         Args:
             answers: one dict per rank, in the order of ranks, with `live`, `committed`, `began`, `generation` and
-                `error`. The answer of a node's first rank also has `held` and `disk`. All these fields are optional.
+                `error`. The answer of a node's first rank also has `held` and `disk`. All fields of an answer are
+                optional.
 
         Raises:
             NoCheckpointError: training has made steps, but none of them can be restored.
@@ -119,7 +120,7 @@ class RestoreCoordinator:
     def _look_at_durable(self, question: AskDurable) -> None:
         assert self._ask_durable is not None
         found = self._ask_durable(question.exclude)
-        if not self._began:  # writers of earlier runs must have lower generations
+        if not self._began:  # this run needs higher generation numbers than earlier runs
             self.generation = max(self.generation, int(found["generation"]))
         stored = [Offer.of_all(summary) for summary in found["checkpoints"]]
         self._restoring.durable_answered(stored, tuple(found["problems"]), tuple(found["unreachable"]))

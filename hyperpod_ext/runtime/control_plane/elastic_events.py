@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
-    """Whether this process has received SIGUSR1. A process has one such object, made in its main thread."""
+    """Whether this process has received SIGUSR1. A process creates one `ElasticEvent`, in its main thread."""
 
     def __init__(self) -> None:
         self.received = False
@@ -58,7 +58,8 @@ class StopAtElasticEvent(StopAtStep):
         self._read()
         if self._due and consistent:
             return True
-        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)  # on the CPU: the default group uses gloo
+        # create `flag` on the CPU, because the default group uses gloo for CPU tensors
+        flag = torch.tensor([int(self._event.received)], dtype=torch.int32)
         self._sum = flag, dist.all_reduce(flag, dist.ReduceOp.MAX, async_op=True)
         if step == self._total:  # read the result of the last step now, because no later step would read it
             self._read()

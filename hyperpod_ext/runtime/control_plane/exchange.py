@@ -85,7 +85,7 @@ class Exchange:
 
         Args:
             decide: function that computes the answer, called only on rank 0.
-            timeout_s: time limit for the reports in seconds; None: the limit of this object.
+            timeout_s: time limit for the reports in seconds; None for the default limit of this exchange object.
 
         Raises:
             HyperpodExtError: `decide` raised this error. The error is raised on every rank.

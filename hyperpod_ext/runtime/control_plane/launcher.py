@@ -13,8 +13,8 @@ from hyperpod_ext.runtime.prefork.place import ENV_LAUNCHER
 
 ENV_HYPERPOD_SOCKET = "HYPERPOD_ELASTICAGENT_SOCKET_SERVER_PATH"
 ENV_HYPERPOD_MODE = "HPX_HYPERPODRUN_MODE"
-"""Mode of `hyperpodrun`: `in-process` or `process`. The variable is needed if workers cannot read hyperpodrun's command
-line."""
+"""Mode of `hyperpodrun`: `in-process` or `process`. A user must set HPX_HYPERPODRUN_MODE if workers cannot read
+hyperpodrun's command line."""
 
 
 class Launcher(Enum):
@@ -61,5 +61,5 @@ def _flags_of_ancestors() -> Iterator[str]:
             return  # the ancestor has ended, or is outside of this container
         if any("hyperpod" in Path(part).name.lower() for part in command[:4]):
             yield from (part for part in command if part.startswith("--"))
-            return  # ancestors of hyperpodrun do not matter
+            return  # skip the ancestors of hyperpodrun, which do not matter
         pid = int(status[1])

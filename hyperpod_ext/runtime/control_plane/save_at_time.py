@@ -32,7 +32,7 @@ class TimedTiers:
     """The chosen steps, as known to one rank.
 
     Args:
-        now: present time, in seconds of a monotonic clock. The first checkpoint is due one interval later.
+        now: present time, in seconds of a monotonic clock. The first checkpoint is due one interval after `now`.
     """
 
     def __init__(self, policy: CheckpointPolicy, now: float) -> None:

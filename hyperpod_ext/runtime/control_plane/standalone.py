@@ -1,7 +1,8 @@
 """Control plane of a worker without our agent: the ranks exchange their state, and rank 0 decides.
 
 Launchers differ in how a generation begins and how a fault is reported: see `hyperpodrun.py` and `torchrun.py`. This
-module has the common parts: the map of ranks to nodes, the snapshots of each node, the restore decision, and votes.
+module has the parts that all launchers share: the map of ranks to nodes, the snapshots of each node, the restore
+decision, and the exchange of reports between ranks.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ class Members(ABC):
 
     def __init__(self, groups: ProcessGroups) -> None:
         self._groups = groups
-        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # no agent has made the run folder
+        if (folder := os.environ.get(ENV_RUN_DIR)) is not None:  # make the run folder, because no agent has made it
             make_private_folder(Path(folder))
-        self.stop_at_step = StopAtStep()  # these launchers never request a stop
+        self.stop_at_step = StopAtStep()  # hyperpodrun and torchrun never request a stop
         self.environment: WorkerEnvironment | None = None
         self._settings: Settings | None = None
         self._keys: OwnStore | None = None
@@ -226,7 +227,7 @@ class Members(ABC):
                 mine |= {**offers_of(held, self._generation), "peer": [number, *self._node.listen(host)]}
                 for problem in held.disk.get("problems", ()):
                     self._log(f"warning: node {number}: {problem}")
-            except HyperpodExtError as error:  # the other ranks wait for this rank's report
+            except HyperpodExtError as error:  # report the error, because the other ranks wait for this rank's report
                 mine["error"] = error.to_json()
         return mine
 
@@ -345,11 +346,11 @@ class Members(ABC):
 
     @property
     def safe_to_commit(self) -> bool:
-        return False  # these launchers do not record the state of the collectives
+        return False  # never commit: jobs without our agent do not record the state of the collectives
 
     def _abort(self, number: int) -> None:
         """End the attempt `number` of all ranks to train, and wake all threads that wait in it. Any thread may call
-        this."""
+        this method."""
         with self._changed:
             self._over = max(self._over, number)
             if self._store is not None and self.aborted:

@@ -61,8 +61,8 @@ class StopAtStep:
                 self._changed.notify_all()
 
     def withdraw(self, number: int | None = None) -> None:
-        """Withdraw a requested stop of this rank. `number`: the request to withdraw; None, at the end of a generation:
-        any request."""
+        """Withdraw a requested stop of this rank. `number`: number of the stop request to withdraw; None withdraws any
+        request, at the end of a generation."""
         with self._changed:
             if number is None or number == self._number:
                 self._over |= number is None
@@ -82,7 +82,8 @@ class StopAtStep:
             self._making, self._total = step, total
 
     def stops_after(self, step: int, *, consistent: bool) -> bool:
-        """Return whether this rank stops after `step`. If a stop there is requested, first wait for all ranks' answers.
+        """Return whether this rank stops after `step`. If a stop after `step` is requested, first wait for the answers
+        of all ranks.
 
         `consistent`: whether the state is that of a complete step, and not within an accumulation of gradients.
         """

@@ -96,7 +96,7 @@ class TorchrunMembers(Members):
             store.wait([f"{_FAULT}/{self._me}"], _FOR_EVER)
         except ConnectionError:
             if self._finishing:
-                return  # connections break when a rank that has finished ends
+                return  # no fault: connections break when a rank that has finished ends
         else:
             spread(store, _FAULT, self._me, self._world_size)
         self._abort(number)

@@ -70,7 +70,7 @@ class Admission:
     def welcome(self, node: int, handshake: c.AgentHandshake, agent: Agent) -> None:
         """Accept the agent of `node`. A new agent's node joins the job; an agent that connects again receives the
         orders that it missed."""
-        if self._end.ended.done():  # the job was cancelled before this node connected
+        if self._end.ended.done():  # the job has ended, so order the node to end
             agent.writer.write(frame_of(self._end.order()))
             self._members.agents[node] = agent
             return
@@ -100,8 +100,8 @@ class Admission:
         self._actions.carry_out([Replace(rank) for rank in self._membership.nodes])
 
     def _take_back(self, node: int, handshake: c.AgentHandshake) -> None:
-        """Accept a node that was already in the job, and send it all orders that it missed. The node comes from an
-        earlier coordinator, or had lost its connection to this coordinator."""
+        """Accept a node that was already in the job, and send it all orders that it missed. The node was connected to
+        an earlier coordinator, or had lost its connection to this coordinator."""
         membership = self._membership
         self._end.know_exits(handshake.exited)
         membership.step_committed(handshake.committed)

@@ -375,13 +375,13 @@ class Coordinator:
             self._outbox.send(self._run.node, c.Released())
             self._hang_up_on_others()
             return
-        # a resize may have waited for the numbers of the released nodes
+        # continue a resize that may have waited for the numbers of the released nodes
         self.actions.carry_out(self.membership.reconcile())
 
     def _hang_up_on_others(self) -> None:
         """Close the connections of all other agents, so that they elect another coordinator at once. Called when this
-        coordinator's node has left the job. Without this, other nodes would stay connected while this node finishes its
-        uploads, and nobody would handle their faults."""
+        coordinator's node has left the job. If the connections stayed open while this node finishes its uploads, no
+        coordinator would handle faults of the other nodes."""
         for node, agent in self.members.agents.items():
             if node != self._run.node:
                 agent.writer.close()

@@ -17,8 +17,8 @@ class FinalSave:
     held: dict[int, tuple[HeldSnapshot, ...]] = field(default_factory=dict)
     """Maps each node that has reported to the snapshots in its memory; a lost node has an empty tuple."""
     save_id: str | None = None
-    """Save id of the snapshot to upload, or None until all nodes have reported. Empty if all nodes have reported and no
-    snapshot exists on all ranks."""
+    """Save id of the snapshot to upload, or None until all nodes have reported. The save id is empty if all nodes have
+    reported and no snapshot exists on all ranks."""
     _done: set[int] = field(default_factory=set)
 
     def lost(self, node: int) -> None:
@@ -40,7 +40,7 @@ class FinalSave:
         return max((snapshot.step for snapshot in everything if snapshot.save_id == self.save_id), default=None)
 
     def done(self, node: int) -> None:
-        """Record that `node` has finished uploading its part of the last step, as far as it could."""
+        """Record that `node` has finished uploading its part of the last step, completely or not."""
         self._done.add(node)
 
     def is_complete(self, nodes: Set[int]) -> bool:

@@ -25,8 +25,8 @@ _STOP_SHARE = 0.5
 ASK_LATER_S = 0.05
 """Number of seconds until a stop request is repeated, if some ranks have not begun their training loop."""
 _FARTHEST = 1024
-"""Maximum number of steps between the newest step and the step after which ranks are requested to stop. Short steps
-need a large distance, because ranks may have passed the requested step before they answer."""
+"""Maximum number of steps between the newest step and the step after which ranks are requested to stop. A job with
+short steps needs a large number, because ranks may have passed the requested step before they answer."""
 
 
 class JobEnd:
@@ -110,7 +110,7 @@ class JobEnd:
         if self._cancelled_at is not None:
             return  # a repeated request must not extend the grace period
         membership, policy = self._membership, self._schedule.policy
-        # if ranks have just got new numbers, perhaps none has saved a step under its new number
+        # save a common step if ranks have just got new numbers: perhaps no rank has saved a step under its new number
         moved = membership.renumbering.newest == membership.generation
         needless = not policy.durable() or (policy.due(1) and not moved)
         if self.ended.done() or needless or not (self._is_running or moved):
@@ -142,7 +142,7 @@ class JobEnd:
 
     def stop_answered(self, rank: int, number: int, can: bool, making: int, over: bool) -> None:
         """Process the answer of `rank` to a stop request. `StopAgreement.answered` documents the arguments. A rank that
-        makes no more steps saves its last step without this agreement."""
+        makes no more steps saves its last step without a stop request."""
         assert self._last_stop is not None
         match self._last_stop.answered(rank, number, can, making, over):
             case Answer.AGREED:

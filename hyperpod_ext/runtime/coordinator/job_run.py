@@ -48,7 +48,8 @@ class Ranks:
 
     def news_of_stores(self, generation: int) -> tuple[int, dict[int, tuple[str, int]]]:
         """Return a generation number and the store addresses to send at the start of `generation`. Workers add these
-        addresses to those of the returned generation; if it is 0, all earlier addresses are invalid.
+        addresses to the addresses of the returned generation; if the returned number is 0, all earlier addresses are
+        invalid.
 
         In a small job, all addresses are sent, which costs less than look-ups. In a large job, only changed addresses
         are sent. If too many addresses have changed, none is sent, and workers look up the addresses that they need.

@@ -18,8 +18,8 @@ LOOKS = 6
 """Number of checks for silent nodes within one lease (`restart.lease_s` seconds). A node that is silent for half a
 lease is treated as lost."""
 _PROBE = 1 / 24
-"""Share of the lease within which an agent whose connection broke must accept a test connection. Two test connections
-to an agent are also this share of the lease apart."""
+"""Share of the lease within which an agent whose connection broke must accept a test connection. The coordinator also
+waits for this share of the lease between two test connections to an agent."""
 
 
 class LostNodes:
@@ -58,9 +58,9 @@ class LostNodes:
     def look(self, now: float) -> None:
         """Remove from the job the nodes that have been silent for too long.
 
-        If all silent nodes were lost and no majority of nodes would be left, the coordinator's own node is probably the
-        one that is cut off. If no majority would be left, the coordinator steps down and records no losses, because
-        recorded losses could end a job that the other nodes continue.
+        If too few nodes are reachable without the silent nodes, the coordinator's own node is probably cut off from the
+        network. In this case, the coordinator steps down and records no losses, because recorded losses could end a job
+        that the other nodes continue.
         """
         self.notice_pause(now)
         members, lease_s = self._members, self._run.config.restart.lease_s
@@ -77,7 +77,7 @@ class LostNodes:
                 self.lose_majority(set(members.members), overdue.keys())
                 return
             if not members.enough_without(members.silent(now, lease_s) | overdue.keys()):
-                # decide only when the other silent nodes have also sent a message or become overdue
+                # remove no node until each of the other silent nodes has sent a message or has become overdue
                 return
         for node, cause in overdue.items():
             self.lose(node, cause)
@@ -170,7 +170,7 @@ class LostNodes:
         membership = self._membership
         ranks, step, before = membership.ranks_on(node), membership.committed + 1, len(membership.faults)
         actions = membership.node_lost(node, cause, time.time())
-        # a loss may add no fault, for example while training is on hold
+        # log `fault` events only if the loss counts as a fault, which it does not while training is on hold
         for rank in ranks if len(membership.faults) > before else ():
             fault = {"rank": rank, "node": node, "step": step, "cause": f"node {node} is lost: {cause}"}
             level = EscalationLevel.NODE.value
@@ -197,7 +197,7 @@ class LostNodes:
             self.lose(node, cause)
             return
         self._members.gives_up = cause
-        self._outbox.share_job_state()  # the next coordinator will log this cause
+        self._outbox.share_job_state()  # the next coordinator will log `cause`
         self.step_down(cause=cause)
         self._send_stop(node, cause)
 

@@ -65,7 +65,8 @@ class Outbox:
         """Parity groups: groups of nodes that store parity of each other's snapshots."""
         self._servers: dict[int, Any] = {}
         """Maps each node with ranks to the address of its memory server."""
-        # a former coordinator that left the job normally is no longer a member
+        # count the former coordinator's memory server as lost, unless its node left the job normally and is no longer a
+        # member
         was_lost = str(before.get("coordinator")) in before.get("members", {})
         self._servers_lost = int(before.get("servers_lost", 0)) + was_lost
 

@@ -26,8 +26,8 @@ _ASK_AGAIN_S = 1.0
 """Number of seconds before the durable query is first repeated because a tier could not be reached. The delay doubles
 with each retry."""
 _UNREACHABLE_S = 60.0
-"""Number of seconds for which the durable query is repeated while a tier cannot be reached. After these seconds, the
-job fails if the unreachable tier may have the newest step, because a job must not continue from an older step."""
+"""Number of seconds for which the durable query is repeated while a tier cannot be reached. After this time, the job
+fails if the unreachable tier may have the newest step, because a job must not continue from an older step."""
 
 Excluded = tuple[tuple[str, str], ...]
 """URL and save id of each checkpoint that must be left out of the answer to the durable query."""
@@ -68,7 +68,7 @@ class LivenessQuery:
     fault: Fault
     """The fault to record if all ranks turn out to be alive."""
     missing: set[int] = field(default_factory=set)
-    """Nodes with ranks that have not answered yet. The loss of a node is detected without this query."""
+    """Nodes with ranks that have not answered yet. The loss of a node is detected without the liveness query."""
 
     def alive(self, node: int, generation: int) -> Fault | None:
         """Record the answer of `node` that all its ranks are alive. Returns the fault to record once every node has

@@ -21,7 +21,7 @@ from hyperpod_ext.runtime.snapshot.select import Offer
 
 _TOGETHER_S = 1.0
 """Number of seconds for which requests to leave are collected. When a job is deleted, most of its nodes receive SIGTERM
-within these seconds, and ask to leave."""
+within this time, and request to leave."""
 _OF_STEPS = ("begun", "step", "script_saved", "collective_broke")
 _OF_SAMPLED = frozenset({"groups_open", "aborted", "script_saved", "saves_set_aside"})
 """Events that are logged only for some sampled ranks."""
@@ -137,7 +137,7 @@ class Reports:
                 if (hang := self._hangs.answered(seen, len(membership.nodes))) is not None:
                     self._end_hung(hang)
             case c.ServesPeers(peer=peer):
-                # the node has replaced its memory server
+                # the node has a new memory server, whose address other nodes need
                 if self._members.serves_peers(node, peer):
                     self._outbox.share_job_state()
             case c.LookUp(generation=generation, ranks=ranks) if generation == membership.generation:
@@ -155,8 +155,8 @@ class Reports:
                 self._broken(node, report)
 
     def _leaves(self, node: int) -> None:
-        """Let `node` leave the job `_TOGETHER_S` seconds after its request. If all nodes with ranks request to leave
-        within `_TOGETHER_S` seconds, the job is cancelled instead, after a common step that all ranks save."""
+        """Let `node` leave the job at most `_TOGETHER_S` seconds after its request. If all nodes with ranks request to
+        leave within `_TOGETHER_S` seconds, the job is cancelled instead, after a common step that all ranks save."""
         self._leaving.add(node)
         if self._all_leave(self._leaving):
             self._let_leave()
@@ -202,7 +202,7 @@ class Reports:
             # an earlier iteration may have given the ranks new numbers
             rank = membership.renumbering.rank_now(missing, generation)
             if rank is None or membership.nodes.get(rank) != node or membership.phase is JobPhase.ENDED:
-                continue  # a spare has the rank now, or the job has ended
+                continue  # record no fault: a spare has the rank now, or the job has ended
             fault = Fault(rank, cause, step, died=True, kind="late", late=node in blamed)
             self._fault(fault, generation, now)
             blamed.add(node)
@@ -238,7 +238,7 @@ class Reports:
         stored = [Offer.of_all(encode(checkpoint)) for checkpoint in report.checkpoints]
         self._log("durable", steps=[offer.step for offer in stored], problems=report.problems)
         if not self._membership.restoring.awaits(report.exclude):
-            return  # the answer is for a query of an earlier generation
+            return  # ignore the answer, which is for a query of an earlier generation
         if self._actions.durable.answered(reached=not report.unreachable):
             newest = report.newest_generation
             answer = self._membership.durable_answered(stored, newest, report.problems, report.unreachable)
@@ -317,12 +317,12 @@ class Reports:
             return
         died = isinstance(report, c.Died) or report.process_unusable
         if isinstance(report, c.Died) and membership.phase is JobPhase.ENDED:
-            self._end.exited(rank, report.exit_code or 1)  # the process was killed after its training
+            self._end.exited(rank, report.exit_code or 1)  # training is done, so record only that the process failed
             return
         fault = Fault(
             rank,
             report.cause,
-            report.step,  # for a dead process, the last reported step
+            report.step,  # for a dead process, `report.step` is the last step that the process has reported
             died,
             report.kind,
             # a process that cannot start ends the job only if training has never begun

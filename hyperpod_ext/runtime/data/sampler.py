@@ -52,8 +52,8 @@ class ElasticBatchSampler:
     Args:
         rank, world_size: default to torch.distributed's values or, without a process group, to RANK and WORLD_SIZE.
             Defaults are read at each iteration.
-        fingerprint: replaces the source's fingerprint. Needed if the source has no fingerprint, or if its fingerprint
-            changes between runs.
+        fingerprint: replaces the source's fingerprint. The argument is needed if the source has no fingerprint, or if
+            its fingerprint changes between runs.
 
     Raises:
         JobFailedError: the micro-batch size does not divide the batch size, a source has no length, or there are too
@@ -89,7 +89,8 @@ class ElasticBatchSampler:
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether the data has no epochs of its own. True for a mixture, in which only each source has epochs."""
+        """Whether the data has no epochs of its own. A mixture has no epochs of its own; each of its sources has
+        epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None
@@ -112,8 +113,8 @@ class ElasticBatchSampler:
 
     @property
     def step_size(self) -> int:
-        """Number of samples in the next step, over all ranks. Smaller than usual while ranks are missing, if the job's
-        spec has `samples: fewer`."""
+        """Number of samples in the next step, over all ranks. This number is smaller than usual while ranks are
+        missing, if the job's spec has `samples: fewer`."""
         batch, micro = self._batch
         return batch if self._given is not None else micro * part_of(batch // micro)
 
@@ -208,7 +209,8 @@ class ElasticBatchSampler:
         self.unacknowledged = 0
 
     def set_world(self, rank: int | None, world_size: int | None) -> None:
-        """Set rank and world size, from the next step on. If both are None, torch.distributed's values are used.
+        """Set rank and world size, from the next step on. If `rank` and `world_size` are None, torch.distributed's
+        values are used.
 
         Raises:
             JobFailedError: the rank does not exist, or uneven="error" and the slots cannot be divided equally.
@@ -256,7 +258,7 @@ class ElasticBatchSampler:
         """Continue from the position in `state`, which any rank of a run with any world size may have saved.
 
         If the saved run has changed its batch size or weights, the changed values apply, unless the script now passes
-        other arguments than in the saved run.
+        other values as arguments than it passed to the saved run.
 
         Raises:
             JobFailedError: `state` belongs to other samples or to another order of samples, or is damaged.
@@ -389,7 +391,7 @@ class MicroBatches(Iterator[list[int]]):
                 self._move()
         slot = self._slots.popleft()
         if not self._slots:
-            self._move()  # before returning, because StatefulDataLoader's state must include the returned batch
+            self._move()  # count the batch before it is returned: StatefulDataLoader's state includes it
         return slot.ids
 
     def _move(self) -> None:

@@ -95,7 +95,7 @@ def length_of(source: Any) -> int | None:
             "for a Hugging Face IterableDataset, open is `lambda start: iter(dataset.skip(start))`.",
         )
     try:
-        # len() of a MosaicML StreamingDataset is only one rank's share
+        # len() of a MosaicML StreamingDataset is only one rank's share; `num_samples` is the number on all ranks
         length = source.num_samples if hasattr(source, "shards") and hasattr(source, "num_samples") else len(source)
     except (TypeError, NotImplementedError) as error:
         raise JobFailedError(

@@ -138,7 +138,8 @@ class Choice:
         return assigned
 
     def _holder(self, place: tuple[str, tuple[int, ...]]) -> tuple[int, int]:
-        """Return saving rank and item index of a snapshot with this shard, if possible in this rank's own source."""
+        """Return the saving rank and the item index of a snapshot with this shard; this rank's own source is
+        preferred."""
         holders = self.contents.holders[place]
         own = self.decision.source(self._tiers.rank).rank
         return next((held for held in holders if held[0] == own), holders[0])

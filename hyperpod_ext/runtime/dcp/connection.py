@@ -63,7 +63,7 @@ class MemoryConnection:
         if self.ours:
             self.for_node("memory server", lambda: self._memory.connect(place, self.node))
         self.client = self.together("connect", lambda: MemoryClient(agent or str(place.socket)))
-        if self.ours:  # an agent would have checked its tiers already
+        if self.ours:  # without an agent, nothing has checked the tiers yet
             self.for_node("durable tiers", lambda: self.client.ask(r.CheckTiers()))
         self.addresses = self._meet_peers()
         """Host and port of each node's memory server, by node; empty if nodes exchange no snapshots."""

@@ -55,7 +55,7 @@ def _read(given: Policy | None, environ: Mapping[str, str]) -> CheckpointPolicy:
             text = environ.get(ENV_RUNTIME)
             return RuntimeConfig.from_json(text).checkpoint if text else CheckpointPolicy()
         case Mapping():
-            return CheckpointPolicy.model_validate_json(_text(given))  # JSON allows lists for tuple fields
+            return CheckpointPolicy.model_validate_json(_text(given))  # validate as JSON, which allows lists for tuples
     if not isinstance(given, str | os.PathLike):
         raise ConfigError(
             [Problem(f"a policy is a mapping or the path of a job's spec, not {given!r}", source="Tiers")]

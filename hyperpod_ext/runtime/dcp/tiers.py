@@ -162,7 +162,7 @@ class Tiers:
         self._run = self._run or self._ranks.broadcast("run", secrets.token_hex(8))
         self._entry = self._history.entry(step)
         self._node.for_node("enter", lambda: self._tell_generation(generation))
-        self._client.forget_slot()  # so that the next save can use memory of a deleted snapshot
+        self._client.forget_slot()  # request a slot again: the next save can then use a deleted snapshot's memory
         self._history.enter(generation)
 
     def _tell_generation(self, generation: int) -> None:

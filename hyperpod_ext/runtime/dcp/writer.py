@@ -49,7 +49,7 @@ class TieredStorageWriter(StorageWriter):
         self._save = self._tiers.begin_save(self._step)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        if getattr(plan, "usable", True):  # a planner with a cache marks an unchanged plan as not usable
+        if getattr(plan, "usable", True):  # skip an unchanged plan, which a planner with a cache marks as not usable
             self._tiers.local_plan = plan
         return plan
 

@@ -50,7 +50,8 @@ def unusable_context(error: BaseException) -> CudaError | None:
 
 def _of_one(error: BaseException) -> CudaError | None:
     message = str(error)
-    if "cuda" not in message.lower():  # without `cuda`, a text in `CUDA_ERRORS` may be ordinary words
+    # a message without `cuda` is no CUDA error, even if it has a text in `CUDA_ERRORS`
+    if "cuda" not in message.lower():
         return None
     return next((known for known in CUDA_ERRORS if known.text in message), None)
 

@@ -66,8 +66,9 @@ def dying_of(pid: int) -> int | None:
     """Return the `waitpid` status that a process will have, if a signal is ending the process and all its threads have
     stopped.
 
-    Return None if no signal is ending the process, or if this is not known yet. A released mutex is not enough: a
-    thread that ends normally, or a process that executes another program, releases its mutexes, too.
+    Return None if no signal is ending the process, or if this is not known yet. A released mutex does not prove that a
+    signal is ending the process: a thread that ends normally, or a process that executes another program, releases its
+    mutexes, too.
     """
     try:
         if not all(_stat(path)[_FLAGS] & _PF_EXITING for path in Path(f"/proc/{pid}/task").iterdir()):
@@ -85,4 +86,4 @@ def has_gpu() -> bool:
 
 def _stat(process: Path) -> list[int]:
     fields = (process / "stat").read_text().rpartition(")")[2].split()
-    return [0, *map(int, fields[1:])]  # 0 takes the place of the state, which is a letter
+    return [0, *map(int, fields[1:])]  # replace the process state, which is a letter, by 0

@@ -167,7 +167,7 @@ def decode_exit(status: int, *, kill_reason: str = "", last_log_line: str = "", 
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Return whether a line, as from an exception, says that memory of the machine or of a device ran out."""
+    """Return whether an error message says that the memory of the machine or of a device ran out."""
     return any(sign in text for sign in _OUT_OF_MEMORY)
 
 
@@ -187,7 +187,7 @@ class OomKills:
 def read_oom_kills(proc: Path, cgroup: Path) -> int:
     """Return the number of kills for lack of memory that this process's memory cgroup (version 2 or 1) has counted.
 
-    If no cgroup counts such kills, return the number for the whole machine."""
+    If no cgroup counts kills for lack of memory, return the number for the whole machine."""
     for line in _lines(proc / "self/cgroup"):
         _, controllers, path = line.split(":", 2)
         place = path.lstrip("/")

@@ -22,7 +22,8 @@ _SILENT_S = 2.0
 """Time in seconds without a heartbeat after which a process seems to have no GIL or no processor. A healthy process has
 about four heartbeats per second."""
 _LIVELY = 10.0
-"""Factor by which the limit is longer for a rank that is behind but makes progress, for example evaluates."""
+"""Factor by which the time limit is longer for a rank that is behind other ranks but makes progress, for example
+because it evaluates the model."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,8 @@ class StepTimes:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value such that at least the share `share` of all values is not larger."""
+    """Return the quantile `share` of `values`: the smallest value such that at least this share of `values` is not
+    larger."""
     ordered = sorted(values)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 

@@ -30,8 +30,8 @@ _BYTES = mmap.PAGESIZE
 
 
 class Phase(IntEnum):
-    """Activities of a rank, in the order of a step. A rank that waits in a collective has made more progress than
-    others."""
+    """Activities of a rank, in the order of a step. A rank that waits in a collective has made more progress than the
+    ranks for which it waits."""
 
     START = 0
     """Time before the first step, for example to build the model and restore."""

@@ -129,7 +129,7 @@ async def watch(
                 failures = 0
             except OSError as error:
                 failures += 1
-                if failures == 2:  # not at the first failure: perhaps only the token has expired
+                if failures == 2:  # do not report the first failure, because perhaps only the token has expired
                     unheard(str(error))
                 if failures > 1:
                     again_at = time.monotonic() + _PAUSE_S

@@ -82,7 +82,7 @@ def _by_action(action: int) -> str | None:
 
 def _by_xid(code: int) -> str | None:
     xid = _BY_CODE.get(code)
-    if xid is None:  # unlisted Xids, over a hundred, mostly need a person
+    if xid is None:  # most Xids that `_BY_CODE` does not list need a decision by a person
         return f"Xid {code}, which is not known here"
     if xid.remedy is Remedy.RESTART_PROCESS:
         return None

@@ -128,7 +128,8 @@ def _continued(events: Events, world: Resized, end: int) -> dict[str, Any]:
 def _what_differs(world: Resized, *, ordered: bool) -> str:
     """Return how steps made while ranks were missing differ from the steps of a job without the fault.
 
-    Empty if the steps do not differ, because the remaining ranks share all micro-batches, seeded by step."""
+    The result is empty if the steps do not differ, because the remaining ranks share all micro-batches, seeded by
+    step."""
     if world.samples == "fewer":
         share = f"{world.world_size} of {world.full_size} ranks' share of the samples"
         return f"each step had {share}, so gradients are means over fewer samples, and weights differ"

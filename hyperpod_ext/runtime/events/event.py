@@ -66,8 +66,8 @@ class Other(Event):
 
     name: str
     why: str = ""
-    """Error message about the line's fields. Empty if only the kind is unknown, because another version wrote the
-    line."""
+    """Error message about the line's fields. The message is empty if only the kind is unknown, because another version
+    wrote the line."""
 
 
 E = TypeVar("E", bound=Event)

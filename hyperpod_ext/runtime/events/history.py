@@ -17,7 +17,7 @@ from hyperpod_ext.runtime.events.of_training import Go, JobStarted, Step
 from hyperpod_ext.runtime.events.reading import read_events
 
 _CORRELATED_S = 10.0
-"""Nodes that are lost within this many seconds of each other count as one correlated failure."""
+"""Nodes that are lost within `_CORRELATED_S` seconds of each other count as one correlated failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,8 @@ def history_of(events: Events, source: str, warnings: Sequence[str] = ()) -> Job
 
 
 def _unrehearsed(events: Events) -> tuple[list[Fault], list[NodeLost], int]:
-    """Return the faults and lost nodes without injected ones and their consequences, and the number of injected faults.
+    """Return the faults and lost nodes, except injected faults and their consequences; and the number of injected
+    faults.
 
     The first fault of a rank or node after an injection counts as injected, unless the rank made a step in between.
     """

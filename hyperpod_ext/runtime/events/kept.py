@@ -191,7 +191,7 @@ def _read(store: ObjectStore, entries: Sequence[Entry], seen: set[str]) -> Itera
             return None
 
     with ThreadPoolExecutor(_GETS_AT_ONCE) as pool:
-        for first in range(0, len(entries), _GETS_AT_ONCE):  # in groups, to limit the number of parts in memory
+        for first in range(0, len(entries), _GETS_AT_ONCE):  # read parts in groups, to limit their number in memory
             some = entries[first : first + _GETS_AT_ONCE]
             for entry, part in zip(some, pool.map(get, some), strict=True):
                 source = f"{store.url}/{entry.name}"

@@ -191,7 +191,7 @@ class EventLog:
 def _append(file: io.FileIO, line: bytes) -> None:
     left = line
     try:
-        while left:  # one iteration, unless the disk is full
+        while left:  # this loop has one iteration, unless the disk is full
             left = left[file.write(left) :]
     except OSError:
         _take_back(file, len(line) - len(left))

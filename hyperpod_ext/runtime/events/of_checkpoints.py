@@ -24,7 +24,7 @@ class Copying(ByAgent):
     newest_step: Count | None = None
     """The newest step that the tier has; null if it has none."""
     fell_back: str = ""
-    """Why copies to peers use TCP although NIXL is configured; empty if they do not."""
+    """Why copies to peers use TCP although NIXL is configured; empty if no such fallback to TCP has happened."""
 
 
 class ScriptSaved(ByWorker):
@@ -81,7 +81,7 @@ class LeftOver(Declared):
     """Ranks of this node whose part is missing in the tier."""
     left_bytes: Bytes
     error: str
-    """Why the part is missing. Empty if nothing is missing, or if the time limit was reached."""
+    """Why the part is missing. The reason is empty if no part is missing, or if the time limit was reached."""
 
 
 class FinalSave(ByCoordinator):

@@ -25,15 +25,15 @@ class Fault(ByCoordinator):
     """The rank's phase within its step; empty if unknown."""
     kind: FaultKind | Literal[""] = ""
     escalation_level: str = ""
-    """Level at which the job recovers: in process, process or node. Empty if the fault ends the job, or if the job
-    already recovers from an earlier fault."""
+    """Level at which the job recovers: in process, process or node. The level is empty if the fault ends the job, or if
+    the job already recovers from an earlier fault."""
     late: bool = False
-    """Whether the fault is a consequence of an earlier one, on the same node or in the same generation. A late fault
-    does not count against the restart limits."""
+    """Whether the fault is a consequence of an earlier one, on the same node or in the same generation. A fault with
+    `late` true does not count against the restart limits."""
 
 
 class Aborted(ByWorker):
-    """A rank has left a generation that a fault has ended."""
+    """A rank has left a generation that was aborted, for example because of a fault."""
 
     event: Literal["aborted"] = "aborted"
     was = ("freed",)
@@ -92,7 +92,7 @@ class Killed(ByAgent):
 
 
 class FaultOrdered(ByAgent):
-    """A rank has received a fault that `hp-ext chaos` ordered. The rank will inject it at a later change of its
+    """A rank has received a fault that `hp-ext chaos` ordered. The rank will inject the fault at a later change of its
     phase."""
 
     event: Literal["fault_ordered"] = "fault_ordered"

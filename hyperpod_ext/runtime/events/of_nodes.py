@@ -89,7 +89,7 @@ class AwaitingNode(OfNode):
 
     event: Literal["awaiting_node"] = "awaiting_node"
     seconds: Seconds
-    """Maximum time that the job waits."""
+    """Maximum time that the job waits for a new node."""
 
 
 class NodeLeaves(OfNode):
@@ -153,7 +153,7 @@ class MemoryLost(ByAgent):
     event: Literal["memory_lost"] = "memory_lost"
     cause: str
     step: Count
-    """The newest step made on that node."""
+    """The newest training step that any worker of the node has begun."""
 
 
 class MemoryBack(ByAgent):
@@ -170,7 +170,7 @@ class ForkServerLost(ByAgent):
     event: Literal["fork_server_lost"] = "fork_server_lost"
     cause: str
     step: Count
-    """The newest step made on that node."""
+    """The newest training step that any worker of the node has begun."""
 
 
 # --- resizes --------------------------------------------------------------------------------------
@@ -278,8 +278,8 @@ class Resize(Resizing):
     local_share: float
     """Share of the state that stays on its node, from 0 to 1."""
     full_size: Count | None = None
-    """Number of ranks when no rank is missing. Null if ranks are never missing, because healthy ranks wait for a
-    replacement."""
+    """Number of ranks when no rank is missing. The number is null if ranks are never missing, because healthy ranks
+    wait for a replacement."""
     samples: Literal["constant", "fewer"] = "constant"
     """Whether the number of samples per step stays constant or falls while ranks are missing."""
 

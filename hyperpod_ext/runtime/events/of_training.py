@@ -17,7 +17,7 @@ class LogBegun(ByCoordinator):
     version: Count
     """Version of the log's format. A log without this line has version 1."""
     epoch: float | None = None
-    """Unix time, in seconds, when the log's clock was 0. Null if the job has only one log."""
+    """Unix time, in seconds, when the log's clock was 0. The time is null in the log of the run directory."""
 
 
 class JobStarted(ByCoordinator):
@@ -45,7 +45,7 @@ class Done(ByCoordinator):
     event: Literal["done"] = "done"
     rank: Count
     digest: str
-    """SHA-256 of the rank's final state. Empty if the rank has registered no state."""
+    """SHA-256 of the rank's final state. The digest is empty if the rank has registered no state."""
 
 
 class Tuned(ByCoordinator):
@@ -97,8 +97,8 @@ class Imported(ByAgent):
 
 
 class Joined(ByCoordinator):
-    """A rank waits for the next generation. A rank whose steps are not all logged writes
-    this event only with a new process or rank number."""
+    """A rank waits for the next generation. A rank whose steps are not all logged writes this event only when it has a
+    new process or a new rank number."""
 
     event: Literal["joined"] = "joined"
     rank: Count
@@ -172,7 +172,7 @@ class Go(ByCoordinator):
     event: Literal["go"] = "go"
     step: Count
     checkpoint: str = ""
-    """Name of the durable checkpoint that was restored. Empty if the state came from memory or is new."""
+    """Name of the durable checkpoint that was restored. The name is empty if the state came from memory or is new."""
 
 
 class Begun(ByWorker):
@@ -187,8 +187,8 @@ class Begun(ByWorker):
     sharing: str = ""
     """How the ranks' states are related: same, own or shard; empty if not known yet."""
     loaded: Count | None = None
-    """Step of the checkpoint that a script in `mode: run` has loaded itself. Null if unknown, or if the script loaded
-    none."""
+    """Step of the checkpoint that a script in `mode: run` has loaded itself. The step is null if it is unknown, or if
+    the script loaded no checkpoint."""
     reproducible: bool = False
     """Whether sums of gradients do not depend on the order of summation, as with `reproducible=True`."""
 
@@ -210,7 +210,7 @@ class Unsaved(ByWorker):
     objects: Listed[str]
     """Names of the objects in the script, each with its class."""
     descriptive: Listed[str] = ()
-    """Names of those objects that probably only describe the training, such as counters."""
+    """Names of the objects among `objects` that probably only describe the training, such as counters."""
     unseeded: Listed[str] = ()
     """DataLoaders that have no generator of their own, each with its class."""
 
@@ -268,11 +268,11 @@ class Step(ByWorker):
 
 
 ALL_SAMPLED_UP_TO = 64
-"""Ranks below this number write all their steps to the log. If all ranks of a job with 8,192 ranks wrote their steps,
-each step would add half a megabyte: after a month the log would be too large to read."""
+"""Ranks below `ALL_SAMPLED_UP_TO` write all their steps to the log. If all ranks of a job with 8,192 ranks wrote their
+steps, each step would add half a megabyte: after a month the log would be too large to read."""
 SAMPLED_ONE_IN = 129
-"""Above `ALL_SAMPLED_UP_TO`, one rank in this many writes its steps. The number is odd, so that each local rank
-occurs."""
+"""Of the ranks from `ALL_SAMPLED_UP_TO` on, one in `SAMPLED_ONE_IN` ranks writes its steps. The number is odd, so that
+each local rank occurs."""
 
 
 def is_sampled(rank: int) -> bool:

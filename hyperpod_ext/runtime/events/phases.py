@@ -116,8 +116,8 @@ def spans_by_rank(events: Events, also: Collection[int] = ()) -> Iterator[tuple[
     """Yield each rank with its spans, so that the spans of all ranks of a long job are never in memory at once.
 
     Args:
-        also: more ranks to yield, such as failed ranks. If the steps of such a rank are not logged, the rank's first
-            step in each generation ends with the same step of the slowest sampled rank.
+        also: more ranks to yield, such as failed ranks. If the steps of a rank in `also` are not logged, the rank's
+            first step in each generation ends with the same step of the slowest sampled rank.
     """
     facts = _facts(events)
     sampled = ranks_of(events)
@@ -131,7 +131,8 @@ def spans_by_rank(events: Events, also: Collection[int] = ()) -> Iterator[tuple[
     first_steps = _first_steps(events) if len(concerning) > len(sampled) else []
     for rank, its in concerning.items():
         if not any(isinstance(event, Step) for event in its):
-            its[:0] = first_steps  # in front of an event at the same moment, which a rank writes after its step
+            # insert the steps at the front, so that a step is before the rank's event at the same moment
+            its[:0] = first_steps
         builder = SpanBuilder(rank, facts)
         for each in sorted(its, key=lambda event: event.t):
             builder.add(each)
@@ -145,8 +146,8 @@ def ranks_of(events: Events) -> list[int]:
 
 
 def _first_steps(events: Events) -> list[Step]:
-    """Return the first step of each generation, as the slowest sampled rank made it. The steps have no beginning of
-    their own: another rank may have been ready earlier or later."""
+    """Return the first step of each generation, as the slowest sampled rank made it. In the returned steps, `began` is
+    not the start time of the step, because another rank may have been ready earlier or later."""
     first: dict[int, Step] = {}
     for made in events.of(Step):
         known = first.setdefault(made.generation, made)
@@ -219,7 +220,7 @@ class SpanBuilder:
 
     def _own(self, event: Event) -> None:
         phase = _ENDS[type(event)]
-        # the time until a new process joins is its preparation
+        # count the time until a new process joins as phase `rebuild`
         if isinstance(event, Joined) and not self._joined:
             phase = "rebuild"
         # an abort without a fault means that ranks agreed to stop after this step
@@ -239,7 +240,7 @@ class SpanBuilder:
         if not self._training:
             self._until(moment, "agree" if self._joined else "idle")
             return
-        # a fault may be injected into another rank before the end of this rank's last step
+        # include injections during this rank's last complete step, because the fault may be in another rank
         injected = max((t for t in self._facts.injected if self._step_began <= t <= moment), default=moment)
         self._until(injected, "lost_work")
         self._until(moment, "detect")
@@ -247,7 +248,7 @@ class SpanBuilder:
 
     def _step(self, made: Step) -> None:
         self._step_began = made.began
-        self._until(made.began, "step")  # work of the training loop between two steps
+        self._until(made.began, "step")  # the work of the training loop between two steps counts as phase `step`
         if self._facts.last_making[made.step] > made.generation:
             self._until(made.t, "lost_work", made.step)
             return

@@ -206,7 +206,8 @@ def committed_step(events: Events, world_size: int) -> int:
 def account(
     events: Events, intervals: dict[int, tuple[float, float]], recoveries: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Return the seconds that the job spent on start-up, steps, recovery and other work. They add up to `wall`."""
+    """Return the seconds that the job spent on start-up, steps, recovery and other work. These seconds add up to
+    `wall`, the wall time of the job."""
     if not events:
         return {"startup": 0.0, "steps": 0.0, "recovery": 0.0, "other": 0.0, "wall": 0.0}
     start, end = events.start, events[-1].t

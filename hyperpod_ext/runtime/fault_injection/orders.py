@@ -42,6 +42,7 @@ def take(run_dir: Path, name: str) -> bool:
     try:
         make_private_folder(folder)
         (folder / name).touch(exist_ok=False)
-    except OSError:  # the order is taken, or cannot be marked as taken, and would be injected repeatedly
+    except OSError:
+        # do not inject: the order is taken already, or cannot be marked as taken and would be injected repeatedly
         return False
     return True

@@ -13,8 +13,8 @@ _REMEMBERED = 32
 """Number of newest messages from which one clock is estimated. The number is large enough that at least one of the
 messages has had almost no delay, and small enough that the clocks do not drift between the messages."""
 _SAME_S = 0.5
-"""If two clocks differ by less than this many seconds, they are treated as the same clock, and the difference as
-message delay."""
+"""Two clocks that differ by less than `_SAME_S` seconds are treated as the same clock, and their difference is treated
+as message delay."""
 
 
 class Clocks:

@@ -31,7 +31,8 @@ class BrokenConnectionError(ConnectionError):
 def broken(error: BaseException) -> ConnectionError:
     """Return the ConnectionError for an error on an open connection.
 
-    A ConnectionRefusedError is also replaced, because callers interpret that class as "no process listens at the port".
+    A ConnectionRefusedError is also replaced by a BrokenConnectionError. Otherwise callers would conclude that no
+    process listens at the port.
     """
     if isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError):
         return error

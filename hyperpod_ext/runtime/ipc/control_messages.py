@@ -218,7 +218,7 @@ class WorkerHandshake(Declared):
     pid: Count
     generation: Count = 0
     again: bool = False
-    """Whether the worker connects again because an earlier connection broke. If true, the agent answers with
+    """Whether the worker connects again because an earlier connection broke. If `again` is true, the agent answers with
     `resumed`."""
     received: Count = 0
     """Number of orders that the worker has received on earlier connections."""
@@ -254,8 +254,8 @@ class Restored(Report):
     error: str
     """Error of the restore; empty if the restore succeeded."""
     ranks: Listed[Count] = ()
-    """Ranks of the node that have the same result, so that the agent can send one message for them. If empty, the
-    result applies only to `rank`."""
+    """Ranks of the node that have the same result, so that the agent can send one message for them. If `ranks` is
+    empty, the result applies only to `rank`."""
 
 
 class Finished(Report):
@@ -544,8 +544,8 @@ class HoldTraining(Report):
     sender, reader = "agent", "coordinator"
     type: Literal["hold"] = "hold"
     for_fault: bool = False
-    """Whether a fault is the reason for the hold. A job that continues without its lost ranks ignores a hold because of
-    a fault."""
+    """Whether a fault is the reason for the hold. A job that continues without its lost ranks ignores holds with
+    `for_fault`."""
 
 
 class ResumeTraining(Report):
@@ -576,7 +576,7 @@ class NodeBroken(Report):
     code: str
     """Error code of the job, if the job ends because of this node."""
     lost: bool
-    """Whether the job may recover by replacing this node. If false, the job fails."""
+    """Whether the job may recover by replacing this node. If `lost` is false, the job fails."""
 
 
 class LastSnapshots(Report):
@@ -588,7 +588,7 @@ class LastSnapshots(Report):
 
 
 class Uploaded(Report):
-    """The node has finished uploading its part of the last step, as far as it could."""
+    """The node has finished uploading its part of the last step, completely or not."""
 
     sender, reader = "agent", "coordinator"
     type: Literal["uploaded"] = "uploaded"
@@ -739,11 +739,11 @@ class DecommissionNode(Order):
 
 
 class ScheduleSave(Order):
-    """Copy the node's snapshots of this step to the tier of this kind."""
+    """Copy the node's snapshots of step `step` to the tier of kind `kind`."""
 
     type: Literal["schedule_save"] = "schedule_save"
     kind: str
-    """`peer`, or the kind of a durable tier."""
+    """Kind of the tier: `peer`, or the kind of a durable tier."""
     step: Count
 
 
@@ -784,7 +784,7 @@ class SaveLast(Order):
 
 
 class UploadSnapshot(Order):
-    """Upload the node's part of this snapshot."""
+    """Upload the node's part of the snapshot with save id `save_id`."""
 
     type: Literal["upload_snapshot"] = "upload_snapshot"
     save_id: str

@@ -2,8 +2,8 @@
 functions.
 
 Usually most ranks already have the state of the step, or all ranks start at step 0. Messages do not list ranks that
-have the state already or start at step 0. Any other rank and its sources are listed in the message to the rank's own
-node, and in the messages to nodes whose ranks send it their state.
+have the state already or start at step 0. Every other rank is listed, with its sources, in the message to the rank's
+own node, and in the messages to nodes whose ranks send their state to this rank.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 languages."""
 Bytes = Annotated[int, Field(ge=0, lt=1 << 63), Unit("bytes")]
 Seconds = Annotated[float, Field(ge=0, le=_LONGEST_S), Unit("s")]
-"""A duration in seconds, of at most about thirty years. Every function of the operating system accepts durations below
-this limit."""
+"""A duration in seconds, of at most about thirty years. Every function of the operating system accepts durations up to
+thirty years."""
 Port = Annotated[int, Field(ge=0, lt=1 << 16)]
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list."""

@@ -54,9 +54,10 @@ class HttpServer:
     Args:
         handle: function that returns the response to a request without blocking.
         on_error: function that is called with the text of an internal error.
-        places: maximum number of connections from which no complete request has arrived yet. If there are more
-            connections, the server closes the oldest, so that this process does not run out of file descriptors. If too
-            many connections have an unread response, the server also closes the oldest of them.
+        places: maximum number of connections from which no complete request has arrived yet. If `places` is exceeded,
+            the server closes the oldest of these connections, so that this process does not run out of file
+            descriptors. If too many connections have an unread response, the server closes the oldest connection with
+            an unread response.
         limit_s: time limit for receiving one request and sending its response, in seconds.
         keeps: whether a connection may stay open for further requests.
     """
@@ -211,6 +212,6 @@ def _text(response: Response, *, keep: bool) -> bytes:
     head = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", f"content-length: {len(body)}"]
     if body:
         head.append(f"content-type: {response.content_type}")
-    # an HTTP/1.0 client keeps its connection open only if the response has this header
+    # an HTTP/1.0 client keeps its connection open only if the response has the header `connection: keep-alive`
     head.append(f"connection: {'keep-alive' if keep else 'close'}")
     return "\r\n".join([*head, "", ""]).encode() + body

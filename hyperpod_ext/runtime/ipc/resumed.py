@@ -2,8 +2,8 @@
 next connection.
 
 The receiver does not acknowledge messages one by one. When the two sides connect again, each side reports how many
-messages it has received, and the other side resends the messages after those. So no message is lost, and no message
-arrives twice.
+messages it has received, and the other side resends all later messages. So no message is lost, and no message arrives
+twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Sent:
         self._count = 0
 
     def add(self, frame: bytes) -> None:
-        """Record a frame. Must be called before the frame is sent."""
+        """Record a frame. Callers must call `add` before they send the frame."""
         self._frames.append(frame)
         self._count += 1
 

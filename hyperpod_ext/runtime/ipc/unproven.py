@@ -55,7 +55,7 @@ class Unproven(Generic[Connection]):
             self.leave(connection)
 
     def hang_up_oldest(self) -> bool:
-        """Close the oldest unauthenticated connection. Returns False if there is no such connection."""
+        """Close the oldest unauthenticated connection. Returns False if there is no unauthenticated connection."""
         with self._lock:
             oldest = next(iter(self._waiting), None)
             if oldest is None:
@@ -71,8 +71,8 @@ class Unproven(Generic[Connection]):
 
 
 FILES_A_PLACE = 4
-"""Ratio of open files that the process may have to unauthenticated connections. Authenticated connections need most of
-the open files."""
+"""The limit of unauthenticated connections is the process's limit of open files, divided by this number. Authenticated
+connections need most of the open files."""
 _OPEN_FILES = 65_536
 """Soft limit of open files that is enough for the processes of a job. A higher limit, such as the hard limit of often a
 million, would slow down programs that loop over all possible descriptors."""

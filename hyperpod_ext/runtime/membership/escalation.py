@@ -124,7 +124,7 @@ _AGAIN = "Started again, the job goes on from its newest durable checkpoint, if 
 
 def no_node(fault: Fault, earlier: Sequence[Fault], waited_s: float, spares: int) -> Fail:
     """Return the `Fail` action for a job that has lost a node and got no replacement node."""
-    # `spares` is greater than 0 even if the only spare was a lost node that returned
+    # `spares` counts all spares that took over ranks, even a lost node that returned as a spare
     had = "the job has no spare left" if spares else "the job has no spares"
     return Fail(
         fault.code,

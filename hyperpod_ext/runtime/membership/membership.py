@@ -100,8 +100,8 @@ class Membership:
         self.done: dict[int, str] = {}
         """Digest of the final state of each rank that has finished training."""
         self.has_failed = False
-        """Whether the job ended before all ranks were done. Not part of the job state, because a new coordinator
-        decides again whether the job has failed."""
+        """Whether the job ended before all ranks were done. `has_failed` is not part of the job state, because a new
+        coordinator decides again whether the job has failed."""
         self.sharing = ""
         """Relation between the states of different ranks (`same`, `alike` or `shard`); empty before a rank has begun
         its training loop."""
@@ -123,7 +123,7 @@ class Membership:
 
     @property
     def size(self) -> int:
-        """Number of nodes with ranks. Cached until `nodes` is replaced by a new rank assignment."""
+        """Number of nodes with ranks. The number is cached until `nodes` is replaced by a new rank assignment."""
         if self._counted[0] is not self.nodes:
             self._counted = self.nodes, len(set(self.nodes.values()))
         return self._counted[1]
@@ -246,9 +246,9 @@ class Membership:
     def _go(self) -> list[Action]:
         assert self.decision is not None
         step, self.phase = self.decision.step, JobPhase.RUNNING
-        # only after a successful restore, because a failed restore does not roll back steps
+        # record `step` only after a successful restore, because a failed restore rolls back no steps
         self.began[self.generation] = step
-        self.committed = step  # later steps of earlier generations are rolled back
+        self.committed = step  # steps of earlier generations after `step` are rolled back
         self.retention.went_on(step, self.sharing)
         unneeded = [Release(())] if self.continuing.enabled and self.renumbering.newest == self.generation else []
         return [Go(step), *unneeded, *self.release_retained(step), *self.reconcile()]
@@ -430,7 +430,7 @@ class Membership:
         """Continue without the ranks in `lost`. `node`: node of the lost ranks if the node must be decommissioned,
         otherwise None. `why`: reason for decommissioning `node`."""
         rank = min(lost)
-        self.held.clear()  # every pause was requested for this fault, before it was detected
+        self.held.clear()  # end all pauses: nodes requested them because of this fault, before this fault was detected
         left = self.continuing.lose(self.nodes, lost, self.rescaling.each)
         self.rescaling.reset_tries()
         actions = self._reassign(Reassignment(left.after, left.moved, (), 1.0), "continued", rank)
@@ -500,7 +500,8 @@ class Membership:
         if self.phase is JobPhase.ENDED or node in self.held or (for_fault and self.continuing.is_short):
             return []
         if self.states[node] in (NodeState.ABSENT, NodeState.RELEASED):
-            return []  # a pause ends only with a message from its node, which the coordinator would ignore
+            # refuse the pause: only a message of the node could end the pause, but the coordinator ignores this node
+            return []
         self.held.add(node)
         if for_fault:
             self.held_for_fault.add(node)
@@ -576,7 +577,7 @@ class Membership:
         if self.states[node] in (NodeState.DEPARTING, NodeState.RELEASED):
             return []
         if self.states[node] in HAD_RANKS:
-            self.states.ask_to_leave(node)  # released once its snapshots are not needed
+            self.states.ask_to_leave(node)  # the node is released once its snapshots are not needed
             return []
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
@@ -645,8 +646,8 @@ class Membership:
         return self._joining_lost(f"rank {rank} of the next rank assignment does not start: {cause}")
 
     def _joining_lost(self, why: str) -> list[Action]:
-        """Cancel the rank assignment that is being prepared. Prepare it again, unless that has failed too many
-        times."""
+        """Cancel the rank assignment that is being prepared. Prepare the assignment again, unless too many preparations
+        have failed."""
         gives_up = self.rescaling.gives_up()
         dropped = self.rescaling.drop(self.states)
         if gives_up:

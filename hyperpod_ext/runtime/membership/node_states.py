@@ -29,8 +29,8 @@ class NodeState(Enum):
     """A node that will lose its ranks, because the node has requested to leave or a user has ordered to move its
     ranks."""
     DECOMMISSIONED = "decommissioned"
-    """A node whose ranks are now on other nodes, but which has not ended its workers or not reported the snapshots in
-    its memory yet."""
+    """A node whose ranks are now on other nodes, but which must still end its workers and report the snapshots in its
+    memory."""
     RETAINED = "retained"
     """A node without ranks that stays in the job, because the snapshots in its memory may still be needed."""
     RELEASED = "released"
@@ -154,8 +154,8 @@ class NodeStates:
 
     @property
     def going(self) -> set[int]:
-        """Nodes without ranks that are released once the job no longer needs their snapshots. Does not include nodes
-        that were decommissioned because of faults, which are not released and continue to serve snapshots."""
+        """Nodes without ranks that are released once the job no longer needs their snapshots. Nodes that were
+        decommissioned because of faults are not included: they are not released, and continue to serve snapshots."""
         return {node for node, why in self._why.items() if why is not Why.FAILED and self[node] in HAD_RANKS}
 
 

@@ -21,8 +21,8 @@ Group = tuple[int, ...]
 def place_groups(nodes: Mapping[int, str], size: int, before: Sequence[Group] = ()) -> tuple[Group, ...]:
     """Divide nodes into parity groups of at least `size` nodes. Returns no group if there are fewer than `size` nodes.
 
-    Some groups are larger if the number of nodes is not a multiple of `size`. The remaining nodes of each group in
-    `before` (the earlier groups) stay together, and new nodes replace lost nodes.
+    Some groups are larger if the number of nodes is not a multiple of `size`. If possible, the remaining nodes of each
+    group in `before` (the earlier groups) stay together, and new nodes replace lost nodes.
 
     Args:
         nodes: failure domain (rack or availability zone) of each node.

@@ -79,7 +79,7 @@ def _apart(node: int, nodes: Mapping[int, str], holders: Sequence[int]) -> bool:
 
 def _relieve(placed: Placement, movers: Sequence[int], nodes: Mapping[int, str], load: Counter[int], most: int) -> None:
     """Move copies from nodes with more than `most` copies to nodes with fewer copies, but only copies whose owner is in
-    `movers`. Without these moves, only the node that is placed last might have room for its own copy."""
+    `movers`. Without `_relieve`, perhaps only the node that is placed last would have room for its own copy."""
     while moves := [
         (nodes[roomy] in {nodes[owner], *(nodes[holder] for holder in placed[owner])}, owner, full, roomy)
         for owner in movers

@@ -218,8 +218,8 @@ class RestoreNegotiation:
         return self._nothing(offers, len(nodes), committed, short_parity(in_memory, began, -1))
 
     def _from_equals(self, nodes: Mapping[int, int], began: Mapping[int, int]) -> Decision | None:
-        """Decide from a few offers only, to save time. Returns None unless all ranks have the same state and at least
-        one rank has this state in its process.
+        """Decide from a few offers only, to save time. Returns None if the states of ranks differ, or if no rank has
+        the state in its process.
 
         The decision is the same as a decision from all offers. A snapshot in memory is a better source than another
         rank's live state only for ranks on the same node, so snapshots are searched only on nodes with a rank without

@@ -35,8 +35,8 @@ class StopAgreement:
     ranks: int
     """Number of ranks that must agree."""
     ahead: int
-    """Number of steps from the newest committed step to the requested step. Doubled each time that a rank was already
-    past the requested step."""
+    """Number of steps from the newest committed step to the requested step. The number is doubled each time that a rank
+    was already past the requested step."""
     farthest: int
     """Largest value of `ahead`."""
     number: int = 0

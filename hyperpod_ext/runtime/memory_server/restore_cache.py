@@ -105,7 +105,7 @@ class RestoreCache:
         manifest, plan, bound = self.head(url, folder, rank)
         checkpoint = self._checkpoint(uploader, folder)
         name = checkpoint["files"][str(rank)]
-        self.forget(but=(url, folder))  # checkpoints that were fetched before have been refused by ranks
+        self.forget(but=(url, folder))  # free the checkpoints that were fetched before, which ranks have refused
         with self._fetching:
             region = self._fetched.get((url, folder, name))
             if region is None:

@@ -109,7 +109,7 @@ class Server:
             return
         self._listener.close()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with contextlib.suppress(OSError):  # for example, the disk is full; the next check tries again
+        with contextlib.suppress(OSError):  # the disk may be full; the next check tries again
             make_private_folder(self._later.parent)
             self._listen(self._later)
 

@@ -352,7 +352,7 @@ class NodeMemory:
     def check_tiers(self) -> None:
         """Raise HyperpodExtError if a tier is not writable, for example if a bucket is missing or denies access."""
         for uploader in self.uploaders:
-            if not uploader.tier.on_node:  # `NodeDisk.state` reports the problems of this node's own disks
+            if not uploader.tier.on_node:  # `NodeDisk.state` checks this node's own disks
                 uploader.checkpoints.store.check()
 
     def schedule_copy(self, step: int, kind: str | None) -> None:

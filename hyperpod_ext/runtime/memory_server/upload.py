@@ -75,14 +75,15 @@ class Upload:
         self._reported: set[str] = set()
         """Save ids that this node has already reported as failed or cancelled."""
         self.wake = threading.Event()
-        """Set by other threads after a change that may end the wait for other nodes."""
+        """Event that other threads set after a change that may end the wait for other nodes."""
 
     def bring(self, task: UploadTask) -> bool:
         """Upload this node's part of a checkpoint, and wait for the commit. Returns whether this node committed the
         checkpoint.
 
         Raises:
-            Cancelled: a newer snapshot needs the memory of this one, or the wait for other nodes' parts was cancelled.
+            Cancelled: a newer snapshot needs the memory of a snapshot in this upload, or the wait for other nodes'
+                parts was cancelled.
             HyperpodExtError: the checkpoint could not be uploaded or committed; earlier checkpoints are unchanged.
         """
         checkpoints, folder = self._checkpoints.until(task.cancelled), folder_of(task.step, task.generation)
@@ -111,7 +112,7 @@ class Upload:
             macs |= self._upload(task, folder, rank)
             del task.left[rank]
         self._frozen = {part: written for part, written in self._frozen.items() if written.folder == folder}
-        task.stack.close()  # unpins the snapshots: from here on, workers may overwrite the slots
+        task.stack.close()  # this call unpins the snapshots, so that workers may overwrite the slots
         checkpoints = self._checkpoints.until(lambda: task.dropped)
         if task.nodes > 1:
             checkpoints.put_done(folder, task.node, macs)
@@ -143,7 +144,7 @@ class Upload:
         If the note cannot be written, other nodes wait for the part until their time limit.
         """
         if task.generation in self.entered and task.generation not in self._fenced:
-            return  # the folder may belong to another run
+            return  # write nothing to the checkpoint's folder, which may belong to another run
         if task.nodes > 1:
             self._report(task, self._checkpoints.put_failed)
 
@@ -167,7 +168,7 @@ class Upload:
         self._reported.add(task.save_id)
 
     def _fence(self, generation: int, checkpoints: Checkpoints) -> None:
-        """Write the fence file of `generation` to the tier, once per generation, even if a newer generation has
+        """Write the claim file of `generation` to the tier, once per generation, even if a newer generation has
         begun."""
         if generation in self.entered and generation not in self._fenced:
             checkpoints.fence(generation, *self.entered[generation])

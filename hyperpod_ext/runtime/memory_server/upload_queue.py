@@ -18,7 +18,7 @@ from hyperpod_ext.runtime.memory_server.slots.pins import Pin
 from hyperpod_ext.runtime.snapshot.manifest import Manifest
 
 _LEFT_BEHIND_S = 30.0
-"""Seconds after the begin of a generation for which uploads of earlier generations still wait for other nodes' parts.
+"""Seconds for which uploads of earlier generations still wait for other nodes' parts after a new generation has begun.
 The time is short because a lost node never uploads its part."""
 
 
@@ -59,7 +59,7 @@ class UploadQueue:
 
     Args:
         pin: returns a context manager that keeps a snapshot from being overwritten; the arguments are rank and save id.
-            Raises NotFoundError if the snapshot was overwritten already.
+            `pin` raises NotFoundError if the snapshot was overwritten already.
         node, nodes: this node's number, and the number of nodes.
         owners: number of ranks on this node. A checkpoint is queued once all ranks of the node have sealed their
             snapshots.

@@ -84,7 +84,7 @@ class Uploader:
             "taken_over": False,
         }
         self.on_change: Callable[[Uploader], None] = lambda uploader: None
-        """Called in the uploading thread after a checkpoint was uploaded or deleted."""
+        """Function that is called in the uploading thread after a checkpoint was uploaded or deleted."""
         threading.Thread(target=self._work, name=f"upload {self.url}", daemon=True).start()
 
     # --- due checkpoints ------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class Family:
 
 @dataclass(slots=True)
 class Histogram:
-    """Number of observed values by upper bound (bucket). Of fixed size, however long the job runs."""
+    """Number of observed values by upper bound (bucket). The histogram has a fixed size, however long the job runs."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)

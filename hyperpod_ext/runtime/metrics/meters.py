@@ -143,7 +143,8 @@ class Meters:
                 if isinstance(event, WorkerStarted):
                     rank.node = event.node
                 if isinstance(event, Begun | Done) and not is_sampled(event.rank):
-                    del self.ranks[event.rank]  # until the next fault, the log has no events of this rank
+                    # drop this rank, because the log has no events of the rank until the next fault
+                    del self.ranks[event.rank]
             case JobEnded():
                 self.state = event.state
         for span in self._phases.add(event):
@@ -213,7 +214,8 @@ class Meters:
         # ignore the step of a rank that was past its last collective when another rank failed
         if made.generation <= self._broken_generation:
             return
-        if self.state in ("starting", "recovering"):  # not after the end: the event of a step may arrive late
+        # keep the state after the end of the job, because the event of a step may arrive late
+        if self.state in ("starting", "recovering"):
             self.state = "running"
         if self._faulty_since is not None:
             self.recoveries += 1

@@ -36,7 +36,7 @@ class Numbers:
         threading.Thread(target=lambda: asyncio.run(self._serve()), name="numbers", daemon=True).start()
 
     def take(self, events: Iterable[Event]) -> None:
-        """Add new events of one node, with times by this machine's clock. Any thread may call this."""
+        """Add new events of one node, with times by this machine's clock. Any thread may call this method."""
         with self._lock:
             for event in events:
                 heapq.heappush(self._waiting, (event.t, next(self._order), event))

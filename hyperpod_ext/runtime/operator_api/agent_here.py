@@ -73,7 +73,7 @@ class AgentHere:
         self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
-        """Number of the operator's newest order. A `Node` that was started by an older order ends."""
+        """Number of the operator's newest order. If an older order has started the running `Node`, this `Node` ends."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None
@@ -200,7 +200,8 @@ class AgentHere:
             message = last_word.of_failed_job(why, hint)
         except asyncio.CancelledError:
             state = "cancelled"
-        except ExcludedError as error:  # the job may continue without this node, which a new process may rejoin
+        except ExcludedError as error:
+            # the job may continue without this node, and a new process of the node may join the job again
             message, mode = str(error), PROCESS_LEVEL
             last_word.keep(error.message, error.hint, self._rank)
         except HyperpodExtError as error:
@@ -211,7 +212,7 @@ class AgentHere:
         finally:
             self._running = None
             take_signals_from(asyncio.get_running_loop(), self._hear_signal)
-        if self._asked_to_end:  # the pod will be deleted, even if the job goes on
+        if self._asked_to_end:  # end this process, because the pod will be deleted, even if the job goes on
             self.leave(_CANCELLED)
         if state in ("cancelled", "left"):
             message, mode = "a pod of the job was ordered to end", PROCESS_LEVEL
@@ -231,7 +232,7 @@ class AgentHere:
         election = ElectionListener(settings.secret, _say, encrypted=settings.config.encrypted, succeeded=True)
         self._serving_end = asyncio.get_running_loop(), asyncio.ensure_future(asyncio.Event().wait())
         self._idle.set()
-        with contextlib.suppress(OSError, asyncio.CancelledError):  # another process may use the port
+        with contextlib.suppress(OSError, asyncio.CancelledError):  # ignore errors: another process may use the port
             await election.open(*address)
             if number == self._wanted:
                 await self._serving_end[1]
@@ -247,7 +248,7 @@ class AgentHere:
         self._settings_of_job = settings
         make_private_folder(self._run_dir / "logs")
         if settings.node == 0:
-            (self._run_dir / REPORT).unlink(missing_ok=True)  # the report of an earlier run
+            (self._run_dir / REPORT).unlink(missing_ok=True)  # delete the report of an earlier run
         self._rank, self._name = settings.node, settings.config.name
         self._ranks = settings.config.world_size if settings.config.restart.policy == "continue" else 0
         self._has_time = bool(settings.config.checkpoint.durable() or settings.config.elastic or self._ranks)

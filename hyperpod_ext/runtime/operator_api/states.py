@@ -159,7 +159,8 @@ def start(pod: Pod, asked: Start, now: str) -> Answer:
     order = Order.RESUME if same and pod.agent_rank is not None else Order.BEGIN
     gone = pod.agent_peers - peers if peers and order is Order.RESUME else frozenset()
     updated = replace(updated, agent_rank=asked.rank, agent_address=own, agent_peers=peers, restart_mode=IN_PROCESS)
-    updated = replace(updated, failed=frozenset[int]())  # recoveries ended when the operator stopped the job
+    # no rank is recovering, because recoveries ended when the operator stopped the job
+    updated = replace(updated, failed=frozenset[int]())
     return Answer(enter(updated, State.RUNNING, now, "Running"), orders=(order,), gone=gone)
 
 
@@ -349,10 +350,10 @@ class Caller:
 def why_refused(caller: str, allowed: Collection[str], members: Collection[str], operator: Caller, now: float) -> str:
     """Return why orders from the address `caller` are refused; empty if they are accepted.
 
-    If `allowed` is not empty, only its networks and addresses may send orders. If `allowed` is empty, any address
-    except other pods of the job may send orders, but only the operator's address while the operator still sends
-    requests. An operator that was restarted at another address is thus accepted once its former address has been silent
-    for a while.
+    If `allowed` is not empty, only its networks and addresses may send orders. If `allowed` is empty, only the
+    operator's address may send orders. Without an operator, or once the operator has sent no request for a while, any
+    address except other pods of the job may send orders. Therefore an operator that was restarted at another address is
+    accepted after a while.
     """
     address = _plain(caller)
     if allowed:

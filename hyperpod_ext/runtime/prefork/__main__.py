@@ -95,7 +95,7 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
     import select
 
     # set_wakeup_fd makes Python write the number of each signal to the fork server's socket; a handler in Python cannot
-    # send it, because it does not run if the signal arrives just before a blocking call
+    # send the number, because the handler does not run if the signal arrives just before a blocking call
     server.setblocking(False)
     signal.set_wakeup_fd(server.fileno(), warn_on_full_buffer=False)
     for signum in _FORWARDED:
@@ -120,11 +120,11 @@ def _be(pid: int, server: socket.socket) -> NoReturn:
 def _end_by(signum: int) -> NoReturn:
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the rank has already written the core dump
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # write no core dump, because the rank has already written one
     if signum not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)
-    os._exit(128 + signum)  # reached only if the signal is blocked
+    os._exit(128 + signum)  # this line is reached only if the signal is blocked
 
 
 def _run_here(why: str) -> NoReturn:

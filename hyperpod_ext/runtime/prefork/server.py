@@ -109,7 +109,7 @@ class Server:
         while not self._ended:
             for key, _ in self._events.select(_LOOK_S if self._ranks else None):
                 if self._ended or self._events.get_map().get(key.fd) is not key:
-                    continue  # an earlier event has closed this connection
+                    continue  # skip this event, because an earlier event has closed the connection
                 if (order := key.data()) is not None:
                     return order  # type: ignore[no-any-return]
             self._stop_with_fronts()
@@ -266,7 +266,8 @@ def _become(order: Order, launcher: int) -> None:
 
 
 def _run(argv: list[str]) -> None:
-    """Run the script or module as Python would. If there is none, run Python itself, which reports the error."""
+    """Run the script or module as Python would. If no such script or module exists, run Python itself, which reports
+    the error."""
     sys.excepthook = _say
     if argv[0] == _MODULE and len(argv) > 1:
         sys.argv, sys.path[0] = argv[1:], os.getcwd()  # noqa: PTH109

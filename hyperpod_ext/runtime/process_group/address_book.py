@@ -48,8 +48,8 @@ class AddressBook:
             self._changed.notify_all()
 
     def wait_for(self, rank: int, generation: int, is_over: Callable[[], bool]) -> Address | None:
-        """Wait until the address of `rank` is known, and return the address. None if `is_over` returns true or another
-        generation has begun."""
+        """Wait until the address of `rank` is known, and return the address. Returns None if `is_over` returns true or
+        another generation has begun."""
         with self._changed:
             self._changed.wait_for(lambda: rank in self.known or is_over() or self.generation != generation)
             return None if self.generation != generation else self.known.get(rank)

@@ -21,10 +21,11 @@ class Backend(Protocol):
         """
 
     def adding_group(self) -> None:
-        """Called before another group than the default group is opened."""
+        """Hook that is called before any group except the default group is opened."""
 
     def opened(self) -> None:
-        """Called when the default group is open. Aborts the group if `abort` was called while it was being opened."""
+        """Hook that is called when the default group is open. Aborts the group if `abort` was called while it was being
+        opened."""
 
     def abort(self) -> None:
         """Make all calls that wait in the groups raise at once."""

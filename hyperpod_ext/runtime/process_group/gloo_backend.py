@@ -74,7 +74,8 @@ class Gloo:
         """Listening addresses of the parent process's groups, which must be skipped: inherited epoll sets contain the
         parent's descriptor numbers, which belong to other files in this process."""
         self._near = range(0)
-        """Descriptor numbers that the default group probably uses. Empty if there may be more groups."""
+        """Descriptor numbers that the default group probably uses. The range is empty if the process may have more
+        groups than the default group."""
         self._held: dict[int, int] = {}
         """Duplicates of shut-down connections, by inode, which keep the connections open until all ranks have left the
         generation."""
@@ -121,14 +122,14 @@ class Gloo:
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:
-        with self._lock:  # later aborts start no watch
+        with self._lock:  # an abort after this block starts no watch
             over, self._open = self._over, False
         if over is not None:  # other ranks on this machine still need the cores
             timeout_s = cpu_contention.timeout_s(cpu_contention.per_core())
             over.rest(timeout_s)
             cpu_contention.yield_cores(timeout_s)
         if dist.is_initialized():
-            wait_until_idle()  # while the watcher still runs, because gloo's threads may also sleep in lost waits
+            wait_until_idle()  # wait while the watcher still runs, because gloo's threads may also sleep in lost waits
         if over is not None:
             over.leave()
             self._over = None
@@ -178,8 +179,8 @@ class Gloo:
             }
 
     def _hold(self, connection: Connection) -> int | None:
-        """Return a duplicate of a connection, to shut the connection down. None if the connection is shut down already,
-        or no longer exists."""
+        """Return a duplicate of a connection, to shut the connection down. Returns None if the connection is shut down
+        already, or no longer exists."""
         if connection.inode in self._held:
             return None
         copy = duplicate(connection.fd, connection.inode)

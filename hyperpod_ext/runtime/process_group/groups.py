@@ -148,8 +148,8 @@ class ProcessGroups:
             backend.close()
 
     def asleep(self) -> frozenset[str] | None:
-        """Return the names of kept groups that contain only this rank until the script requests them again. None if
-        this job does not keep groups."""
+        """Return the names of kept groups that contain only this rank until the script requests them again. Returns
+        None if this job does not keep groups."""
         return None if self._lasting is None else self._lasting.asleep()
 
     def _end(self, end_groups: Callable[[], None]) -> None:
@@ -174,7 +174,7 @@ class ProcessGroups:
 def _agree(store: PartitionedStore, rank: int, world_size: int, kind: Kind) -> None:
     """Check that all ranks use the same backend, so that no rank with NCCL waits for a rank without a GPU."""
     store.set(f"backend/{rank}", kind)
-    if kind == "gloo":  # the ranks with NCCL do the check
+    if kind == "gloo":  # only the ranks with NCCL compare the backends
         return
     for other in sorted({(rank - 1) % world_size, (rank + 1) % world_size}):
         if (theirs := store.get(f"backend/{other}").decode()) != kind:

@@ -57,7 +57,7 @@ class _Call:
     def _run(self, call: Callable[[], object]) -> None:
         try:
             call()
-        except BaseException as error:  # raised in the waiting thread by `_end_all`
+        except BaseException as error:  # `_end_all` raises this error in the waiting thread
             self.error = error
 
     def ended(self, deadline: float) -> bool:
@@ -134,7 +134,7 @@ class Nccl:
         _end_all(aborts, deadline)
         if aborts:  # queued kernels run after the abort, on invalid data that nothing uses
             _end_all([_Call("the work queued on the GPU", self._synchronize)], deadline)
-        del aborts  # so that no reference to a thread or group is kept
+        del aborts  # keep no reference to a thread or group
         yield
 
     def close(self) -> None:

@@ -58,7 +58,8 @@ class StoreConnection:
         return self._values.get(key) if generation == self._generation else None
 
     def _receive(self, flags: int = 0) -> wire.Message | None:
-        """Return the next answer, and record pushed values that arrive before it. None if no answer has arrived yet."""
+        """Return the next answer, and record pushed values that arrive before it. Returns None if no answer has arrived
+        yet."""
         while True:
             for message in wire.frames(self._received):
                 if "key" not in message:
@@ -104,8 +105,8 @@ class Connections:
             return idle.pop() if idle else None
 
     def take_watching(self, key: str) -> StoreConnection | None:
-        """Return the connection on which the value of `key` is pushed. None if no connection is watching, or if another
-        thread is using the connection."""
+        """Return the connection on which the value of `key` is pushed. Returns None if no connection is watching, or if
+        another thread is using the connection."""
         with self._lock:
             line = self._watched.get(key)
             if line is None or line not in (idle := self._idle.get(line.address, [])):

@@ -1,4 +1,5 @@
-"""The keys and values of one rank's server, with waiting requests and watching clients. Pure, except for the clock.
+"""The keys and values of one rank's server, with waiting requests and watching clients. This module does no I/O
+except reading the clock.
 
 A client that gets a key may also watch the key, so that the server pushes the key's value to the client in each later
 generation. A rank connects to the same ranks in each generation, so it gets most addresses without further requests.
@@ -41,7 +42,7 @@ class StoreKeys(Generic[Client]):
         `reply` later.
 
         Args:
-            client: the client that sent the request. None for a request that cannot watch its key.
+            client: the client that sent the request. `client` is None for a request that cannot watch its key.
         """
         key = (int(request["generation"]), str(request["key"]))
         if key[0] < self.generation:

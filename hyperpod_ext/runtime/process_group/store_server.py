@@ -59,7 +59,7 @@ class _Peer:
 
 
 class _Answer:
-    """The answer to a request of this process. An Event is made only if there is no answer at once."""
+    """The answer to a request of this process. A `threading.Event` is created only if no answer exists at once."""
 
     def __init__(self) -> None:
         self.message: wire.Message | None = None
@@ -242,7 +242,7 @@ class RankServer:
                 self._keys.answer(message, lambda answer: self._send(peer, answer), peer)
 
     def _send(self, peer: _Peer, message: wire.Message) -> None:
-        """Send a message to a peer. The caller must hold the lock, unless no other thread knows the peer yet."""
+        """Send a message to a peer. The caller must hold the lock if other threads may use the peer."""
         self._send_frame(peer, wire.encode(message))
 
     def _push(self, peers: Collection[_Peer], message: wire.Message) -> None:

@@ -59,7 +59,7 @@ def add_bins(values: torch.Tensor, top: int, into: torch.Tensor) -> None:
     """
     scale = math.ldexp(1.0, -_BITS * top)
     for piece in _pieces(values):
-        rest = values[piece].to(torch.float32) * scale  # exact: the scale is a power of two
+        rest = values[piece].to(torch.float32) * scale  # the product is exact, because the scale is a power of two
         for row in into[:, piece]:
             digits = rest.to(torch.int32)
             row.add_(digits)

@@ -43,7 +43,7 @@ class Replicated(Reproducible):
                     dist.broadcast(tensor, 0)
 
     def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._queued = False  # the callback of a failed backward pass did not run
+        self._queued = False  # reset the flag, because the callback of a failed backward pass did not run
         return self.module(*arguments, **options)
 
     def close(self) -> None:

@@ -50,7 +50,7 @@ class Reproducible(torch.nn.Module):
     def reduce(self) -> None:
         """Set each parameter's gradient to the sum over all micro-batches and ranks.
 
-        All ranks must call this once per step. If a parameter's gradient is not finite on any rank, the gradient
+        All ranks must call this method once per step. If a parameter's gradient is not finite on any rank, the gradient
         becomes NaN on all ranks.
 
         Raises:
@@ -61,7 +61,7 @@ class Reproducible(torch.nn.Module):
     def norm(self) -> torch.Tensor:
         """Return the 2-norm of all gradients, with the same bits for any number of ranks.
 
-        All ranks must call this. If the step's gradients are not reduced yet, `reduce` is called first.
+        All ranks must call this method. If the step's gradients are not reduced yet, `reduce` is called first.
         """
 
     @abstractmethod

@@ -1,6 +1,7 @@
 """Versions of a script's saved files that are kept at other paths than the script's.
 
-Kept are previous versions of files that the script has saved again, and saves that were moved away after a fault.
+This module keeps the previous versions of files that the script has saved again, and saves that were moved away after a
+fault.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Versions:
         """
         try:
             return str(self._place(_rename if path.is_dir() else os.link, path, _FORMER, self._name(path)))
-        except OSError as error:  # the script's save must not fail because the previous version cannot be kept
+        except OSError as error:  # the script's save succeeds even if the previous version cannot be kept
             if not self._warned:
                 text = f"the previous version of {path} cannot be kept: {error}. A fault between saves may end the job."
                 sys.stderr.write(f"hyperpod_ext: warning: {text}\n")

@@ -126,7 +126,8 @@ class Memory:
             return []
         log, born = self._log.get("peer", ()), self._born.get(owner, -1.0)
         held: list[SimulatedSnapshot] = []
-        if owner in self._born and holder in self._left.get(rank, ()):  # also copies made from the rank's former node
+        # also include copies that the rank's former node has sent
+        if owner in self._born and holder in self._left.get(rank, ()):
             held += [one for one in log if self._born.get(holder, -1.0) < one.captured_at <= born]
         if holder in self._placed[self._block_of(rank)].get(owner, ()):
             since, again = self._paired.get((owner, holder), (-1.0, None))

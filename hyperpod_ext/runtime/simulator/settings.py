@@ -51,7 +51,7 @@ class Simulated:
     """Whether all ranks have the same state, so that a rank can restore from any other rank."""
     replicas: int = 1
     parity: int | None = None
-    """Number of nodes in a group that stores parity instead of copies. None if copies are stored."""
+    """Number of nodes in a group that stores parity instead of copies. The value is None if the job stores copies."""
     node_bytes: float = 0.0
     state_bytes: float = 0.0
     live_read_s: float = 0.0

@@ -62,7 +62,7 @@ def _built() -> ctypes.CDLL | None:
             library.hpx_copy.restype = None
             library.hpx_copy_checked.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
             library.hpx_copy_checked.restype = ctypes.c_int64
-        except (OSError, AttributeError):  # a library for another machine type, or from an older stream.c
+        except (OSError, AttributeError):  # the library is for another machine type, or from an older stream.c
             continue
         return library
     return None
@@ -87,7 +87,7 @@ def copy(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copy `source` to `destination`, a tensor of the same shape and type, by the fastest method available."""
     if torch.get_num_threads() == 1 and _is_plain(destination, source):
         copier()(destination.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-        increment_version(destination)  # as `copy_` does, so that autograd detects the change
+        increment_version(destination)  # `copy_` also does this, so that autograd detects the change
     else:
         # several threads are faster than one thread that bypasses the caches
         with torch.no_grad():
@@ -142,7 +142,7 @@ def copy_to_gpu_checked(
             for destination, source in zip(destinations, sources, strict=True):
                 destination.copy_(source, non_blocking=True)
             found = [(each.result(), len(piece)) for each, piece in zip(checksums, pieces, strict=True)]
-    finally:  # after the return, the caller may overwrite `image`
+    finally:  # wait until the GPU has read `image`, which the caller may overwrite later
         for device in {destination.device for destination in destinations if destination.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
     return join_checksums(found)

@@ -284,7 +284,7 @@ class Layout:
         """
         end = 0
         for item, around in zip(self.plan.items, self._frames, strict=True):
-            image[end : item.start] = bytes(item.start - end)  # zero gaps, so that equal states have equal bytes
+            image[end : item.start] = bytes(item.start - end)  # fill gaps with zeros: equal states get equal bytes
             image[item.start : item.data] = around.prefix
             image[item.data + item.nbytes : item.end] = around.suffix
             end = item.end
@@ -319,7 +319,7 @@ def _view(raw: torch.Tensor, item: Item) -> torch.Tensor:
 
 
 class _Storage:
-    """Takes the place of a tensor's storage in the pickle; PyTorch stores the bytes outside of the pickle."""
+    """Placeholder for a tensor's storage in the pickle; PyTorch stores the bytes outside of the pickle."""
 
     def __init__(self, persistent_id: tuple[Any, ...]) -> None:
         self.persistent_id = persistent_id
@@ -334,7 +334,7 @@ class _Tensor:
     def __reduce__(self) -> tuple[Any, ...]:
         numel = torch.Size(self._sizes).numel()
         strides = torch.empty(self._sizes, device="meta").stride()
-        # without `[str, Any]`, which would set `__orig_class__` and make torch.load(weights_only=True) fail
+        # do not call `OrderedDict[str, Any]()`: it sets `__orig_class__`, and torch.load(weights_only=True) would fail
         hooks: OrderedDict[str, Any] = OrderedDict()
         legacy = torch.storage._dtype_to_storage_type_map().get(self._dtype)
         if legacy is not None:

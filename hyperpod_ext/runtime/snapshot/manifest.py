@@ -24,8 +24,8 @@ FORMAT = 2
 can be read."""
 LIGHT_BYTES = 4 << 20
 LIGHT_VALUES = 1 << 18
-"""A JSON document with more bytes or more values is parsed only if the job has signed it, because a parsed value may
-take 30 times the memory of its text."""
+"""A JSON document with more bytes or values than these limits is parsed only if the job has signed it, because a parsed
+value may take 30 times the memory of its text."""
 _SIGNATURE = re.compile(rb',"signature":"([0-9a-f]{64})"')
 _TAIL = 4096
 _PIECE = 1 << 20

@@ -369,10 +369,11 @@ def start_fresh(nodes: Mapping[int, int], step: int = 0) -> Decision:
 
 
 class _Equals:
-    """Offers of ranks that hold the same state, so that a rank can use any of them."""
+    """Offers of ranks that hold the same state, so that a rank can use any of these offers."""
 
     _FEW = 64
-    """Up to this number of offers, all offers are compared; of more offers, only the result of `near`."""
+    """Maximum number of offers that are all compared; of more offers, only a few near ones are compared (see
+    `near`)."""
 
     def __init__(self, offers: Sequence[Offer]) -> None:
         self._offers = offers
@@ -406,7 +407,8 @@ class _Equals:
 
 
 class _Commit:
-    """The copies of one committed step that nodes offer. The source of each rank's restore is chosen from them."""
+    """The copies of one committed step that nodes offer. The source of each rank's restore is chosen from these
+    copies."""
 
     def __init__(self, offers: Sequence[Offer], differing: Collection[_Holders]) -> None:
         self._everybody = [offer for offer in offers if offer.rank < 0]
@@ -457,7 +459,7 @@ class _Commit:
         found: dict[Source, tuple[int, bool, bool, int]] = {}
         for offer in (*own, *others):
             if offer.tier == "live" and resized:
-                continue  # a live rank sends state only within its world size
+                continue  # a live rank sends its state only if the world size is unchanged
             source, place = _source(offer, rank, wanted, node, resized)
             cost = (place, offer.rank != wanted, offer.node != node, (offer.rank - rank) % 1_000_000)
             found[source] = min(cost, found.get(source, cost))

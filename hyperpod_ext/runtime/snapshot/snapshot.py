@@ -38,18 +38,20 @@ class Snapshot:
     plan: Plan
     values: Sequence[Any]
     load: Callable[[], memoryview]
-    """Returns the snapshot's bytes. The returned memoryview keeps the memory alive."""
+    """Function that returns the snapshot's bytes. The returned memoryview keeps the memory alive."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] | None = None
     """Manifest with the checksum of the snapshot; None if the bytes are already verified."""
     scatter: Scatter | None = None
-    """Reads a snapshot on another node directly into the tensors, without a local copy; None for a local snapshot."""
+    """Function that reads a snapshot on another node directly into the tensors, without a local copy; None for a local
+    snapshot."""
     read_parts: ReadParts | None = None
-    """Reads only parts of a snapshot on another node; None for a local snapshot."""
+    """Function that reads only parts of a snapshot on another node; None for a local snapshot."""
     bound: bool = True
     """Whether a MAC proves that this job has written the checkpoint."""
     others: Callable[[], Sequence[Snapshot]] | None = None
-    """Returns the other ranks' snapshots of the same commit; None if they are not needed or already loaded."""
+    """Function that returns the other ranks' snapshots of the same commit; None if these snapshots are not needed or
+    already loaded."""
 
     @classmethod
     def of(
@@ -430,7 +432,7 @@ def _differing_values(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _copy_overlap(target: Item, destination: torch.Tensor, source: Item, view: torch.Tensor) -> int:
-    """Copy the elements that both items contain from `view` to `destination`; return their number.
+    """Copy the elements that are in both items, from `view` to `destination`; return the number of elements.
 
     Args:
         target: the shard in `destination`.

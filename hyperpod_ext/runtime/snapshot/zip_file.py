@@ -2,8 +2,8 @@
 
 A `.distcp` file is a sequence of zip archives, one for each tensor. A tensor's type and shape determine all bytes
 around its values. Therefore the layout of a snapshot's file is built only once, and each save only copies values. The
-archive's checksum of the values stays zero, because PyTorch does not read this checksum. Restores verify the CRC64-NVME
-of the whole snapshot (all archives) instead.
+archive's checksum of the values stays zero, because PyTorch does not read this checksum. A restore verifies the
+CRC64-NVME of the whole snapshot (all archives) instead.
 """
 
 from __future__ import annotations

@@ -131,8 +131,8 @@ class WaitingGradients:
 
         A gradient waits if its parameter had no gradient after the last step, or if the same tensor was written again,
         as in a sum over steps. A gradient that was not written since the last step does not wait, because its optimizer
-        has used it. A tensor that replaces the last step's gradient does not wait either, because the script drops
-        gradients between steps.
+        has used it. A tensor that replaces the last step's gradient does not wait, because the script drops gradients
+        between steps.
 
         Args:
             optimizers: all optimizers of the state.

@@ -39,7 +39,7 @@ def _drop_unsharded_gradient(parameter: Any) -> None:
     """Drop the unsharded gradient of an `FSDPParam`."""
     if hasattr(parameter, "_unsharded_param"):
         parameter._unsharded_param.grad = None
-    if "unsharded_accumulated_grad" in vars(parameter):  # in torch 2.15 a property, which `vars` does not list
+    if "unsharded_accumulated_grad" in vars(parameter):  # in torch 2.15, this is a property, which vars() omits
         parameter.unsharded_accumulated_grad = None
 
 

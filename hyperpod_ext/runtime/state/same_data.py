@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from hyperpod_ext.errors import JobFailedError
 
 _SAME = ("fingerprint", "order", "seed")
-"""Keys of a data loader's saved position. Their values must be equal on every rank."""
+"""Keys of the values in a data loader's saved position that must be equal on every rank."""
 FOR_EVER = timedelta(days=14)
 _NAMED = 8
 

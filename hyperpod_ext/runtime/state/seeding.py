@@ -23,7 +23,7 @@ def seed_step(seed: int, step: int, rank: int) -> None:
     value = seed_of(seed, step, rank)
     if torch.accelerator.is_available():
         torch.manual_seed(value)
-    else:  # torch.manual_seed takes ten times as long, because it records the caller's stack
+    else:  # torch.manual_seed takes ten times as long as the generator's, because it records the caller's stack
         torch.default_generator.manual_seed(value)
     random.seed(value)
     if numpy := sys.modules.get("numpy"):

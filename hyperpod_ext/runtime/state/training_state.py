@@ -47,7 +47,8 @@ _SHARDING_OPTIMIZERS = frozenset(
 
 
 _LOOSE = "(gradients)"
-"""Key in the saved state, next to the objects' names, of the gradients of parameters outside all optimizers."""
+"""Key of the gradients of parameters outside all optimizers, in the saved state, whose other keys are the objects'
+names."""
 
 
 @runtime_checkable
@@ -95,7 +96,7 @@ class CapturedState:
             try:
                 chunk = chunk_of(tensor, "a tensor")
             except JobFailedError:
-                Layout(self.parts)  # raises the same error, but with the tensor's name
+                Layout(self.parts)  # this call raises the same error, but with the tensor's name
                 raise
             if chunk is not None:
                 checksum = crc64nvme(raw_bytes(chunk.local), checksum)
@@ -174,7 +175,8 @@ class TrainingState:
         if before is not None:
             before.close()
         self._taking = False
-        """True during calls of the objects' `state_dict()`, which may read `.data` without changing the state."""
+        """Whether a call of an object's `state_dict()` is running, which may read `.data` without changing the
+        state."""
         self._committed_storages: set[int] | None = None
         """Cached result of `_storages`; None: not computed since the last commit."""
         self._large_values: LargeValues = before._large_values if before is not None else LargeValues()
@@ -208,7 +210,7 @@ class TrainingState:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the committed state cannot be used with another world size."""
+        """Whether the committed state can be used only with the present world size."""
         return self._mark is not None and self._mark[2].world_size > 0
 
     @property
@@ -231,8 +233,8 @@ class TrainingState:
         self._before_change()
 
     def _about_to_give_data(self, tensor: torch.Tensor) -> None:
-        """Drop the commit when the script reads `.data` of a committed tensor, as writes to `.data` are
-        undetectable."""
+        """No longer treat the state as committed once the script reads `.data` of a committed tensor, because writes to
+        `.data` cannot be detected."""
         if self._mark is not None and not self._taking and _storage(tensor) in self._storages():
             self._mark = None
             self._before_change()
@@ -314,7 +316,7 @@ class TrainingState:
             self._taking = False
         parameters = gradients.parameters(
             self._objects.values()
-        )  # must follow state_dict(), which reshards FSDP2's parameters
+        )  # call this after state_dict(), which reshards FSDP2's parameters
         if step_ended:
             optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
             self._loose.hold(optimizers, parameters)
@@ -343,7 +345,7 @@ class TrainingState:
         )
 
     def nbytes(self) -> int:
-        """Return the bytes of a snapshot, including an estimate for optimizer state that does not exist yet."""
+        """Return the size of a snapshot in bytes, including an estimate for optimizer state that does not exist yet."""
         optimizers = [value for value in self._objects.values() if isinstance(value, torch.optim.Optimizer)]
         return Layout(self.take().parts).plan.nbytes + sum(map(bytes_to_come, optimizers))
 
@@ -521,7 +523,7 @@ def _state_of(value: Stateful) -> Any:
         try:
             return dict(value.state_dict(keep_vars=True))
         except TypeError:
-            # a state_dict() of the script may not accept `keep_vars`
+            # the script's own state_dict() may lack the parameter `keep_vars`
             pass
     state = value.state_dict()
     return dict(state) if isinstance(value, torch.nn.Module) else state
@@ -573,5 +575,5 @@ def _storage(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage; 0 if the tensor has no storage."""
     try:
         return int(getattr(tensor, "_local_tensor", tensor).untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # a compiler's tensor, or one made of inner tensors
+    except (RuntimeError, NotImplementedError):  # the tensor is a compiler's, or is made of inner tensors
         return 0

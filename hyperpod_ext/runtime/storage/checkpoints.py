@@ -82,7 +82,7 @@ def other_checkpoint(manifest: Manifest) -> str:
 
 
 def other_part(snapshot: Manifest) -> str:
-    """Return the owner of a snapshot that does not belong to a rank and commit, for an error text.
+    """Return the rank, step and generation of a snapshot that is in the wrong place, for an error text.
 
     Raises:
         KeyError: the manifest lacks a field.
@@ -132,7 +132,7 @@ class Checkpoints:
         """Checkpoints whose manifests were verified. A manifest never changes, so it is verified only once."""
 
     def until(self, cancelled: Callable[[], bool]) -> Checkpoints:
-        """Return an object for the same checkpoints whose methods raise `Cancelled` once `cancelled()` is true."""
+        """Return a copy of this object, whose methods raise `Cancelled` once `cancelled()` is true."""
         bound = Checkpoints(Until(self.store, cancelled), job=self._job, secret=self._secret)
         bound._ours = self._ours
         return bound
@@ -163,7 +163,7 @@ class Checkpoints:
             damaged: receives the error of each damaged claim file, by generation; None: the first error is raised.
 
         Raises:
-            CorruptSnapshotError: a claim file is damaged. Without this file, abandoned steps could be restored.
+            CorruptSnapshotError: a claim file is damaged. Without the claim file, abandoned steps could be restored.
         """
         saved: dict[int, list[Found]] = {}
         for one in found:
@@ -318,8 +318,8 @@ class Checkpoints:
     def check_not_followed(self, generation: int, run: str) -> None:
         """Check that no other run has begun a generation after `generation`.
 
-        The claim file of a later generation is ignored if this job has not signed it, unless that generation has a
-        checkpoint signed by this job.
+        The claim file of a later generation is ignored if this job has signed neither the file nor a checkpoint of that
+        generation.
 
         Raises:
             StaleGenerationError: another run has begun a later generation, or may have, because the claim file of a

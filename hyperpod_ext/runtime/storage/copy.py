@@ -41,7 +41,7 @@ class Copied:
     skipped: int = 0
     """Number of files that were already at the destination."""
     new: bool = True
-    """False if the complete checkpoint was already at the destination."""
+    """Whether the call has made the copy; false if the complete checkpoint was already at the destination."""
 
 
 def check_destination(seen: InventoryEntry, destination: Inventory) -> None:

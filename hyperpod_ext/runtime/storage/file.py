@@ -147,7 +147,8 @@ class FileStore:
                 raise
             if not stat.S_ISREG(found.st_mode) or found.st_size != nbytes:
                 return False
-            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)  # no effect on two links to the same file
+            # os.replace does nothing if both names are already links to the same file
+            os.replace(partial, last, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
             return True
 
@@ -162,7 +163,7 @@ class FileStore:
             except FileExistsError:
                 with suppress(FileNotFoundError):
                     _check_regular(os.stat(last, dir_fd=folder, follow_symlinks=False))
-                return os.fstat(descriptor).st_nlink == 2  # 2 links if a first try succeeded and NFS lost the answer
+                return os.fstat(descriptor).st_nlink == 2  # 2 links: a first try succeeded, but NFS lost the answer
             except OSError as error:
                 if error.errno not in _NO_LINKS:
                     raise
@@ -234,7 +235,7 @@ class FileStore:
                         _unlink(item.name, folder)
             while parts:
                 part = parts.pop()
-                with suppress(OSError), self._folder(parts) as above:  # the folder has other files, or is deleted
+                with suppress(OSError), self._folder(parts) as above:  # ignore a folder that is deleted or not empty
                     os.rmdir(part, dir_fd=above)
 
     def close(self) -> None:

@@ -54,7 +54,7 @@ NOT_A_MANIFEST = (KeyError, TypeError, ValueError, AttributeError, OverflowError
 _IMAGE = re.compile(r"__[0-9]+_[0-9]+\.distcp")
 _MOST_NODES = 1 << 20
 _LONG = 100
-"""Number of characters from which a file name is quoted in messages."""
+"""Messages quote and shorten file names of at least this many characters."""
 _LATEST = 253402300800.0
 """Unix time of the year 10,000."""
 _GETS_AT_ONCE = 8
@@ -144,7 +144,7 @@ def take_inventory(
 
     Raises:
         CorruptSnapshotError: the claim file of a generation is damaged, so it is unknown which checkpoints are
-            abandoned; not with `lenient`.
+            abandoned; not raised with `lenient`.
     """
     folders: dict[Found, dict[str, int]] = {}
     entries = store.list()

@@ -121,6 +121,6 @@ class Body:
     def seek(self, offset: int, whence: int = 0) -> int:
         position = (0, self._position, len(self._data))[whence] + offset
         if position < self._position:
-            self._call.count(position - self._position)  # negative for bytes that will be sent again
+            self._call.count(position - self._position)  # subtract the bytes that will be sent again
         self._position = position
         return position

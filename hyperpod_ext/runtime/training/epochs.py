@@ -29,8 +29,8 @@ class EpochData(EpochReader):
 
     `state_dict` has only values that must be equal after a restore, and no position.
 
-    The class reads a copy of the loader's samplers. Without a copy, the samplers of a surviving process would have
-    counted earlier epochs after a fault, but not the samplers of a new process.
+    The class reads a copy of the loader's samplers. Without a copy, samplers that count epochs would differ after a
+    fault: a surviving process has counted earlier epochs, but a new process has not.
     """
 
     def __init__(self, loader: Any, *, seed: int, rank: int, warn: Callable[[str], object]) -> None:
@@ -48,7 +48,7 @@ class EpochData(EpochReader):
         self.check_same(state)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Set the epoch of the dataset and of the samplers that have one.
+        """Call `set_epoch` of the dataset and of each sampler, if they have this method.
 
         Raises:
             JobFailedError: the script has changed a sampler since `run.epochs` was called.
@@ -85,7 +85,7 @@ class EpochData(EpochReader):
 
     @property
     def most_steps(self) -> int:
-        return self.steps_per_epoch + 1  # one more step, to detect a loader with a wrong length
+        return self.steps_per_epoch + 1  # allow one more step, to detect a loader with a wrong length
 
 
 class PrepareStep(Protocol):

@@ -34,7 +34,7 @@ class Restored:
     bytes_local: int = 0
     """Number of bytes of state read from this node's memory."""
     bound: bool = True
-    """False if nothing proves that this job wrote the restored snapshot (see `Snapshot.bound`)."""
+    """Whether a MAC proves that this job wrote the restored snapshot (see `Snapshot.bound`)."""
 
     @property
     def from_memory(self) -> bool:

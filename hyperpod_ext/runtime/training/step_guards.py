@@ -92,8 +92,8 @@ class Watchdog:
     def begin_steps(self) -> None:
         """Begin the loop over steps.
 
-        Raises the same errors as `end_step`, because the script may have swallowed an error in an unfinished step of an
-        earlier loop, and the state of that step must not be committed.
+        Raises the same errors as `end_step`: if the script has swallowed an error in an unfinished step of an earlier
+        loop, the state of that step must not be committed.
         """
         self._check_over()
         self._check_swallowed()

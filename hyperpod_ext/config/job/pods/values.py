@@ -1,4 +1,5 @@
-"""Types of `kubernetes.container` and `kubernetes.pod`, which allow less than Kubernetes' own types, and value forms.
+"""Types that check `kubernetes.container` and `kubernetes.pod`, and allow less than Kubernetes' own types; and value
+forms.
 
 A value form is the pydantic annotation for the value of a field `Type.field`. For a list, the form applies to each
 item; for a mapping, the form applies to each value.

@@ -257,7 +257,8 @@ def _tls_of(access: Access) -> ssl.SSLContext:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if access.certificate is not None:
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # a file, because ssl reads only files; mode 600
+        # ssl reads client certificates only from files; NamedTemporaryFile creates a file of mode 600
+        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
             file.write("\n".join(access.certificate))
             file.flush()
             context.load_cert_chain(file.name)

@@ -68,8 +68,8 @@ def evict(client: Client, pods: Sequence[Mapping[str, str]]) -> None:
     """Request the eviction of each pod. Evicted pods end within their grace period.
 
     Raises:
-        UnreachableError: a disruption budget does not allow the eviction of a pod now. All earlier pods in `pods` have
-            been evicted.
+        UnreachableError: a disruption budget does not allow the eviction of a pod now. The eviction of all earlier
+            pods in `pods` has already been requested.
     """
     version = _eviction_version(client) if pods else ""
     for pod in pods:

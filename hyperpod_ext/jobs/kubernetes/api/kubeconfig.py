@@ -1,7 +1,7 @@
 """Reads address, certificates and credentials of the Kubernetes API from the kubeconfig, as kubectl does.
 
 Tokens and keys are kept in memory. A client certificate and its key are written to a temporary file, because Python's
-ssl reads only files. Only this user can read the temporary file, which is removed at once.
+ssl reads only files. Only this user can read the temporary file, which is deleted as soon as ssl has read it.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def _exec_token(command: Mapping[str, Any], folder: Path, context: str) -> str:
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
         done = subprocess.run(arguments, env=environment, timeout=_EXEC_TIMEOUT_S, check=False, **given)
-    except OSError as error:  # PermissionError: a missing program, if a folder of PATH cannot be read
+    except OSError as error:
+        # if a folder of PATH cannot be read, Python raises PermissionError for a missing program
         hint = str(command.get("installHint") or "install it, or choose another context").strip()
         is_here = Path(program).exists() if "/" in program else shutil.which(program)
         why = f"which cannot be started: {error.strerror}" if is_here else "which is not installed"

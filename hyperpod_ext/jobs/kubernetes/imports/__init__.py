@@ -1,1 +1,1 @@
-"""Imports Kubernetes job files that other tools wrote as specs."""
+"""Converts Kubernetes job files of other tools to specs of this project."""

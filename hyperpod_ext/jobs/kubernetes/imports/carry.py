@@ -73,10 +73,10 @@ def carried(job: JobConfig, target: str, found: Mapping[str, Any]) -> JobConfig:
 
 
 def is_carried(text: str, job: JobConfig) -> bool:
-    """Return whether the spec now has the variable or resource that a sentence about a loss names.
+    """Return whether the spec contains the variable or resource that `text` reports as lost.
 
     Args:
-        text: sentence about a loss, from an earlier part of the import.
+        text: sentence about a lost setting, from an earlier part of the import.
     """
     only, overlaid = job.kubernetes.container, job.overlay.kubernetes.container.get("env")
     entries = [*only.get("env", ()), *(overlaid if isinstance(overlaid, list) else ())]
@@ -202,7 +202,8 @@ def _parts(pod: Mapping[str, Any], job: JobConfig, target: str) -> Parts:
         if name in pod_types()["PodSpec"] and name not in _READ_OF_POD and _stands_alone(name, value, named):
             found["pod", name] = value
     if found.get(("pod", _TOKEN)) is False and job.kubernetes.service_account is None:
-        del found["pod", _TOKEN]  # hp-ext itself renders False without a service account
+        # hp-ext itself renders `automountServiceAccountToken: false` for jobs without a service account
+        del found["pod", _TOKEN]
     affinity = pod.get("affinity") or {}
     found["pod", "affinity"] = _without(affinity, affinity_of(job)) if isinstance(affinity, dict) else {}
     if _stands_alone("containers", others, named):
@@ -263,7 +264,8 @@ def _resources(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
 def _security(asked: Mapping[str, Any], job: JobConfig) -> dict[str, Any]:
     found = {name: value for name, value in asked.items() if name != "privileged"}
     if found.get("allowPrivilegeEscalation") is False and not job.kubernetes.privileged:
-        del found["allowPrivilegeEscalation"]  # hp-ext itself renders False, unless privileged
+        # hp-ext itself renders `allowPrivilegeEscalation: false` for unprivileged jobs
+        del found["allowPrivilegeEscalation"]
     return found
 
 
@@ -272,7 +274,7 @@ def _is_our_port(port: Mapping[str, Any], target: str) -> bool:
 
 
 def _is_reference(variable: Mapping[str, Any]) -> bool:
-    """Return whether the variable's value is a reference, for which the spec has no field of its own.
+    """Return whether the variable's value is a reference of a kind for which a spec has no field of its own.
 
     For references to keys of Secrets that are not optional, the spec has the field `kubernetes.secret_env`.
     """

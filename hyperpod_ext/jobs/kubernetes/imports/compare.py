@@ -28,7 +28,7 @@ Key = tuple[str, ...]
 def differences(original: dict[str, Any], rendered: dict[str, Any], document: Document) -> list[Problem]:
     """Return a problem for each field of `original` that is missing or different in `rendered`.
 
-    Commands are not compared, because the module that imports commands reports their losses.
+    Commands are not compared, because the module that imports commands reports the lost parts of commands.
 
     Args:
         original: the imported object.

@@ -149,7 +149,8 @@ def import_hyp(text: str, source: str) -> Imported:
     if (template := read.data.get("template", _TEMPLATE)) != _TEMPLATE:
         message = f"is `{template}`, but import reads only the template `{_TEMPLATE}` of hyp"
         raise ConfigError([read.problem(("template",), message, "import the config.yaml of a job")])
-    given = {name: value for name, value in read.data.items() if value not in _EMPTY}  # hyp writes empty fields, too
+    # ignore empty fields, because `hyp` also writes fields that have no value
+    given = {name: value for name, value in read.data.items() if value not in _EMPTY}
     for name in ("command", "args"):  # hyp also accepts a text instead of a list
         if isinstance(given.get(name), str):
             given[name] = _words_of(given[name])

@@ -38,7 +38,7 @@ _OF_THE_COMMAND = (
     "export ",
     "workers_per",
 )
-"""Beginnings of sentences about losses in the container's command."""
+"""Beginnings of sentences about lost parts of the container's command."""
 _TARGETS = {"HyperPodPyTorchJob": "hyperpod-eks", "PyTorchJob": "kubeflow", "TrainJob": "kubeflow"}
 _SERVICE = "an inference service"
 _NO_TRAINING = {
@@ -77,14 +77,14 @@ _VOLCANO = "batch.volcano.sh/"
 _OF_SERVER = {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink"}
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _SAME_VALUE = " was replaced by its value "
-"""Part of sentences about variables whose value contained references that the import has resolved."""
+"""Words in each message about a variable whose references the import has replaced with values."""
 _OF_RUNTIMES = {"kind": "ClusterTrainingRuntime", "apiGroup": "trainer.kubeflow.org"}
 _IMAGE_OF_THE_CLUSTER = "image-of-the-cluster"
 _CLEAN = {"All": "all", "OnlyComplete": "completed", "Running": "completed", "None": "none"}
 
 
 def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) -> Imported:
-    """Return the first training job among the objects of a file, and a sentence for each loss.
+    """Return the first training job among the objects of a file, and a sentence for each lost setting.
 
     Args:
         text: content of the file, which may be a template.
@@ -121,7 +121,7 @@ def import_job(text: str, source: str, values: Mapping[str, Any] | None = None) 
 
 
 def import_object(found: dict[str, Any], document: Document, *, placeholders: bool = True) -> Imported:
-    """Return the job in one object, and a sentence for each loss.
+    """Return the job in one object, and a sentence for each lost setting.
 
     Args:
         document: the file of the object, for line numbers.
@@ -216,7 +216,7 @@ def _below(document: Document, path: Path) -> Document:
 
 
 def _line_of(text: str, document: Document) -> int | None:
-    """Return the line of the file to which a sentence about a loss refers.
+    """Return the line of the file to which a sentence about a lost setting refers.
 
     The result is the line of the first value that contains one of the sentence's first words, or else the job's line.
     """
@@ -344,7 +344,8 @@ class _Reader:
         workers = str(spec.pop("nprocPerNode", "auto"))
         if workers.isdecimal():
             document["workers_per_node"] = int(workers)
-        default_clean = "None" if found.get("kind") == "PyTorchJob" else None  # the default of Kubeflow's operator
+        # in Kubeflow's operator, the default of a PyTorchJob's `cleanPodPolicy` is None
+        default_clean = "None" if found.get("kind") == "PyTorchJob" else None
         self._run_policy(dict(spec.pop("runPolicy", None) or {}), document, kubernetes, default_clean)
         raw = "pytorchReplicaSpecs" in spec and not spec.get("elasticPolicy")
         self._elastic(dict(spec.pop("elasticPolicy", None) or {}), document)

@@ -37,8 +37,8 @@ def read_pod(
         document: spec to which fields are added.
         scheduling: section `scheduling` of the spec.
         kubernetes: section `kubernetes` of the spec.
-        left_out: list to which sentences about losses are added.
-        notes: list to which sentences about differences without loss are added.
+        left_out: list to which sentences about lost settings are added.
+        notes: list to which sentences about harmless differences are added.
         raw: whether a command that starts no Python file can be imported as the spec's `command`.
     """
     if not pods:
@@ -143,8 +143,8 @@ def read_command(
     Args:
         container: the container; the command is removed from it.
         document: spec to which fields are added.
-        left_out: list to which sentences about losses are added.
-        notes: list to which sentences about differences without loss are added.
+        left_out: list to which sentences about lost settings are added.
+        notes: list to which sentences about harmless differences are added.
         elsewhere: names of the container's variables whose values are not in the file.
 
     Raises:
@@ -250,8 +250,8 @@ def read_environment(
         entries: field `env` of the container.
         document: spec to which variables are added.
         kubernetes: section `kubernetes` of the spec.
-        left_out: list to which sentences about losses are added.
-        notes: list to which sentences about differences without loss are added.
+        left_out: list to which sentences about lost settings are added.
+        notes: list to which sentences about harmless differences are added.
     """
     known: dict[str, str] = {}
     for entry in entries:
@@ -308,7 +308,7 @@ def _resources(resources: dict[str, Any], document: dict[str, Any], left_out: li
 
 
 _OF_COUNTS = ("", "m", "k")
-"""Units in counts of CPUs or devices, for which any other unit, as in `4Gi`, is a mistake."""
+"""Valid units in a number of CPUs or devices. Other units, as in `4Gi`, are mistakes."""
 
 
 def amount(text: str, name: str) -> float:

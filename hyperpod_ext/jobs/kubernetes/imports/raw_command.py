@@ -32,7 +32,8 @@ def raw_command(container: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     command = [str(word) for word in container.get("command") or []]
     if not command:
-        return None  # the image's own program would run, which a spec cannot express
+        # a container without a command runs the image's own program, which a spec cannot express
+        return None
     words = command + [str(word) for word in container.get("args") or []]
     variables = {str(one.get("name")): one for one in container.get("env") or []}
     known = {name: str(one.get("value", "")) for name, one in variables.items() if not one.get("valueFrom")}

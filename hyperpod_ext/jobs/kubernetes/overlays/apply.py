@@ -68,7 +68,8 @@ def problems(job: JobConfig, container: str, render: Render, check_object: Check
     unknown = check_object("", after)
     for problem in unknown:
         path = _place(job.overlay.kubernetes, problem.path)
-        if "replicaSpecs" in problem.path and problem.path.endswith(".template"):  # the overlay has added an item
+        if "replicaSpecs" in problem.path and problem.path.endswith(".template"):
+            # the problem is in an item of `replicaSpecs` that the overlay has added
             hint = f"write name: {' or '.join(one['name'] for one in before['spec']['replicaSpecs'])}"
             yield Problem("has an item whose name no replica spec of the job has", path=path, hint=hint)
             continue

@@ -103,7 +103,7 @@ def drop_from(folder: Path, index: int) -> list[str]:
     try:
         gone = [path for path in sorted(folder.glob("seg-*.tokens")) if path.name >= segment_name(index)]
         about = [] if index else [folder / ABOUT]
-        for path in [folder / DONE, *gone, *about]:  # DONE first: after a crash, the store must count as unfinished
+        for path in [folder / DONE, *gone, *about]:  # delete store.json first: a store without it is unfinished
             path.unlink(missing_ok=True)
         return [path.name for path in gone]
     finally:

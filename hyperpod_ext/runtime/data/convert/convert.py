@@ -136,7 +136,8 @@ def build(
 
     Raises:
         ConfigError, NotFoundError: the dataset cannot be read with these options.
-        ConflictError: another process is converting the dataset. `follow` waits for the other process instead.
+        ConflictError: another process is converting the dataset. `follow` waits for the other process and does not
+            raise this error.
         DatasetChangedError: the dataset was changed during the conversion.
         DiskFullError: no space is left. Complete segments stay, and the next conversion continues after them.
     """

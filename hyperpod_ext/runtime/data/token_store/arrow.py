@@ -74,7 +74,7 @@ class ArrowSegment:
     def windows(self, begins: npt.NDArray[np.int64], length: int) -> Tokens:
         """Return the `length` tokens from each position in `begins` on, as a copy of shape [len(begins), length]."""
         self._file.check()
-        rows = self._rows  # a local reference, because another thread may call with another `length`
+        rows = self._rows  # keep a reference: another thread may replace `_rows` for another `length`
         if rows is None or rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]
@@ -233,7 +233,7 @@ def _view(
         return np.empty(0, dtype)
     at = buffer.address - base + first * dtype.itemsize
     if not 0 <= at <= file.status.st_size - count * dtype.itemsize:
-        return None  # pyarrow has decompressed the buffer into memory
+        return None  # the buffer is not in the file, because pyarrow has decompressed it
     return np.frombuffer(file.map, dtype, count, at)
 
 

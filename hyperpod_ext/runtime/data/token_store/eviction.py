@@ -74,7 +74,7 @@ def evict(place: str | Path, budget_bytes: int, *, keep: Iterable[Path] = ()) ->
     Mappings of a removed store stay valid, because the kernel frees pages only after the last mapping has ended.
     """
     root = expanded(place)
-    for left in root.glob(f"{_EVICTED}*"):  # left by a process that was killed while deleting the folder
+    for left in root.glob(f"{_EVICTED}*"):  # a process was killed while it deleted this folder
         _delete(left)
     gone: list[Path] = []
     busy = set(keep)

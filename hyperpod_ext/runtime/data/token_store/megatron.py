@@ -126,7 +126,7 @@ class MegatronStore:
         places = begins.tolist()
         if min(places) < 0 or max(places) + length > self.tokens:
             raise IndexError(f"tokens {min(places)} to {max(places) + length} of {self.tokens}")
-        rows = self._rows  # a local reference, because another thread may call with another `length`
+        rows = self._rows  # keep a reference: another thread may replace `_rows` for another `length`
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         self._file.check()

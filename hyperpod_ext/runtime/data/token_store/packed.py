@@ -164,7 +164,8 @@ class Packed:
 
 
 def unsplit_begins(starts: npt.NDArray[np.int64], tokens: int, size: int) -> npt.NDArray[np.int64]:
-    """Return the token positions at which samples begin that split no document, as int64 of shape [samples + 1]. Pure.
+    """Return the token positions at which samples begin if no sample splits a document, as int64 of shape [samples +
+    1]. Pure.
 
     Sample i has the tokens from begins[i] to begins[i + 1], at most `size` tokens. The last entry is `tokens`, the
     number of all tokens. `starts`: positions at which the documents begin.

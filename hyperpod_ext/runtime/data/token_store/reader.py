@@ -67,7 +67,7 @@ class TokenStore(Documents[Segment]):
     def refresh(self) -> int:
         """Map the segments that were published since the last call. Returns the number of documents."""
         if self.done is None:
-            self.done = read_json(self.folder / DONE)  # read first: all segments that store.json counts exist
+            self.done = read_json(self.folder / DONE)  # read store.json first: the segments that it counts then exist
             while self._limit is None or len(self.segments) < self._limit:
                 try:
                     segment = Segment(self.folder / segment_name(len(self.segments)))
@@ -147,7 +147,7 @@ class TokenStore(Documents[Segment]):
         deadline = None if timeout_s is None else now + timeout_s
         while True:
             now = time.monotonic()
-            if self._is_written():  # check before reading files: a writer ends after publishing its last files
+            if self._is_written():  # look for a writer before reading files: a writer publishes files and then ends
                 written_at = now
             if self.refresh() >= (documents or float("inf")) or self.finished:
                 return self.available

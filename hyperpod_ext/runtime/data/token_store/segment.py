@@ -204,7 +204,7 @@ class Segment:
         if not self._all_seen:
             for begin in begins.tolist():
                 self.tokens(begin, begin + length)
-        rows = self._rows  # a local reference, because another thread may call with another `length`
+        rows = self._rows  # keep a reference: another thread may replace `_rows` for another `length`
         if rows.shape[1] != length:
             self._rows = rows = windows_of(self._tokens, length)
         return rows[begins]

@@ -26,7 +26,7 @@ from hyperpod_ext.runtime.data.token_store.segment import SegmentInfo, Tokens, r
 
 MIB = 1 << 20
 SEGMENT_BYTES = 128 * MIB
-_TIMEOUT_S = 0.5  # a reader holds the lock for a moment to check for a writer
+_TIMEOUT_S = 0.5  # time limit for the lock, which a reader holds for a moment to check for a writer
 ABOUT, DONE, LOCK, READERS = "about.json", "store.json", "lock", "readers"
 
 

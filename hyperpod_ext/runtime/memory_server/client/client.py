@@ -23,7 +23,7 @@ from hyperpod_ext.runtime.memory_server.slots.region import map_memory, populate
 from hyperpod_ext.runtime.snapshot.layout_plan import Plan, read_plan
 from hyperpod_ext.runtime.snapshot.manifest import Manifest, check_manifest, without_run
 
-_START_S = r.SERVER_START_S + 30  # longer than the agent waits, which ends the job if no new server starts
+_START_S = r.SERVER_START_S + 30  # wait longer than the agent, which ends the job after SERVER_START_S
 _REPLACED_S = 1.0
 """Seconds between two checks whether a new server has replaced the connected one, while a call waits for an answer."""
 _LOOK_S, _STOPPED_S = 0.01, 10.0
@@ -184,7 +184,7 @@ class MemoryClient:
         """Wait until the server has answered all requests, and raise the first error among the answers."""
         with self._speaking:
             self._take_answers(wait=True)
-            if self._another and self._has_answer():  # readable without a due answer: the server has ended
+            if self._another and self._has_answer():  # a readable socket, but no answer is due: the server has ended
                 raise self._gone()
 
     def busy(self) -> bool:
@@ -192,8 +192,9 @@ class MemoryClient:
         return not self._take_answers(wait=False)
 
     def forget_slot(self) -> None:
-        """Forget the slot that the server chose for the next save, so that the next save requests another slot. Called
-        after a restore, which may have changed which snapshot is the newest and must not be overwritten."""
+        """Forget the slot that the server chose for the next save, so that the next save requests another slot. This
+        method is called when the assigned slot may have become the slot of the newest snapshot, which must not be
+        overwritten, for example after a restore."""
         self._next_slot = None
 
     def _take_answers(self, *, wait: bool) -> bool:
@@ -353,7 +354,7 @@ def _populate(memory: memoryview, fd: int, may: threading.Event) -> None:
         waited, made = 0.0, -1
         while (now := os.lseek(fd, start, os.SEEK_HOLE)) < end:
             waited, made = (waited + _LOOK_S if now == made else 0.0), now
-            if waited > _STOPPED_S:  # the server has freed this memory, or the kernel is too old
+            if waited > _STOPPED_S:  # no page was allocated: the server has freed the memory, or the kernel is too old
                 return False
             time.sleep(_LOOK_S)
         may.wait()

@@ -212,7 +212,7 @@ def _part(pieces: Sequence[tuple[int, memoryview]], first: int, end: int) -> lis
 
     Bytes outside all `pieces` are received into scratch memory.
     """
-    # twice the size of one receive call: the next call must not overwrite bytes whose checksum is not computed yet
+    # two receive calls fit into this buffer: a call must not overwrite bytes whose checksum is not computed yet
     scratch, free = memoryview(bytearray(2 * ps.PIECE)), 0
     segments: list[memoryview] = []
     position = first

@@ -124,7 +124,7 @@ def _secret_in(directory: Path, job: str) -> Path:
     if not path.exists():
         write_atomically(partial, secrets.token_hex(32))
         with contextlib.suppress(FileExistsError):
-            os.link(partial, path)  # linking never exposes half a file, and never replaces another process's file
+            os.link(partial, path)  # a hard link never exposes half a file or replaces an existing file
         partial.unlink()
     return path
 

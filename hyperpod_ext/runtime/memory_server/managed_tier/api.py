@@ -171,7 +171,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _put(self, name: str, rank: int, step: int) -> None:
         header = self.headers.get("Shard-Meta", "")
-        if not header.isprintable():  # without line breaks, because it is sent to clients
+        if not header.isprintable():  # clients receive this header, so it must have no line breaks
             raise ValueError("Shard-Meta has characters that are not printable")
         algorithm, digest, _ = shard_meta.decode(header) if header else ("", b"", {})
         checksum = self.server.algorithms[algorithm]() if algorithm in self.server.algorithms else None
@@ -215,7 +215,7 @@ class _Conversation(BaseHTTPRequestHandler):
 
     def _body_length(self) -> int:
         if "Transfer-Encoding" in self.headers:
-            self.close_connection = True  # this server cannot find the end of the body
+            self.close_connection = True  # this server does not parse chunked bodies
             raise _RefusedError(HTTPStatus.LENGTH_REQUIRED, "chunked bodies are not supported; send a Content-Length")
         lengths = self.headers.get_all("Content-Length", ["0"])
         if len(lengths) != 1 or not _NUMBER.fullmatch(lengths[0].strip()):
@@ -239,7 +239,7 @@ class _Conversation(BaseHTTPRequestHandler):
         """Read the rest of a refused request's body, because clients read the answer only after sending the whole
         body."""
         if self._unread and self.headers.get("Expect", "").lower() == "100-continue":
-            self.close_connection = True  # close: it is unknown whether the client still sends its body
+            self.close_connection = True  # close, because the client may or may not still send its body
         scratch = memoryview(bytearray(min(self._unread, PIECE)))
         try:
             while self._unread and not self.close_connection:

@@ -1,7 +1,8 @@
 """Stores blobs in memory by namespace, step and rank, and evicts old blobs. Thread-safe. This module uses no sockets.
 
-A step is complete once each rank of its namespace has stored a blob. AWS's client stores a step's metadata under the
-number of one more rank. The newest complete step of a namespace is never evicted in favour of a newer, incomplete step.
+A step is complete once each rank of its namespace has stored a blob. AWS's client stores a step's metadata as the blob
+of one additional rank, whose number follows the last rank's. The newest complete step of a namespace is never evicted
+in favour of a newer, incomplete step.
 """
 
 from __future__ import annotations
@@ -184,7 +185,7 @@ class Blobs:
         blob.users -= 1
         if blob.users == 0:
             self._reserved -= blob.cost
-            blob.memory = memoryview(b"")  # unmaps the pages, because this was the last reference to them
+            blob.memory = memoryview(b"")  # the pages are now unmapped, because this was the last reference
 
     def _make_room(self, namespace: Namespace, cost: int) -> None:
         """Free `cost` bytes by deleting steps before the newest complete step. Deletes no step if deleting all older

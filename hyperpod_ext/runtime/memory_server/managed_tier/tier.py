@@ -70,7 +70,7 @@ class ManagedTier:
             found = self._ask("GET", self._namespace_path())
         except NotFoundError:
             query = f"?num_ranks={self._world_size}&steps_retained={self._steps_retained}"
-            with suppress(ConflictError):  # another rank has created it first
+            with suppress(ConflictError):  # another rank has created the namespace first
                 self._ask("POST", self._namespace_path() + query)
             found = self._ask("GET", self._namespace_path())
         if not isinstance(found, dict) or {key: found.get(key) for key in wanted} != wanted:

@@ -72,8 +72,8 @@ class VerifiedParts(Declared):
 
 
 class ReadParts(Request[VerifiedParts]):
-    """Verify all bytes of a snapshot, then return parts of the snapshot. Sent by a worker that restores with a
-    different number of ranks."""
+    """Verify all bytes of a snapshot, then return parts of the snapshot. A worker that restores with a different number
+    of ranks sends this request."""
 
     sender = "worker"
     op: Literal["read_parts"] = "read_parts"
@@ -190,8 +190,8 @@ class OfferAnswer(Declared):
 
 
 class OfferMemory(Request[OfferAnswer]):
-    """Offer the sender's memory, from which the receiver can read the bytes of a replica with NIXL. Sent after
-    `replica_begin`."""
+    """Offer the sender's memory, from which the receiver can read the bytes of a replica with NIXL. The sender of a
+    replica sends this request after `replica_begin`."""
 
     sender = "memory server"
     op: Literal["offer_memory"] = "offer_memory"
@@ -234,7 +234,7 @@ class Chunk(Request[Done]):
 
 
 class ReplicaEnd(Request[Done]):
-    """Complete a replica, or a part for a parity piece. Sent after the last chunk."""
+    """Complete a replica, or a part for a parity piece. The sender sends this request after the last chunk."""
 
     sender = "memory server"
     op: Literal["replica_end"] = "replica_end"
@@ -242,8 +242,8 @@ class ReplicaEnd(Request[Done]):
 
 
 class PeerEvents(Request[Done]):
-    """Add events of a node's processes to the job's metrics. Sent to node 0's memory server, which exports the
-    metrics."""
+    """Add events of a node's processes to the job's metrics. This request is sent to node 0's memory server, which
+    exports the metrics."""
 
     sender = "memory server"
     op: Literal["events"] = "events"

@@ -25,7 +25,7 @@ from hyperpod_ext.runtime.ipc.declared import (
 from hyperpod_ext.runtime.memory_server.protocol.request import Done, Request
 
 SERVER_START_S = 120.0
-"""Time limit for the start of a server, in seconds. Its imports take long from a shared file system, or on busy
+"""Time limit for the start of a server, in seconds. A server's imports take long from a shared file system, or on busy
 cores."""
 Start = Annotated[int, Field(ge=-1, lt=1 << 63)]
 """Step after which a generation begins; -1 if it begins before step 0."""
@@ -245,7 +245,8 @@ class DurableCheckpoints(Declared):
 
 
 class Durable(Request[DurableCheckpoints]):
-    """List the newest checkpoints in durable tiers. Sent if the snapshots in memory are not enough for a restore."""
+    """List the newest checkpoints in durable tiers. This request is sent at the start of a run, and later if the
+    snapshots in memory are not enough for a restore."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["durable"] = "durable"
@@ -308,7 +309,8 @@ class Listen(Request[PeerPort]):
 
 
 class Peers(Request[Done]):
-    """Set the memory servers of all nodes. Sent after nodes joined or left, or after a memory server was restarted."""
+    """Set the memory servers of all nodes. This request is sent after nodes joined or left, or after a memory server
+    was restarted."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["peers"] = "peers"
@@ -334,7 +336,8 @@ class Rescale(Request[Done]):
 
 
 class ReleaseDeparted(Request[Done]):
-    """Free the memory of ranks that a resize has moved to other nodes. Sent once the resized job trains."""
+    """Free the memory of ranks that a resize has moved to other nodes. The agent sends this request once the resized
+    job trains."""
 
     sender = "agent"
     op: Literal["release_departed"] = "release_departed"
@@ -344,8 +347,8 @@ class ReleaseDeparted(Request[Done]):
 
 
 class KeepOnly(Request[Done]):
-    """Free the memory of all ranks except `ranks`, because all other ranks belong to earlier runs. Sent once this
-    node's ranks have several snapshots."""
+    """Free the memory of all ranks except `ranks`, because all other ranks belong to earlier runs. The first rank of a
+    node sends this request once the node's ranks have several snapshots."""
 
     sender = "rank 0 of a node"
     op: Literal["keep_only"] = "keep_only"
@@ -367,7 +370,8 @@ class Others(Declared):
 
 
 class WaitOthers(Request[Others]):
-    """Wait until no process of another script can still be saving under the job's name. Sent when a script begins."""
+    """Wait until no process of another script can still be saving under the job's name. The first rank of a node sends
+    this request when a script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["wait_others"] = "wait_others"
@@ -381,8 +385,8 @@ class WaitOthers(Request[Others]):
 
 
 class ScheduleCopy(Request[Done]):
-    """Copy the snapshots of a step to a tier. Sent for tiers whose interval is in seconds, and for tiers whose steps
-    the coordinator chooses."""
+    """Copy the snapshots of a step to a tier. This request is sent for tiers whose interval is in seconds, and for
+    tiers whose steps the coordinator chooses."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["schedule_copy"] = "schedule_copy"
@@ -430,7 +434,8 @@ class Idle(Declared):
 
 
 class WaitIdle(Request[Idle]):
-    """Wait until all due copies have arrived or failed. Sent by a process that is about to end."""
+    """Wait until all due copies have arrived or failed. An agent, for example, sends this request before its node
+    leaves the job."""
 
     sender = "agent, rank 0 of a node"
     op: Literal["wait_idle"] = "wait_idle"
@@ -455,7 +460,8 @@ class WaitState(Request[Reached]):
 
 
 class CheckTiers(Request[Done]):
-    """Check that checkpoints can be written to every durable tier. Sent when a script begins."""
+    """Check that checkpoints can be written to every durable tier. The first rank of a node sends this request when a
+    script begins."""
 
     sender = "rank 0 of a node"
     op: Literal["check_tiers"] = "check_tiers"
@@ -474,8 +480,8 @@ class ServerStatus(Declared):
 
 
 class Status(Request[ServerStatus]):
-    """Return the state of the server's snapshots and copies. Sent by `hp-ext checkpoints`, and every few seconds by the
-    agent, which logs events about copies."""
+    """Return the state of the server's snapshots and copies. `hp-ext checkpoints` sends this request; the agent sends
+    it every few seconds, to log events about copies."""
 
     sender = "agent, command line"
     op: Literal["status"] = "status"
@@ -488,7 +494,8 @@ class ServerProcess(Declared):
 
 
 class Handshake(Request[ServerProcess]):
-    """Return the server's process id and configuration. Sent once a rank has connected to the server or started it."""
+    """Return the server's process id and configuration. The first rank of a node sends this request once it has
+    connected to the server or started the server."""
 
     sender = "rank 0 of a node"
     op: Literal["handshake"] = "handshake"

@@ -94,8 +94,8 @@ class CpuPriority:
 
     @contextmanager
     def urgent(self) -> Iterator[None]:
-        """Keep the process's normal CPU priority inside the `with` block. Used for work that training waits for, and
-        for work that protects data against loss.
+        """Keep the process's normal CPU priority inside the `with` block. The method is used for work that training
+        waits for, and for work that protects data against loss.
 
         Even inside the `with` block, copying threads have a lower priority than the other threads of the process.
         """

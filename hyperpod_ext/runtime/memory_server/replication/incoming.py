@@ -99,7 +99,7 @@ class IncomingReplicas:
         """Receive one chunk of a replica from `sock`, directly into the replica's slot.
 
         Raises:
-            NotFoundError: no replica expects this chunk. No byte of the chunk was read from `sock`.
+            NotFoundError: no replica expects this chunk. Before this error, no byte of the chunk is read from `sock`.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=1)
         checksums: dict[int, int | None] = {start: None}
@@ -119,7 +119,8 @@ class IncomingReplicas:
 
         Raises:
             NotFoundError: no replica expects these chunks.
-            NixlFailure: the read failed. Later chunks of this replica are not read from the sender's memory either.
+            NixlFailure: the read failed. After this error, no more chunks of this replica are read from the sender's
+                memory.
         """
         replica = self._begin_chunks(sock, token, start, nbytes, chunks=MOST_CHUNKS_READ)
         starts = range(start, start + nbytes, ps.CHUNK)
@@ -209,7 +210,8 @@ class IncomingReplicas:
         return replica
 
     def _give_up(self, which: Callable[[Incoming], bool]) -> None:
-        """Drop the incomplete replicas for which `which` returns true. Returns once no thread writes to their slots."""
+        """Drop the incomplete replicas for which `which` returns true. Returns once no thread writes to the slots of
+        the dropped replicas."""
         with self._changed:
             gone = {token: replica for token, replica in self._by_token.items() if which(replica)}
             for token, replica in gone.items():

@@ -319,8 +319,8 @@ class IncomingParts:
             piece.index, piece.data = index, data
 
     def _give_up(self, pieces: Sequence[_Piece]) -> None:
-        """Drop incomplete parity pieces. Returns once no thread writes to their slots. The caller must hold
-        `_changed`."""
+        """Drop incomplete parity pieces. Returns once no thread writes to the slots of the dropped pieces. The caller
+        must hold `_changed`."""
         for piece in pieces:
             if self._unfinished.get(piece.holder) is not piece:
                 continue

@@ -207,7 +207,7 @@ class NixlProcess:
 
     def _progress(self) -> None:
         if not self._reads and self._is_exposed():
-            self.agent.get_new_notifs()  # makes NIXL handle connections of other nodes
+            self.agent.get_new_notifs()  # this call makes NIXL handle connections of other nodes
         for read in list(self._reads):
             answer = encode(Done())
             try:
@@ -241,7 +241,7 @@ def make_agent() -> tuple[Any, str]:
     for name in MODULES:
         try:
             api = importlib.import_module(f"{name}._api")
-            # with its error handling, UCX would not use shared memory, which cannot detect a peer's death
+            # if UCX's error handling were on, it would not use shared memory, which cannot detect that a peer has died
             options = {"ucx_error_handling_mode": "none"}
             agent = api.nixl_agent(uuid.uuid4().hex, api.nixl_agent_config(enable_prog_thread=False, backends=[]))
             agent.create_backend("UCX", options)

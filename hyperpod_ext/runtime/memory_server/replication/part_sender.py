@@ -68,7 +68,7 @@ class SentParts:
         with pin.data as data:
             checksums = [crc64nvme(data[start : start + length]) for _, start, length in spans]
             joined = join_checksums([(sum_, length) for sum_, (_, _, length) in zip(checksums, spans, strict=True)])
-            check_crc(self.manifest, nbytes, joined)  # keeps damaged bytes out of the pieces
+            check_crc(self.manifest, nbytes, joined)  # do not send damaged bytes to the pieces
 
             def work(index: int) -> None:
                 rank, start, length = spans[index]
@@ -77,7 +77,7 @@ class SentParts:
                     sent[rank] = self._senders[rank].send_part(pin, plan, self._stripe, part, checksum, self._stop)
 
             failures = ps.in_threads(work, len(spans), "parts")
-        if failures:  # other failures may only follow from the first one that is not `Superseded`
+        if failures:  # raise an error that is not `Superseded`: it may have caused the others
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
         return sum(sent.values())
 

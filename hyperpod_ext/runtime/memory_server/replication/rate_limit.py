@@ -25,8 +25,8 @@ _NO_BETTER = 1.5
 """A lower rate counts as worse if the training time lost per byte grows by more than this factor. The lost time per
 byte can grow, because a slowed copy wakes up often."""
 _REST = 16
-"""Number of decisions to wait before another lower rate is tried, after a lower rate was worse. Doubled each time a
-lower rate is worse."""
+"""Number of decisions to wait before another lower rate is tried, after a lower rate was worse. The number is doubled
+each time a lower rate is worse."""
 _LONGEST_REST = 1024
 
 

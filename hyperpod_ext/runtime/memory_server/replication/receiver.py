@@ -87,7 +87,8 @@ class PeerServer:
         self._accepting = threading.Thread(target=self._accept, name="peers", daemon=True)
 
     on_events: Callable[[float, Sequence[str]], None] | None = None
-    """Called with the Unix time at which the events' clock was 0, and with event lines of another node."""
+    """Function that is called with event lines of another node, and with the Unix time at which that node's clock was
+    0."""
 
     @property
     def port(self) -> int:
@@ -101,7 +102,7 @@ class PeerServer:
         """Stop answering requests of other nodes."""
         self._closed.set()
         ps.disconnect(self._listener)
-        if self._accepting.is_alive():  # the thread must not accept on a reused file descriptor
+        if self._accepting.is_alive():  # else this thread could call accept() on a reused file descriptor
             self._accepting.join()
         self._listener.close()
         with self._lock:
@@ -233,7 +234,8 @@ class PeerServer:
         return p.ReplicaBegun(token=token, first=first)
 
     def _knows_plan(self, manifest: Manifest, document: dict[str, Any] | None) -> bool:
-        """Verify a manifest, and return whether this node knows its plan. Adds the plan first if `document` has it."""
+        """Verify a manifest, and return whether this node knows its plan. If `document` contains the plan, the plan is
+        added first."""
         check_manifest(manifest, self._secret, job=self._job, where=f"replica of rank {manifest.get('rank')}")
         digest = str(manifest["plan"])
         plan = self._plans.get(digest)

@@ -2,12 +2,12 @@
 
 The snapshots of one step of all ranks on this node are copied together, because only replicas of the same step can be
 restored. The copies of a step begin only when no rank of this node is still writing its snapshot of an earlier step. If
-copies of a step began earlier, a peer might have no single step of all ranks.
+copies of a step began while a rank still wrote an earlier step, a peer might have no step of all ranks.
 
 The newest snapshot with replicas stays on this node until the next snapshot has replicas, because a node with a replica
-may be lost. Unless a save needs its slot, a snapshot with replicas stays even until a newer snapshot has replicas and
-the next copy begins. Without the older snapshot, no step of all ranks would be left if a slower node were lost while it
-still copied the newer step.
+may be lost. A snapshot with replicas stays until a newer snapshot has replicas and another copy begins, unless a save
+needs its slot. The older snapshot is needed if a slower node is lost while it copies the newer step: only the older
+step then exists for all ranks.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class Replicator:
         self._writing: dict[int, tuple[int, int]] = {}
         """Generation and step of the snapshot that each rank is writing, by rank."""
         self._superseded = (0, 0)
-        """Generation and number of the newest step whose copy was cancelled. Ranks that seal this step later do not
-        copy it either."""
+        """Generation and number of the newest step whose copy was cancelled. A snapshot of this step that is sealed
+        later is not copied."""
         self._copying = False
         self._kept: dict[int, _Kept] = {}
         """For each rank on this node, the pinned newest snapshot with replicas."""
@@ -161,7 +161,7 @@ class Replicator:
         """Record that a rank has begun to write its snapshot of a step."""
         with self._changed:
             stale = [rank for rank, number in self._writing.items() if number[0] < generation]
-            for rank in stale:  # no rank seals a snapshot that it wrote in an older generation
+            for rank in stale:  # a snapshot that was begun in an older generation is never sealed
                 del self._writing[rank]
             self._writing[owner] = generation, step
             self._changed.notify_all()
@@ -372,7 +372,7 @@ class Replicator:
 
         def work(index: int) -> None:
             peer = targets[index]
-            peer.connect()  # before pinning the slot, because connecting may take long
+            peer.connect()  # connect before pinning the slot: connecting may take long
             with self._regions.pin(owner, save_id, f"replicate to {peer}") as pin:
                 sent = peer.send(pin, self._plan_of(str(manifest["plan"])))
             with self._changed:
@@ -409,7 +409,7 @@ class Replicator:
         self.rate_limit.copy_begins()
         try:
             sent = parts.send(self._plan_of(str(parts.manifest["plan"])))
-        except Exception as error:  # any error: later steps can still be copied
+        except Exception as error:  # catch any error: later steps can still be copied
             parts.release()
             return [error]
         finally:

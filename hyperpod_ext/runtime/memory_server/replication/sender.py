@@ -121,13 +121,13 @@ class PeerSender:
                 ps.disconnect(sock)
 
     def try_nixl_again(self) -> None:
-        """Try NIXL again for the next copies, if NIXL is configured. Called when nodes have changed, which may have
-        ended the cause of NIXL's failure."""
+        """Try NIXL again for the next copies, if NIXL is configured. This method is called when nodes have changed,
+        which may have ended the cause of NIXL's failure."""
         self.fell_back = ""
 
     def connect(self) -> None:
-        """Open the connections to the peer, and start NIXL. Called before a snapshot is pinned, because connecting may
-        take long.
+        """Open the connections to the peer, and start NIXL. Call this method before a snapshot is pinned, because
+        connecting may take long.
 
         Raises:
             UnreachableError: the peer is unreachable, or was so recently that this call makes no new attempt.
@@ -284,7 +284,7 @@ class PeerSender:
                 raise
 
         failures = ps.in_threads(work, len(self._sockets), f"to {self}")
-        if failures:  # other failures may only follow from a failure that is not `Superseded`
+        if failures:  # raise an error that is not `Superseded`: it may have caused the others
             raise next((failure for failure in failures if not isinstance(failure, Superseded)), failures[0])
 
     def _stream(self, sock: socket.socket, token: int, data: memoryview, left: _Remaining, stop: Stop) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from hyperpod_ext.runtime.memory_server.slots.slots import Slot
 
 _MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
-# since Linux 5.14; used because allocating a page at its first use takes ten times as long as copying the page
+# populate pages in advance (since Linux 5.14): allocating a page at its first use takes ten times as long as copying it
 _MADV_POPULATE_READ, _MADV_POPULATE_WRITE = 22, 23
 _MADV_COLLAPSE = 25  # since Linux 6.1
 _HUGE_PAGE = 2 << 20
@@ -73,7 +73,7 @@ class Region:
         self._populating.join()
         self.closed()
         os.close(self.fd)
-        self.memory = memoryview(b"")  # unmaps the memory once its last view is released
+        self.memory = memoryview(b"")  # the memory is unmapped once its last view is released
 
     def _populate(self) -> None:
         populate(self.memory, self._may_populate)
@@ -110,7 +110,7 @@ def populate(
     """Map every page of a writable mapping into this process in advance. Allocates missing pages first.
 
     Uses huge pages if the system has huge pages, which are allocated faster. With huge pages, a process that maps the
-    memory later has 1 page fault instead of 32.
+    memory later has 1 page fault instead of 32 in each huge page.
 
     Args:
         may: called with start and end of each part of the memory before the part is mapped; returns False to stop.

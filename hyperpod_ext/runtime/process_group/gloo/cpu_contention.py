@@ -1,7 +1,7 @@
 """Measures how many threads compete for this machine's cores, and yields the cores to other threads.
 
 When a generation is aborted, every rank on a machine needs a core at the same time. A rank that has already left the
-generation must not slow down the ranks that have not.
+generation must not slow down ranks that are still in the generation.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def _listens_at(fd: int) -> tuple[str, int] | None:
 
 
 def answer_for(loop: EventLoop, places: int) -> None:
-    """Connect to the group of `loop` in the way of each other member, and close the connections again.
+    """Connect to the group of `loop` as each other member would connect, and close the connections again.
 
     A thread of this process that waits for a member's connection gets the closed connection, and raises. Later
     connections of the same member are ignored by gloo. A member sends its index in the group (eight bytes).
@@ -186,7 +186,7 @@ def answer_for(loop: EventLoop, places: int) -> None:
 
 
 def duplicate(fd: int, inode: int) -> int | None:
-    """Return a duplicate of descriptor `fd`. None if `fd` no longer belongs to the socket with this inode."""
+    """Return a duplicate of descriptor `fd`. Returns None if `fd` no longer belongs to the socket with this inode."""
     try:
         copy = os.dup(fd)
     except OSError:

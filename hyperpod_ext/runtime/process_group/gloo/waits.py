@@ -212,7 +212,8 @@ class LostWakeups:
         for index, value in enumerate(struct.unpack(f"{len(words) // 8}Q", words)):
             found = place - len(words) + index * 8
             if value == self._pair:
-                buffer, in_pair = 0, True  # an earlier object also ends before this pair
+                # ignore a buffer that was found before this pair, because the buffer ends before the pair begins
+                buffer, in_pair = 0, True
             elif value == self._buffer and place - found < _BUFFER_BYTES:
                 buffer = found
         return StuckWait(sleep, buffer, in_pair) if buffer or in_pair else None

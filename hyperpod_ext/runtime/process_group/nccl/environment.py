@@ -20,8 +20,8 @@ from typing import Literal
 from hyperpod_ext.errors import ConfigError, Problem
 
 Engine = Literal["nccl", "nccl2"]
-"""Torch's two implementations of backend `nccl`. The first is the default from torch 2.6 to 2.14, the second from 2.15
-on."""
+"""Torch's two implementations of backend `nccl`. Implementation `nccl` is the default from torch 2.6 to 2.14, and
+`nccl2` is the default from 2.15 on."""
 
 _LEGACY: tuple[Engine, ...] = ("nccl",)
 _SECOND: tuple[Engine, ...] = ("nccl2",)
@@ -50,7 +50,8 @@ class Variable:
     most: int = 0
     """Largest accepted value of the user (`least` is the smallest). A flag counts as 0 or 1."""
     is_set: bool = True
-    """Whether to set the variable. False if torch's default is right, so that only the user's value is checked."""
+    """Whether to set the variable. The value is False if torch's default is right, so that only the user's value is
+    checked."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ def _reads_before_set(code: CodeType, name: str) -> bool:
     for each in dis.get_instructions(code):
         if each.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR") and each.argval == name:
             accesses.setdefault(before, []).append(each.opname)
-        # the variable that was loaded last: newer Python versions have instructions for two
+        # take the variable that was loaded last: newer Python versions have instructions that load two
         before = each.argval[-1] if isinstance(each.argval, tuple) else each.argval
     return any(found[0] != "STORE_ATTR" and "STORE_ATTR" in found for found in accesses.values())
 

@@ -42,8 +42,8 @@ def address_of(tensor: torch.Tensor) -> int:
 def of_tensor(tensor: torch.Tensor) -> Hashable:
     """Return a fingerprint of a tensor: its shape and a checksum.
 
-    On a GPU the fingerprint is autograd's version counter, because reading values would wait for queued work. It is
-    also the counter for a tensor that is not contiguous.
+    On a GPU the fingerprint is autograd's version counter, because reading values would wait for queued work. For a
+    tensor that is not contiguous, the fingerprint is also the counter.
     """
     local = local_of(tensor)
     if local.device.type != "cpu" or not local.is_contiguous():
@@ -72,15 +72,15 @@ def end_look() -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a number, unless it is probably the time of a clock."""
+    """Return whether `value` is a number that is probably not the time of a clock."""
     return type(value) is int or (type(value) is float and not _is_time(value))
 
 
 def of_plain(value: Any, saved: Set[int]) -> Hashable:
     """Return a fingerprint of a number, tensor, array, or tuple of these; None for a value of another type.
 
-    A list or dict is represented by its identity, and a tensor whose values are not read by its identity and version
-    counter, because a later tensor may have the same counter.
+    A list or dict is represented by its identity. If the values of a tensor are not read, the tensor is represented by
+    its identity and version counter, because a later tensor may have the same counter.
 
     Args:
         value: the present value of a variable or attribute.

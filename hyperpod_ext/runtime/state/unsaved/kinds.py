@@ -58,7 +58,7 @@ class Candidate:
     values: Values
     """Numbers, and fingerprints of other values such as tensors, by the name of the part of the object."""
     alive: Callable[[], Any]
-    """Returns the object; None if it no longer exists."""
+    """Function that returns the object; None if the object no longer exists."""
     twice: bool = False
     """Whether the object is reported only if it changes in two steps in a row."""
     items: Mapping[str, int] | None = None
@@ -67,7 +67,7 @@ class Candidate:
     """Autograd's version counter, for a candidate that is a tensor in an attribute of a module. -1: the attribute is
     an array or a tuple, which have no counter. None: the candidate is no attribute of a module, or is a number."""
     doubtful: bool = False
-    """Whether the values may only be results of the newest step, which no code reads later."""
+    """Whether the values are possibly only results of the newest step, which no later step reads."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.kind})" if self.kind not in self.name else self.name
@@ -118,7 +118,7 @@ def candidates(
 def _of_objects(reached: Sequence[Named], known: set[int], memory: set[int]) -> dict[Hashable, Candidate]:
     known = known | {id(each) for _, value in reached for each in _of_loaders(value)}
     inside: set[int] = set()
-    """Ids of the submodules of modules that were already visited."""
+    """Ids of the visited modules and of their submodules."""
     found: dict[Hashable, Candidate] = {}
     for name, value in reached:
         if id(value) in known or id(value) in inside:
@@ -173,7 +173,7 @@ def _of_modules(reached: Sequence[Named], memory: set[int], left_out: set[int]) 
         (id(each), key): _attribute(
             f"{name}{'.' if path else ''}{path}.{key}", value, mark, _reference(each), version=_version(value)
         )
-        for name, module in reversed(reached)  # the last entry, with the nearest path, gives the name
+        for name, module in reversed(reached)  # the nearest path, which is last, gives the name
         if isinstance(module, torch.nn.Module) and id(module) not in left_out
         for path, each in module.named_modules()
         if is_own(each) and type(each).get_extra_state is torch.nn.Module.get_extra_state
@@ -187,8 +187,8 @@ def _mark(value: Any, memory: set[int]) -> Hashable:
     """Return the fingerprint of an attribute; None if it cannot be read, like a nested tensor or one inside `vmap`."""
     try:
         return of_plain(value, memory)
-    except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):  # of any class in the attribute
-        return None
+    except (RuntimeError, NotImplementedError, RecursionError, TypeError, ValueError):
+        return None  # any class in the attribute may raise any of these errors
 
 
 def _version(value: Any) -> int | None:

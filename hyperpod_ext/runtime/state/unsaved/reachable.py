@@ -26,7 +26,7 @@ _LOOP = "hyperpod_ext.runtime.training"
 """Package of `Run` and the training loop. Objects of this package are not searched, because they hold all results of
 `run.keep`."""
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-"""Folder names of installed packages."""
+"""Names of folders with installed packages."""
 _LEAVES = (str, bytes, int, float, complex, ModuleType, type(None))
 MAPPINGS = (dict, OrderedDict, defaultdict, Counter)
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
@@ -44,7 +44,8 @@ def variables(frame: FrameType | None) -> list[Named]:
 
 
 def script_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yield the frames of the script's running functions: `frame` and its callers, up to the first of hyperpod_ext."""
+    """Yield the frames of the script's running functions: `frame` and its callers, up to the first frame of
+    hyperpod_ext."""
     while frame is not None and not is_ours(str(frame.f_globals.get("__name__"))):
         if is_of_script(str(frame.f_globals.get("__name__"))):
             yield frame
@@ -259,4 +260,4 @@ def _inside(name: str, value: Any) -> list[Named]:
 
 
 def _item(name: str, key: Any) -> str:
-    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # no repr of a tensor, which is slow
+    return f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[...]"  # repr() of a tensor is slow

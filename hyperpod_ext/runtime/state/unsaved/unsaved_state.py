@@ -110,7 +110,7 @@ class UnsavedState:
         """
         if self.is_done or not (around := variables(frame)):
             return
-        if not self._moments:  # only once: `neighbours` walks all objects
+        if not self._moments:  # call `neighbours` only once, because it walks all objects
             self._neighbours = neighbours(self._loop())
         roots = [*around, *((f"run.keep()[{index}]", value) for index, value in enumerate(kept))]
         with torch.no_grad():
