@@ -52,6 +52,14 @@ def test_anchors_and_merges_work_and_own_fields_win() -> None:
     assert document.data == {"base": {"x": 1, "y": 2}, "use": {"x": 1, "y": 3}, "same": {"x": 1, "y": 2}}
 
 
+def test_an_anchor_that_merges_another_brings_its_fields_once() -> None:
+    nested = parse("a: &a {x: 1, y: 2}\nb: &b {<<: *a, y: 3}\nuse: {<<: [*b, *a], z: 4}\n", "f")
+    assert (nested.data["use"], nested.problems) == ({"z": 4, "y": 3, "x": 1}, [])  # type: ignore[index]
+    levels = "".join(f"l{n}: &l{n} {{<<: [*l{n - 1}, *l{n - 1}], k{n}: 0}}\n" for n in range(1, 60))
+    assert len(parse(f"l0: &l0 {{x: 1}}\n{levels}", "f").data["l59"]) == 60  # type: ignore[index]  # not 2**59 reads
+    parse("a: &a {<<: *a, x: 1}\n", "f")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -234,16 +234,24 @@ def _value(kind: str, text: str) -> object:
     return text
 
 
-def _merged(node: yaml.MappingNode) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Yield the fields that `<<: *anchor` merges into a mapping, nearest anchor first. The caller ignores fields that
-    the mapping itself has."""
+def _merged(node: yaml.MappingNode, seen: set[int] | None = None) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Yield the fields that `<<: *anchor` merges into a mapping, in the order in which it lists the anchors. Only the
+    first value of a field counts, and the mapping's own value before all others.
+
+    Args:
+        seen: ids of the mappings whose fields were yielded, because an anchor may merge itself or many others.
+    """
+    seen = {id(node)} if seen is None else seen
     for key, value in node.value:
         if key.tag != _MERGE:
             continue
         sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
         for source in sources:
-            if isinstance(source, yaml.MappingNode):
-                yield from (pair for pair in source.value if isinstance(pair[0], yaml.ScalarNode))
+            if isinstance(source, yaml.MappingNode) and id(source) not in seen:
+                seen.add(id(source))
+                own = (pair for pair in source.value if isinstance(pair[0], yaml.ScalarNode))
+                yield from (pair for pair in own if pair[0].tag != _MERGE)
+                yield from _merged(source, seen)
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
