@@ -94,8 +94,8 @@ def make_page(document: Mapping[str, Any]) -> str:
 {make_table(document)}
 
 The table has medians of {rounds} rounds with their ranges. In each round, every launcher is measured once. The seconds
-are the time from the last step before the fault to the first new step, less the median duration of a step before the
-fault.
+are the time from the last step before the fault to the first step after the recovery, less the median duration of a
+step before the fault.
 
 - The job has 2 pods with 2 ranks each, and a spare pod for faults in which a pod is lost. In a resize, each pod has one
   rank. The model is small, and the ranks use gloo. Snapshots are kept in the nodes' memory, in a peer's memory, and in

@@ -41,7 +41,7 @@ with --exit-code also 11: there are changes, but no resource would be replaced o
     metavar="DIR",
     help="Compare with the templates in this folder. Needs no AWS account.",
 )
-@click.option("--exit-code", is_flag=True, help="Exit with 11 if there are changes, but no resource is replaced.")
+@click.option("--exit-code", is_flag=True, help="Exit with 11 for changes that replace or delete no resource.")
 @output_option()
 def command(
     file: str,

@@ -57,7 +57,7 @@ Examples:
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds by which --slow delays each phase. Default: 0.2.",
+    help="Seconds by which --slow delays each phase after the fault. Default: 0.2.",
 )
 @click.option("--steps", type=click.IntRange(min=1), help="Number of steps that --slow delays. Default: 1.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation on targets that cost money.")

@@ -67,7 +67,7 @@ def slowest_phase(report: JobReport) -> Advice | None:
 
 
 def hangs(report: JobReport) -> Advice | None:
-    """Return advice if the detection of hangs took longer than the recovery from these hangs."""
+    """Return advice if the detection of hangs took a noticeable time, and longer than the recovery from these hangs."""
     hung = [each for each in report["recoveries"] if each["fault"].get("kind") in HANGS]
     steps, kept = int(report["steps"]), float(report["seconds"].get("steps") or 0.0)
     waited = [float(each["silent_s"]) for each in hung if each.get("silent_s") is not None]

@@ -71,7 +71,7 @@ Storage = Annotated[EbsVolume | FsxLustre | FsxOpenZfs, Field(discriminator="kin
 
 
 class BatchSize(Config):
-    """Nodes that are updated at the same time: a number or a percentage of nodes."""
+    """Nodes that are updated or rolled back at the same time: a number or a percentage of nodes."""
 
     nodes: PositiveInt | None = None
     """Number of nodes."""

@@ -31,7 +31,7 @@ from hyperpod_ext.runtime.snapshot.select import Decision, Source
 from hyperpod_ext.runtime.state.training_state import ConsistentStep
 
 _TRIES, _AGAIN_S = 5, 0.02
-"""Number of attempts to reconnect before the agent counts as dead, and seconds between two attempts."""
+"""Maximum number of a worker's attempts to reconnect to its agent, and seconds between two attempts."""
 
 
 class AbortedError(Exception):

@@ -102,9 +102,9 @@ class SaveSchedule:
         return step
 
     def _ahead_for_peers(self, newest: int, nodes: int) -> int | None:
-        """Return the number of steps by which the next copy to peers is scheduled ahead. Returns None if no copy to
-        peers must be scheduled now, because no copies are needed, no step was measured yet, or the step that was
-        scheduled last is still to come."""
+        """Return the number of steps by which the next copy to peers is scheduled ahead. Returns None if no copies to
+        peers are needed, if no step was measured yet, or if the last scheduled copy comes within this number of
+        steps."""
         ahead = self.tuner.steps_ahead()
         if ahead is None or self.replicated or nodes == 1:
             return None

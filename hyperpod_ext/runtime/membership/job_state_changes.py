@@ -69,6 +69,6 @@ def _copy_of(copied: dict[Path, dict[str, Any]], path: Path) -> dict[str, Any]:
 
 
 def chained(digest: str, made: Sequence[StateChange]) -> str:
-    """Return the digest of the job state after the changes `made`. `digest`: the digest before these changes."""
+    """Return the digest of all changes so far: the changes before, whose digest is `digest`, and the changes `made`."""
     text = json.dumps([digest, made], separators=(",", ":"), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

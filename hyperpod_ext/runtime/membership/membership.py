@@ -103,8 +103,8 @@ class Membership:
         """Whether the job ended before all ranks were done. `has_failed` is not part of the job state, because a new
         coordinator decides again whether the job has failed."""
         self.sharing = ""
-        """Relation between the states of different ranks (`same`, `alike` or `shard`); empty before a rank has begun
-        its training loop."""
+        """Word of sharing.py for the ranks that hold the same state, such as `same` or `alike:0,2`; empty until a rank
+        has begun its training loop."""
         self.script_saves = script_saves
         self.restoring = self._negotiation()
         scale = scale or Scale((self.size,), max(1, len(self.nodes) // max(1, self.size)))

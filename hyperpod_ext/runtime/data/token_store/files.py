@@ -1,8 +1,8 @@
 """Functions to publish files atomically, and file locks that the kernel releases when the holder dies.
 
 Readers need no lock, because a file is written under a temporary name, synced, and then renamed. If a writer is killed,
-the next writer removes its temporary files. Space is reserved before the first byte is written, so a full disk or tmpfs
-raises an error in the writer and never causes SIGBUS in a mapping.
+the next writer of the same folder removes its temporary files. Space is reserved before the first byte is written, so a
+full disk or tmpfs raises an error in the writer and never causes SIGBUS in a mapping.
 """
 
 from __future__ import annotations
