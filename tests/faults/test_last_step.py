@@ -131,7 +131,8 @@ def test_a_tier_that_is_frozen_holds_a_job_no_longer_than_its_finish_s(job: Any,
         settings = {"checkpoint": {"tiers": tiers_in(folder), "finish_s": 2.0}}
         running = job(nodes=nodes, workers_per_node=1, settings=settings, env=env).start()
         running.until("step", step=11, rank=0)
-        until(lambda: [*folder.glob("tiny/step-000000010*/manifest.json")])
+        for node in range(nodes):  # a manifest that is there may not be known yet
+            running.until("copying", node=node, newest_step=10)
         freeze()
         (running.folder / "let-go").touch()
         report = running.wait()  # nothing thaws it
