@@ -85,6 +85,14 @@ TRAINERS = (
         environment="trainers",
         optimizers=2,
     ),
+    Trainer(
+        "titan3",
+        "TorchTitan 0.3",
+        ("torchtitan", "torch"),
+        ("torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo"),
+        environment="titan3",
+        optimizers=2,
+    ),
     Trainer("deepspeed", "DeepSpeed, ZeRO-2", ("deepspeed",), (), environment="deepspeed"),
 )
 
@@ -133,8 +141,8 @@ def hp_ext_of(trainer: Trainer) -> Path:
 def prepare(trainer: Trainer, script: Path, folder: Path) -> Path:
     """Copy the script and the modules that it imports to `folder`. Returns the script's path there."""
     shutil.copy(HERE / "toy.py", folder)
-    if trainer.name == "titan":
-        for name in ("titan_on_cpu.py", "titan_inputs.py"):
+    if trainer.name in ("titan", "titan3"):
+        for name in ("titan_on_cpu.py", "titan_inputs.py", "titan3_config.py"):
             shutil.copy(ROOT / "tests" / "integrations" / name, folder)
         python = install(trainer.environment).with_name("python")
         subprocess.run([python, folder / "titan_inputs.py"], check=True, timeout=200)

@@ -1,6 +1,8 @@
-"""Let TorchTitan 0.2.2, which asks for an accelerator, run on the CPU."""
+"""Let TorchTitan 0.2.2 and 0.3, which ask for an accelerator, run on the CPU."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -27,3 +29,30 @@ def on_cpu() -> None:
         divide(self, factor)
 
     FSDPModule.set_gradient_divide_factor = with_sums_alone  # type: ignore[method-assign]
+
+
+def attention_on_cpu() -> None:
+    """Give the attention of TorchTitan 0.3, which has no backward pass on the CPU, another of torch with the same mask.
+
+    Call this before a trainer is made.
+    """
+    from torch.nn.attention.flex_attention import create_mask
+    from torch.nn.functional import scaled_dot_product_attention
+    from torchtitan.models.common.attention import FlexAttention
+
+    def attend(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        block_mask: Any,
+        scale: float | None,
+        enable_gqa: bool,
+        **_: object,
+    ) -> tuple[torch.Tensor, None]:
+        batch, _, length, _ = query.shape
+        mask = create_mask(block_mask.mask_mod, batch, 1, length, length, device="cpu")
+        found = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+        return found, None
+
+    FlexAttention.compiled_flex_attn = staticmethod(attend)

@@ -1,7 +1,9 @@
 """Environments over ours, so that torch is not installed twice: `integrations`, with Lightning, Transformers and
 Accelerate, and `trainers`, with TorchTitan and Megatron-core, which want other versions of what they share.
 
-`python tests/support/integrations_env.py` makes both, below .venv/sdk.
+`titan3`, with TorchTitan 0.3, is over an environment of torch_env.py, because TorchTitan 0.3 needs a newer torch.
+
+`python tests/support/integrations_env.py` makes the first two, below .venv/sdk.
 """
 
 from __future__ import annotations
@@ -14,21 +16,25 @@ import sysconfig
 from pathlib import Path
 
 import pytest
+import torch_env
 
 HERE = Path(__file__).parent
 NAMES = ("integrations", "trainers")
+TORCH = {"titan3": "2.15.0"}
+"""Version of torch of each environment that has another torch than ours."""
 HP_EXT = "import sys\nfrom hyperpod_ext.cli import main\nsys.exit(main())\n"
 
 
 def install(name: str) -> Path:
     """`hp-ext` of the environment, which is made unless it is as the pins want it."""
     pins, venv = HERE / f"{name}-pins.txt", HERE.parents[1] / ".venv" / "sdk" / name
-    ours = sysconfig.get_paths()["purelib"]
+    python = torch_env.install(TORCH[name]) if name in TORCH else Path(sys.executable)
+    ours = sysconfig.get_path("purelib", vars={"base": str(python.parents[1])})
     wanted = f"{pins.read_text()}{ours}\n"
     ready, command = venv / ".ready", venv / "bin" / "hp-ext"
     if not ready.exists() or ready.read_text() != wanted:
         shutil.rmtree(venv, ignore_errors=True)
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, capture_output=True, timeout=120)
+        subprocess.run([python, "-m", "venv", str(venv)], check=True, capture_output=True, timeout=120)
         places = {"base": str(venv), "platbase": str(venv)}
         theirs = Path(sysconfig.get_path("purelib", vars=places))
         (theirs / "ours.pth").write_text(f"import site; site.addsitedir({ours!r})\n")
