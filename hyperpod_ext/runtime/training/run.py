@@ -530,6 +530,8 @@ class Run:
         self._saved = -1  # steps that are repeated in this generation need new snapshots
         if fresh:
             self._kept, self._held, self._state, self.step = [], {}, None, 0
+        if not self._kept:
+            meshes.forget_meshes()  # the script makes new meshes, perhaps without `keep`
         seed_step(self.config.seed, 0, 0)
 
     def move(self, rank: int, world_size: int) -> None:

@@ -225,9 +225,11 @@ def test_a_move_to_another_number_of_ranks_that_is_taken_back_at_once_costs_noth
     assert "left {(0, 1): []}" in found
 
 
-def test_tensors_that_are_built_again_have_the_new_mesh_and_none_that_equals_it():
-    """FSDP2 of torch 2.15 refuses others, as TorchTitan 0.3 found: its trainer communicates while it is built."""
-    found = run("""
+@pytest.mark.parametrize("build", ["training.keep(build)", "build()"], ids=["kept", "not kept"])
+def test_tensors_that_are_built_again_have_the_new_mesh_and_none_that_equals_it(build):
+    """FSDP2 of torch 2.15 refuses a tensor on an equal mesh that is another object."""
+    found = run(
+        """
         from torch.distributed.tensor import distribute_tensor
         from hyperpod_ext.config.job.runtime import RuntimeConfig
         from hyperpod_ext.runtime.training.restore import SoloLink
@@ -240,11 +242,12 @@ def test_tensors_that_are_built_again_have_the_new_mesh_and_none_that_equals_it(
 
         training = Run(RuntimeConfig(name="a", nodes=1, workers_per_node=1), 0, 0, SoloLink(), None)
         for generation in (1, 2):
-            mesh, tensor = training.keep(build)
+            mesh, tensor = BUILD
             print("its own mesh", tensor.device_mesh is mesh)
             training.leave()
             close_groups()
             open_groups()
             training.enter(generation, fresh=False)
-    """)
+    """.replace("BUILD", build)
+    )
     assert found.count("its own mesh True") == 2
