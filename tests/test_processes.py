@@ -183,9 +183,8 @@ def test_a_descriptor_above_those_of_select_can_be_waited_for() -> None:
 
 @pytest.mark.parametrize("sends", [0, 1, 10**9])
 def test_a_signal_is_passed_on_at_any_time(sends: int) -> None:
-    """Also one that came before the wait, and one of many until this process is gone, which change nothing of its end.
-
-    A child that is sent none ends by itself."""
+    """The signal may arrive before the wait. Signals that arrive while the process exits do not change its exit code.
+    A child without a signal ends by itself."""
     run(f"""
 import signal, time
 from hyperpod_ext.processes import wait_and_forward

@@ -57,7 +57,7 @@ class Trainer:
     """Optimizers that step in each of the trainer's steps."""
     args: tuple[str, ...] = ()
     asynchronous: bool = False
-    """Whether the script saves in the background, so that the kill may interrupt the newest save."""
+    """Whether the script saves in the background. A kill may then interrupt its newest save."""
     kind: str = "trainer"
     """"trainer", or "script" for a training loop of one's own."""
 

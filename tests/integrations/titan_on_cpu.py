@@ -32,7 +32,7 @@ def on_cpu() -> None:
 
 
 def attention_on_cpu() -> None:
-    """Give the attention of TorchTitan 0.3, which has no backward pass on the CPU, another of torch with the same mask.
+    """Replace FlexAttention of TorchTitan 0.3, which has no backward pass on the CPU, by torch's dense attention.
 
     Call this before a trainer is made.
     """

@@ -249,8 +249,9 @@ def _merged(node: yaml.MappingNode, seen: set[int] | None = None) -> Iterator[tu
         for source in sources:
             if isinstance(source, yaml.MappingNode) and id(source) not in seen:
                 seen.add(id(source))
-                own = (pair for pair in source.value if isinstance(pair[0], yaml.ScalarNode))
-                yield from (pair for pair in own if pair[0].tag != _MERGE)
+                for name, its in source.value:
+                    if isinstance(name, yaml.ScalarNode) and name.tag != _MERGE:
+                        yield name, its
                 yield from _merged(source, seen)
 
 

@@ -119,8 +119,8 @@ class CoordinatorClient:
         """Nodes that are gone for good according to the HyperPod operator. The set stays empty until the coordinator's
         node is gone or lost."""
         self._may_return = True
-        """Whether this node may connect to the lost coordinator again. This node may not connect while another node may
-        still count its vote, because the job could then have two coordinators."""
+        """Whether this node may connect to the lost coordinator again. This is forbidden while another node may still
+        count this node's vote for a new coordinator, because the job could then have two coordinators."""
         self.given_up = False
         """Whether this node has closed its connection, because the coordinator was silent or its node was gone."""
         self._counting: asyncio.Future[None] | None = None

@@ -24,7 +24,7 @@ from hyperpod_ext.runtime.control_plane.stop_at_step import StopAtStep
 
 
 class ElasticEvent:
-    """Whether this process has received SIGUSR1. A process creates one `ElasticEvent`, in its main thread."""
+    """Records whether this process has received SIGUSR1. A process has one `ElasticEvent`, made in its main thread."""
 
     def __init__(self) -> None:
         self.received = False

@@ -23,8 +23,8 @@ class Task:
     slot: int
     ids: list[int]
     counts: bool = True
-    """Whether to report skipped samples. The value is false for a ghost (a copy of another rank's micro-batch with
-    weight 0), whose skipped samples the other rank reports."""
+    """Whether to report skipped samples. False for a ghost, a copy of another rank's micro-batch with weight 0:
+    the other rank reports its skipped samples."""
 
 
 @dataclass(frozen=True, slots=True)

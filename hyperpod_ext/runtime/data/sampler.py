@@ -89,8 +89,7 @@ class ElasticBatchSampler:
         self._order = order_of(shuffle)
         self._fingerprint = fingerprint or fingerprint_of(source)
         self.endless = isinstance(source, Mixture)
-        """Whether the data has no epochs of its own. A mixture has no epochs of its own; each of its sources has
-        epochs."""
+        """Whether the data has no epochs. A mixture has no epochs, but each of its sources has epochs."""
         self._check_length()
         self._asked = self._batch = self._checked_batch(global_batch_size, micro_batch_size)
         self._segment: Segment | None = None

@@ -28,8 +28,8 @@ class Fault(ByCoordinator):
     """Level at which the job recovers: in process, process or node. The level is empty if the fault ends the job, or if
     the job already recovers from an earlier fault."""
     late: bool = False
-    """Whether the fault is a consequence of an earlier one, on the same node or in the same generation. A fault with
-    `late` true does not count against the restart limits."""
+    """Whether an earlier fault, on the same node or in the same generation, caused this fault. A fault with `late` true
+    does not count against the restart limits."""
 
 
 class Aborted(ByWorker):
