@@ -18,7 +18,11 @@ Examples:
 )
 @click.argument("folder", default=".", type=click.Path(file_okay=False), metavar="[DIR]")
 @click.option("--name", default="tiny-gpt", show_default=True, help="Name of the job.")
-@click.option("--target", type=TARGET, help="Target of the job. If left out: local, and the spec injects a fault.")
+@click.option(
+    "--target",
+    type=TARGET,
+    help="Target of the job. Without a target, the spec is for local, and also injects a fault.",
+)
 def command(folder: str, name: str, target: str | None) -> None:
     """Write job.yaml, train.py and job.schema.json into DIR. Existing files are never overwritten."""
     import json

@@ -235,8 +235,8 @@ def _value(kind: str, text: str) -> object:
 
 
 def _merged(node: yaml.MappingNode, seen: set[int] | None = None) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    """Yield the fields that `<<: *anchor` merges into a mapping, in the order in which it lists the anchors. Only the
-    first value of a field counts, and the mapping's own value before all others.
+    """Yield the fields that `<<: [*first, *second]` merges into a mapping, in the order of the list. If a field comes
+    twice, the caller uses its first value; the mapping's own value comes before all merged values.
 
     Args:
         seen: ids of the mappings whose fields were yielded, because an anchor may merge itself or many others.

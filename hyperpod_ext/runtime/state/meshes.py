@@ -211,7 +211,9 @@ def give_back(places: Sequence[GroupHolder], asleep: Collection[str] = ()) -> li
 
 
 def forget_meshes() -> None:
-    """Clear torch's caches of DTensor operations, after this process has become another rank or before a new build.
+    """Clear torch's caches of DTensor operations.
+
+    Needed after this process has become another rank, and before the script makes its meshes and models again.
 
     Torch's caches are keyed by mesh, and torch treats meshes over the same ranks as equal. With old caches, a new
     DTensor could get an old mesh: one in which this process still has its old rank, or one that FSDP2 refuses because
