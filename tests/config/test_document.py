@@ -68,6 +68,8 @@ def test_an_anchor_that_merges_another_brings_its_fields_once() -> None:
         ("a: !python/object:os.system x\n", "is not supported"),
         ("[1, 2]: x\n", "must be a word"),
         ("a: !!int x\n", "cannot be read as int"),
+        ("a: {<<: 3}\n", "can only merge mappings"),
+        ("a: [&b {x: 1}, {<<: [*b, 3]}]\n", "can only merge mappings"),
         ('a: "\\ud800"\n', "cannot be read as str"),
     ],
 )

@@ -184,6 +184,9 @@ class _Reader:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if key.tag == _MERGE:
+                if not all(isinstance(source, yaml.MappingNode) for source in _sources(value)):
+                    message = "can only merge mappings (`<<: *anchor`, or `<<: [*first, *second]`)"
+                    self._report(line, (*path, "<<"), message, "put the anchor on a mapping")
                 continue
             if not isinstance(key, yaml.ScalarNode):
                 self._report(line, path, "a field name must be a word, not a list or a mapping")
@@ -245,14 +248,17 @@ def _merged(node: yaml.MappingNode, seen: set[int] | None = None) -> Iterator[tu
     for key, value in node.value:
         if key.tag != _MERGE:
             continue
-        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        for source in sources:
+        for source in _sources(value):
             if isinstance(source, yaml.MappingNode) and id(source) not in seen:
                 seen.add(id(source))
                 for name, its in source.value:
                     if isinstance(name, yaml.ScalarNode) and name.tag != _MERGE:
                         yield name, its
                 yield from _merged(source, seen)
+
+
+def _sources(merged: yaml.Node) -> list[yaml.Node]:
+    return merged.value if isinstance(merged, yaml.SequenceNode) else [merged]
 
 
 def _syntax_problem(error: yaml.YAMLError, text: str, source: str) -> Problem:
