@@ -84,7 +84,7 @@ class HyperpodExtError(Exception):
 
 
 class ConfigError(HyperpodExtError):
-    """Raised if the user's input is wrong. The error contains all problems of the input."""
+    """Raised if the user's input is wrong. The error contains all problems that were found in the input."""
 
     exit_code = 3
 

@@ -147,7 +147,7 @@ def submit_and_wait(plan: Plan, output: str, timeout: float | None, follow: bool
             raise
         say(f"\ncancelling {handle.name} ...")
         get_target(handle.target).cancel(handle)
-        raise UserInterruptError(f"{handle.name} was cancelled; no process of it is running") from None
+        raise UserInterruptError(f"job {handle.name} was cancelled; no process of the job is running") from None
 
 
 def _explained(handle: JobHandle, result: Mapping[str, Any]) -> bool:

@@ -30,7 +30,7 @@ Examples:
     type=int,
     default=0,
     show_default=True,
-    help="Seed of the random failures. Equal seeds simulate equal jobs.",
+    help="Seed of the random failures. The same seed draws the same failures.",
 )
 @click.option("--best", is_flag=True, help="Use the planner's intervals instead of the spec's.")
 @click.option(

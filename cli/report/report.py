@@ -63,9 +63,9 @@ def command(
 ) -> None:
     """Show the faults of an ended job, their cost, and how the job has used its time.
 
-    RUN is the name or URL of a job, or a job's checkpoint folder such as s3://bucket/prefix/JOB, or a path. A path
-    contains a slash or ends in a suffix. The path names a job's folder, a result.json or report.json, or the
-    events.jsonl of a job without a report.
+    RUN is the name or URL of a job, or a job's checkpoint folder such as s3://bucket/prefix/JOB, or a path. RUN is
+    read as a path if it is not a URL, and contains a slash or ends in .json or .jsonl. The path names a job's folder, a
+    result.json or report.json, or the events.jsonl of a job without a report.
     """
     from hyperpod_ext.planner.advice import advise
 

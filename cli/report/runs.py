@@ -34,8 +34,9 @@ def read_run(run: str) -> dict[str, Any]:
     """Return the result of a job, with every field that a report shows.
 
     Args:
-        run: name or URL of a job, or a job's checkpoint folder, or a path with a slash or a suffix. A path names a
-            result.json, a report.json, an events.jsonl, or a folder that contains one of these files.
+        run: name or URL of a job, or a job's checkpoint folder, or a path that contains a slash or ends in
+            .json or .jsonl. A path names a result.json, a report.json, an events.jsonl, or a folder that contains one
+            of these files.
 
     Raises:
         NotFoundError: the job or the file does not exist, or the job has not ended.

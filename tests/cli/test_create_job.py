@@ -195,7 +195,7 @@ def test_ctrl_c_before_the_job_is_watched_cancels_it_and_says_so(
     done = hp_ext("create-job", "-f", write_job(tmp_path, "sleep"), "--wait", "-o", "json")
     signal.signal(signal.SIGTERM, before)
     assert done.code == done.json["error"]["exit_code"] == 130
-    assert "no process of it is running" in done.json["error"]["message"]
+    assert "no process of the job is running" in done.json["error"]["message"]
     assert hp_ext("status", "a", "-o", "json").json["state"] == "cancelled"
 
 

@@ -133,7 +133,8 @@ def launcher_in(words: Sequence[str]) -> str | None:
 
 
 def parse_launch(words: Sequence[str]) -> Launch | None:
-    """Parse the words of a command that starts workers; return None if the command starts no Python file."""
+    """Parse the words of a command that starts workers. Return None if the command runs neither a launcher with a
+    script or module, nor a Python file."""
     for at, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name in _LAUNCHERS:

@@ -34,7 +34,7 @@ PARTS = {
 }
 INSTEAD = {
     "move": "jobs on Kubeflow have no spares: drain the node, and the pod restarts on another node",
-    "resize": "submit it again with other `nodes`; it continues from its newest durable checkpoint",
+    "resize": "submit the job again with other `nodes`; the job continues from its newest durable checkpoint",
 }
 
 

@@ -22,7 +22,8 @@ ENTRY = ("python3", "-m", "hyperpod_ext.runtime.container_sagemaker")
 
 
 def environment_of(job: JobConfig) -> dict[str, str]:
-    """Return the environment variables of every node. A value that is too long is split into several variables.
+    """Return the environment variables of every node. Runtime settings or a spec that are too long for one variable are
+    split into several variables.
 
     The variables with the spec are left out if SageMaker would refuse so many variables.
     """

@@ -44,8 +44,8 @@ INSTEAD = {
     "leftovers": "SageMaker keeps training jobs for ever; their files are below sagemaker.output",
     "move": "a training job keeps its first instances, and has no spares",
     "ports": "with sagemaker.remote_debug, AWS Systems Manager's Session Manager can forward ports",
-    "resize": "a training job keeps its first instances: submit it again with other `nodes`; it continues from its "
-    "newest durable checkpoint",
+    "resize": "a training job keeps its first instances: submit the job again with other `nodes`; the job "
+    "continues from its newest durable checkpoint",
     "shell": "with sagemaker.remote_debug, use `aws ssm start-session --target sagemaker-training-job:NAME_algo-1`",
 }
 FILE = "create_training_job.json"

@@ -143,7 +143,7 @@ def _queued_despite(error: UnreachableError, script: str, known: set[int]) -> st
             raise UnknownOutcomeError(message, hint=hint) from None
         time.sleep(delay)
         delay *= 2
-    hint = "the queue has no new job with this script; submit again"
+    hint = "the queue has no new job with this script yet; submit again if `squeue --me` still lists none"
     raise UnknownOutcomeError(f"{error.message}; the job may still be queued later", hint=hint)
 
 

@@ -73,8 +73,8 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
     job = hyperpod_slurm.submission(handle)
     spec = spec_of(job)
     if spec.mode != "ours":
-        hint = "submit it again with other `nodes`, or use mode ours, in which running jobs can be resized"
-        raise UnsupportedError([Problem(f"mode {spec.mode} cannot be resized", path="mode", hint=hint)])
+        hint = "submit the job again with other `nodes`, or use mode ours, in which running jobs can be resized"
+        raise UnsupportedError([Problem(f"jobs of mode {spec.mode} cannot be resized", path="mode", hint=hint)])
     if problem := resize.refusal(spec, nodes):
         raise ConfigError([problem])
     start = training_start(job, handle)
@@ -108,7 +108,7 @@ def training_start(job: hyperpod_slurm.Submitted, handle: JobHandle) -> Path:
     if not runs(job) or not starts or not (starts[-1] / "events.jsonl").exists():
         raise ConflictError(f"{job.name} is not training", hint=f"`hp-ext status {handle}` shows its progress")
     if not (starts[-1] / "hosts").is_dir():
-        hint = "submit it again with this version, whose jobs can be resized"
+        hint = "submit the job again with this version, whose jobs can be resized"
         raise UnsupportedError([Problem(f"{job.name} was submitted by another version of hp-ext", hint=hint)])
     return starts[-1]
 

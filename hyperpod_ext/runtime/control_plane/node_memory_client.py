@@ -113,7 +113,7 @@ class NodeMemoryClient:
         self._ask(r.Fence(generation=generation, step=step, run=run, stored=tuple(decision.stored)))
 
     def schedule_copy(self, kind: str, step: int) -> None:
-        """Request a copy of `step` to the tier of kind `kind`, when the step is saved."""
+        """Request that the snapshots of `step` are copied to the tier of kind `kind` once they are saved."""
         self._ask(r.ScheduleCopy(kind=kind, step=step))
 
     def newest_durable(self) -> tuple[int, str] | None:

@@ -77,7 +77,8 @@ class Ranks:
         self._newest = step if self._newest is None else max(self._newest, step)
 
     def newest(self, default: int) -> int:
-        """Return the newest step that any rank has committed; `default` if no rank has committed one."""
+        """Return the newest step that any rank has committed in this generation; `default` if no rank has committed
+        one."""
         return default if self._newest is None else self._newest
 
     def committed_by_all(self, world_size: int) -> int | None:

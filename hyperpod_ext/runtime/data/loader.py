@@ -38,7 +38,7 @@ class Step:
     micro_batches: list[Any] = field(repr=False)
     weights: list[float]
     """Share of the step's samples in each micro-batch; 0.0 for a ghost (an extra micro-batch that does not count). The
-    weights of all ranks sum to 1."""
+    weights of all ranks sum to 1, less the share of skipped samples."""
     slots: list[Slot] = field(repr=False)
     skipped: tuple[Skipped, ...]
     """Samples of the step that this rank could not read. The share of skipped samples is missing from the sum of all

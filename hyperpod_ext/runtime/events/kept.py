@@ -162,7 +162,7 @@ def read_kept(store: ObjectStore) -> LogRead:
 
 
 class KeptReader:
-    """Reads a running job's events from the durable tier; each call reads only new events."""
+    """Reads a running job's events from the durable tier. Each call of `new` returns only new events."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

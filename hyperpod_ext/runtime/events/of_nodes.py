@@ -112,7 +112,7 @@ class NodeLeft(OfNode):
 
 
 class NodesWanted(ByCoordinator):
-    """The job requests a different set of nodes from the process that starts nodes."""
+    """The coordinator has written the list of nodes that the job needs, for the process that starts nodes."""
 
     event: Literal["nodes_wanted"] = "nodes_wanted"
     nodes: Listed[Count]

@@ -608,7 +608,7 @@ class Heard(Order):
 
     type: Literal["beat"] = "beat"
     heard: Count
-    """Number of events that the coordinator has received from this agent."""
+    """Number of events that the coordinator has received from the agent on this connection."""
 
 
 class JobState(Order):

@@ -41,7 +41,7 @@ def address_of(interface: str) -> str:
 
 
 def _ipv6_of(interface: str) -> str:
-    """Return an IPv6 address of a network interface that is not link-local; empty if there is none."""
+    """Return an IPv6 address of a network interface, other than a link-local address; empty if there is none."""
     try:
         lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
     except OSError:  # this kernel has no IPv6

@@ -582,7 +582,7 @@ class Membership:
         dropped = self.rescaling.drop(self.states) if self.states[node] is NodeState.JOINING else []
         self.states.set_state(node, NodeState.RELEASED)
         following = self._without_departing() or self.reconcile()
-        if node in self.held:  # the node shuts down and will not end its pause
+        if node in self.held:  # the node paused training, and shuts down without ending the pause
             self.held.discard(node)
             following = following or self._begin_if_complete()
         return [*dropped, Release((node,)), *following]

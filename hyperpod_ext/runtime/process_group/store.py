@@ -85,7 +85,7 @@ class PartitionedStore(Store):
             self._own[1].enter(self._generation + 1)
 
     def close(self) -> None:
-        """Close the connections, unless later generations will use them. No call may be running."""
+        """Close the connections, unless later generations will use them. Must not be called while another call runs."""
         if not self._shared:
             self._connections.close()
 

@@ -156,8 +156,8 @@ class ScriptSaves:
     def _save_in_place(self, path: Path, save: Callable[[], None]) -> None:
         """Save to `path` in place, and record the save.
 
-        The file may already be empty, because opening a stream for writing empties the file. So only the record shows
-        whether there was a previous version.
+        The file may already be empty, because opening a stream for writing empties the file. If the file is empty, only
+        the record shows whether there was a previous version.
         """
         before = self._record.saves.get(str(path))
         existed = before is not None or (path.is_file() and path.stat().st_size > 0)

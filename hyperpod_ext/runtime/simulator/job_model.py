@@ -152,7 +152,7 @@ class JobModel:
         known.nodes |= membership.nodes
         known.spares, known.losses = membership.states.spares, membership.states.losses
         known.generation, known.committed = membership.generation, membership.committed
-        # forget older generations, whose snapshots no longer exist
+        # keep only the newest generations, because snapshots of earlier ones no longer exist
         known.began = dict(sorted(membership.began.items())[-_GENERATIONS:])
         known.faults, known.spares_used = membership.faults, membership.spares_used
 

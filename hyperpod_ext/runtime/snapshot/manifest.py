@@ -31,13 +31,15 @@ _TAIL = 4096
 _PIECE = 1 << 20
 
 Manifest = dict[str, Any]
-"""Fields of a snapshot's manifest: format, job, rank, world_size, generation, step, save_id, plan (digest), nbytes,
-crc64nvme (hex), values (plain values in the plan's order), extras, saved_at (Unix seconds), signature.
+"""Fields of a snapshot's manifest: format, job, rank, world_size, generation, step, save_id, own_digest (digest of the
+state that may differ between ranks), plan (digest), nbytes, crc64nvme (hex), values (plain values in the plan's order),
+extras, saved_at (Unix seconds), signature.
 
 Fields of a checkpoint's manifest: format, job, generation, step, save_id, world_size, ranks (by rank: manifest of its
 snapshot), files (by rank: file name of its image), frozen (by file name of an image: file, nbytes and crc64nvme of its
 frozen parameters, which are in that separate file), macs (by file name: its MAC, see storage/mac.py), derived (sizes
-and checksums of DCP's files), created_at, signature."""
+and checksums of DCP's files), of_node (true if the checkpoint has only one node's ranks), nbytes, created_at (Unix
+seconds), signature."""
 
 
 def save_id_of(generation: int, step: int) -> str:

@@ -40,7 +40,7 @@ def trained_of(module: torch.nn.Module, objects: Iterable[object]) -> str:
     """Return the index ranges of the module's parameters that need gradients, as text.
 
     For the parameters 0, 1, 2 and 7 the text is `0-3,7-8`. The indices are positions in `parameters(objects)`. The text
-    is `?` if `objects` lack one of the module's parameters.
+    is `?` if one of the parameters that need gradients is not in `objects`.
     """
     number = {id(parameter): at for at, parameter in enumerate(parameters(objects))}
     numbers = {number.get(id(parameter)) for parameter in module.parameters() if parameter.requires_grad}

@@ -457,8 +457,8 @@ class Run:
         return stands and self._in_training and self._state is not None and self._state.consistent_step() is None
 
     def _end_closed(self, step: int, total: int, began: float) -> None:
-        """Commit the last step of a closed loop. Python drops an exception raised while it closes a generator, so store
-        the exception and raise it later."""
+        """Commit the last step of a closed loop. Python drops an exception that is raised while an unfinished generator
+        is deleted, so store the exception and raise it later."""
         try:
             self._end_step(step, total, began, None)
             self._end_steps(total)

@@ -246,7 +246,7 @@ def test_a_job_that_cannot_be_resized_now_is_refused(running: Path) -> None:
 
 @pytest.mark.parametrize("target", ["kubeflow", "sagemaker"])
 def test_targets_whose_jobs_keep_their_nodes_say_what_to_do_instead(target: str) -> None:
-    with pytest.raises(UnsupportedError, match="submit it again with other `nodes`"):
+    with pytest.raises(UnsupportedError, match="submit the job again with other `nodes`"):
         RESIZE.of(target)
     with pytest.raises(ConfigError, match="there is no target"):
         RESIZE.of("kubeflw")

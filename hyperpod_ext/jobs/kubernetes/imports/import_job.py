@@ -300,7 +300,10 @@ def _letter_for_letter(text: str) -> Imported | None:
 
 
 def _still_says(job: JobConfig, target: str, found: Mapping[str, Any]) -> bool:
-    """Return whether `job` renders to exactly the object `found`."""
+    """Return whether `job` renders to exactly the object `found`.
+
+    If `job` sets no image, the image and the annotation with the spec may differ.
+    """
     again = _rendered(job, target)
     if job.image is None:  # do not compare the image: it depends on the cluster's region, which is unknown
         for ours, theirs in zip(_first_containers(again), _first_containers(found), strict=False):

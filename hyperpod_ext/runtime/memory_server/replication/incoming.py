@@ -142,7 +142,8 @@ class IncomingReplicas:
         send the same chunks.
 
         Raises:
-            NotFoundError: the replica does not expect the chunks.
+            NotFoundError: the replica was dropped, a chunk was sent before, or the bytes are not 1 to `chunks` whole
+                chunks of the replica.
         """
         with self._changed:
             replica = self._find(token)

@@ -2,8 +2,9 @@
 
     EMPTY -> WRITING -> SEALED -> REPLICATED -> DURABLE
 
-The newest complete snapshot of a rank is never overwritten, so that it remains if the rank's process dies while it
-writes the next snapshot. A pinned slot is never overwritten, because its snapshot is being copied to another tier.
+The newest complete snapshot of a rank is never overwritten, so that this snapshot remains if the rank's process dies
+while writing the next snapshot. A pinned slot is never overwritten, because its snapshot is being copied to another
+tier.
 """
 
 from __future__ import annotations

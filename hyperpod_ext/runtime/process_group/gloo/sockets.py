@@ -1,6 +1,7 @@
 """Finds gloo's open sockets in the epoll sets of gloo's event threads.
 
-The sockets are searched when they are needed, because a group may make a connection only at the connection's first use.
+The module searches for the sockets only when a caller needs them, because a group may open a connection as late as the
+connection's first use.
 The epoll set of a group's event thread always contains exactly the sockets in use.
 """
 
