@@ -114,8 +114,8 @@ test-integrations: $(READY)
 	-@$(BIN)/python tests/support/integrations_env.py
 	$(BIN)/pytest -q -m integrations
 
-# nine trainers of other libraries: with our adapters, under hp-ext run, and under torchrun, each through kills. It writes
-# docs/benchmarks/trainers.md in about thirty minutes. ARGS='--only sft dpo'
+# eleven trainers of other libraries: with our adapters, under hp-ext run, and under torchrun, each through kills. It writes
+# docs/benchmarks/trainers.md in about fifteen to thirty minutes. ARGS='--only sft dpo'
 test-trainers: $(READY)
 	$(BIN)/python benchmarks/trainers/compare.py $(ARGS)
 

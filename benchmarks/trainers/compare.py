@@ -93,7 +93,7 @@ TRAINERS = (
         environment="titan3",
         optimizers=2,
     ),
-    Trainer("deepspeed", "DeepSpeed, ZeRO-2", ("deepspeed",), (), environment="deepspeed"),
+    Trainer("deepspeed", "DeepSpeed, ZeRO-2", ("deepspeed",), ("deepspeed",), environment="deepspeed"),
 )
 
 

@@ -30,6 +30,7 @@ ADAPTERS = {
     "hyperpod_ext.integrations.hugging_face": ["ResilientTrainer"],
     "hyperpod_ext.integrations.accelerate": ["ResilientAccelerator"],
     "hyperpod_ext.integrations.titan": ["RunCheckpointer"],
+    "hyperpod_ext.integrations.deepspeed": ["keep_engine", "ZeroOptimizer"],
 }
 SPECS = {
     "JobConfig": "\n[job.yaml](../job/index.md) lists the fields.\n",
@@ -56,8 +57,7 @@ def pages() -> dict[str, str]:
         made[f"reference/api/{file}.md"] = f"# {package}\n\n{text}\n\n" + "\n\n".join(blocks) + "\n"
     parts = [
         "# hyperpod_ext.integrations",
-        "Adapters for other libraries. [Lightning, Hugging Face, Accelerate, TorchTitan, Megatron-core]"
-        "(../../integrations.md) explains their use.",
+        "Adapters for other libraries. [Adapters for other libraries](../../integrations.md) explains their use.",
     ]
     for module, names in ADAPTERS.items():
         parts += [f"## {module}", *(_block(module, name, level=3) for name in names)]

@@ -1,9 +1,10 @@
 """Environments over ours, so that torch is not installed twice: `integrations`, with Lightning, Transformers and
 Accelerate, and `trainers`, with TorchTitan and Megatron-core, which want other versions of what they share.
 
-`titan3`, with TorchTitan 0.3, is over an environment of torch_env.py, because TorchTitan 0.3 needs a newer torch.
+`deepspeed` has DeepSpeed. `titan3`, with TorchTitan 0.3, is over an environment of torch_env.py, because TorchTitan 0.3
+needs a newer torch.
 
-`python tests/support/integrations_env.py` makes the first two, below .venv/sdk.
+`python tests/support/integrations_env.py` makes the first three, below .venv/sdk.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import pytest
 import torch_env
 
 HERE = Path(__file__).parent
-NAMES = ("integrations", "trainers")
+NAMES = ("integrations", "trainers", "deepspeed")
 TORCH = {"titan3": "2.15.0"}
 """Version of torch of each environment that has another torch than ours."""
 HP_EXT = "import sys\nfrom hyperpod_ext.cli import main\nsys.exit(main())\n"

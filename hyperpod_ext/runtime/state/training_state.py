@@ -152,7 +152,7 @@ class TrainingState:
                     f"restore({name}=...): {type(value).__name__} is not supported: each rank holds a part of its "
                     "state, and its state_dict() returns the whole state only on one rank and after a collective",
                     hint="Shard with fully_shard (FSDP2) inside run.keep, and use a plain optimizer: each rank's shard "
-                    "is saved.",
+                    "is saved. For DeepSpeed's ZeRO-1 and ZeRO-2, use keep_engine: docs/integrations.md.",
                 )
             if is_distributed_optimizer(value):
                 raise JobFailedError(

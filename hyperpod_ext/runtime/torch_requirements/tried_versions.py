@@ -11,6 +11,7 @@ import sys
 
 TRIED = {
     "accelerate": ("1.15", "1.15"),
+    "deepspeed": ("0.19", "0.19"),
     "lightning": ("2.6", "2.6"),
     "torch": ("2.6", "2.15"),
     "transformers": ("5.23", "5.23"),
