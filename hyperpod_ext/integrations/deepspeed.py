@@ -17,6 +17,7 @@ from typing import Any
 
 import deepspeed.comm.comm as deepspeed_comm
 import torch
+import torch.distributed as dist
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups as deepspeed_groups
@@ -25,6 +26,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from hyperpod_ext.errors import JobFailedError
 from hyperpod_ext.integrations.adapters import check_adapter
+from hyperpod_ext.runtime.snapshot.image import local_of
 from hyperpod_ext.runtime.state.training_state import Stateful
 from hyperpod_ext.runtime.training.run import Run
 
@@ -42,8 +44,8 @@ def keep_engine(run: Run, build: Callable[[], DeepSpeedEngine], **states: Statef
         states: further objects with state_dict() and load_state_dict(), with the same names on every rank.
 
     Raises:
-        JobFailedError: the engine uses neither ZeRO-1 nor ZeRO-2, or uses offload or experts; or the saved state does
-            not fit.
+        JobFailedError: `ZeroOptimizer` does not support the engine, or the saved state does not fit.
+        TypeError: a further state has the name `model`, `optimizer` or `lr_scheduler`.
     """
     check_adapter(run, "keep_engine", "deepspeed")
 
@@ -55,10 +57,10 @@ def keep_engine(run: Run, build: Callable[[], DeepSpeedEngine], **states: Statef
         return engine, ZeroOptimizer(engine)
 
     engine, optimizer = run.keep(build_engine)
-    states = {"model": engine.module, "optimizer": optimizer} | states
+    own: dict[str, Stateful] = {"model": engine.module, "optimizer": optimizer}
     if engine.lr_scheduler is not None:
-        states["lr_scheduler"] = engine.lr_scheduler
-    run.restore(**states)  # type: ignore[arg-type]  # no state is named `cast`
+        own["lr_scheduler"] = engine.lr_scheduler
+    run.restore(**own, **states)  # type: ignore[arg-type]  # no state is named `cast`
     return engine
 
 
@@ -69,7 +71,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
     engine makes the steps.
 
     Raises:
-        JobFailedError: the engine uses neither ZeRO-1 nor ZeRO-2, or uses offload or experts.
+        JobFailedError: the engine uses neither ZeRO-1 nor ZeRO-2, or uses offload, experts, or other parallelism than
+            data parallelism.
     """
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
@@ -86,6 +89,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 f"keep_engine: {option} is not supported, because its state cannot be restored after a fault",
                 hint=f"Leave {option} out.",
             )
+        ranks, world_size = dist.get_world_size(zero.dp_process_group), dist.get_world_size()
+        if ranks != world_size:
+            raise JobFailedError(
+                f"keep_engine: ZeRO divides the state among {ranks} of {world_size} ranks, because the engine uses "
+                "model or pipeline parallelism, which is not supported",
+                hint="Leave mpu and PipelineModule out. To shard the model, use fully_shard (FSDP2).",
+            )
         self._engine, self._zero, self.defaults = engine, zero, zero.optimizer.defaults
         device = zero.single_partition_of_fp32_groups[0].device.type
         self._mesh = DeviceMesh.from_group(zero.dp_process_group, device)
@@ -100,10 +110,13 @@ class ZeroOptimizer(torch.optim.Optimizer):
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:  # type: ignore[override]
         """The inner optimizer's state of each part; empty before the first step."""
-        inner = zip(self._parts, self._zero.single_partition_of_fp32_groups, strict=True)
+        return {self._parts[at]: state for at, state in self._states().items()}
+
+    def _states(self) -> dict[int, dict[str, Any]]:
+        """Return the inner optimizer's state by parameter group, with DTensors."""
         return {
-            part: {key: self._shard(value) if self._is_whole(value, local) else value for key, value in of_part.items()}
-            for part, local in inner
+            at: {key: self._shard(value) if _fits(value, local) else value for key, value in of_part.items()}
+            for at, local in enumerate(self._zero.single_partition_of_fp32_groups)
             if (of_part := self._zero.optimizer.state.get(local))
         }
 
@@ -132,7 +145,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
             )
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         return {
-            "state": dict(enumerate(self.state.values())),
+            "state": self._states(),
             "param_groups": [group | {"params": [at]} for at, group in enumerate(options)],
             "weights": list(self._parts),
             "loss_scale": self._loss_scale(),
@@ -165,7 +178,7 @@ class ZeroOptimizer(torch.optim.Optimizer):
 
     def _part(self, value: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
         """Return this rank's part of a saved flat vector, which may be padded for another number of ranks."""
-        part = value.to_local() if isinstance(value, DTensor) else value
+        part = local_of(value)
         if part.shape == local.shape:
             return part
         if self._zero.round_robin_gradients:
@@ -174,12 +187,14 @@ class ZeroOptimizer(torch.optim.Optimizer):
                 "the parameters by the number of ranks",
                 hint="Start the job with the number of ranks that saved the state.",
             )
-        whole = value.full_tensor() if isinstance(value, DTensor) else value
-        mine = whole[self._mesh.get_local_rank() * local.numel() :][: local.numel()]
+        vector = value.full_tensor() if isinstance(value, DTensor) else value
+        mine = vector[self._mesh.get_local_rank() * local.numel() :][: local.numel()]
         return torch.nn.functional.pad(mine, (0, local.numel() - mine.numel()))
-
-    def _is_whole(self, value: object, local: torch.Tensor) -> bool:
-        return isinstance(value, torch.Tensor) and value.shape == local.shape
 
     def _shard(self, local: torch.Tensor) -> DTensor:
         return DTensor.from_local(local, self._mesh, [Shard(0)], run_check=False)
+
+
+def _fits(value: object, local: torch.Tensor) -> bool:
+    """Return whether a value of the inner optimizer's state has an element for each parameter of the part."""
+    return isinstance(value, torch.Tensor) and value.shape == local.shape

@@ -35,12 +35,38 @@ def build() -> Any:
         "zero_optimization": {"stage": stage, "offload_optimizer": {"device": "cpu" if precision == "cpu" else "none"}},
     }
     if precision != "cpu":
-        config |= {} if precision == "fp32" else {precision: {"enabled": True}}
+        config |= {precision: {"enabled": True}} if precision in ("bf16", "fp16") else {}
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(33, 65), nn.LayerNorm(65), nn.GELU(), nn.Dropout(0.1), nn.Linear(65, 33))
     groups = [{"params": [p for p in model.parameters() if p.ndim == n], "weight_decay": 0.1 * n} for n in (1, 2)]
     deepspeed.init_distributed()
-    return deepspeed.initialize(model=model, model_parameters=groups, config=config)[0]
+    parallel = ModelParallel() if precision == "mpu" else None
+    return deepspeed.initialize(model=model, model_parameters=groups, config=config, mpu=parallel)[0]
+
+
+class ModelParallel:
+    """Process groups of a model that is divided over all ranks, as Megatron passes them to DeepSpeed."""
+
+    def __init__(self) -> None:
+        self.alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+    def get_data_parallel_group(self) -> Any:
+        return self.alone
+
+    def get_model_parallel_group(self) -> Any:
+        return dist.group.WORLD
+
+    def get_data_parallel_world_size(self) -> int:
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        return dist.get_world_size()
+
+    def get_model_parallel_rank(self) -> int:
+        return dist.get_rank()
 
 
 def write_digests(engine: Any, name: str) -> None:

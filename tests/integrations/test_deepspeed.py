@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.integrations, pytest.mark.timeout(1200)]
 
 
 @pytest.mark.parametrize(
-    ("stage", "precision", "micro_batches"), [("1", "bf16", "1"), ("2", "bf16", "2"), ("2", "fp32", "1")]
+    ("stage", "precision", "micro_batches"),
+    [("1", "bf16", "1"), ("2", "bf16", "2"), ("2", "fp32", "1")],
 )
 def test_two_kills_change_no_bit(tmp_path: Path, stage: str, precision: str, micro_batches: str) -> None:
     report = run_killed(
@@ -49,6 +50,7 @@ def test_another_number_of_ranks_continues_from_the_same_vectors(tmp_path: Path)
         (("3", "bf16", "1"), "DeepSpeedZeroOptimizer_Stage3, and ZeRO-1 or ZeRO-2 is needed"),
         (("0", "fp32", "1"), "keep_engine: the engine's optimizer is a "),
         (("2", "cpu", "1"), "zero_optimization.offload_optimizer is not supported"),
+        (("2", "mpu", "1"), "ZeRO divides the state among 1 of 2 ranks"),
     ],
 )
 def test_engines_that_cannot_be_restored_are_refused(tmp_path: Path, words: tuple[str, ...], named: str) -> None:
