@@ -36,5 +36,5 @@ def test_the_page_has_what_is_declared(place: str, text: str, golden_part: Calla
 
 def test_units_and_meanings_of_fields_are_in_it(root: Path) -> None:
     page = (root / PAGE).read_text()
-    assert "`slot_bytes` (integer, bytes): Minimum size of each slot" in page
-    assert "`timeout_s` (number, s): Maximum number of seconds to wait until the other processes end." in page
+    assert "`slot_bytes` (integer, in bytes): Minimum size of each slot" in page
+    assert "`timeout_s` (number, in s): Maximum number of seconds to wait until the other processes end." in page

@@ -24,9 +24,9 @@ class ZonePlan:
 def plan_subnets(cidr: str, zones: Sequence[str]) -> list[ZonePlan]:
     """Divide the range `cidr` among up to three availability zones.
 
-    Each zone gets a quarter of the range for its machines. The last quarter is divided into sixteen small ranges for
-    the other subnets. The ranges of a zone depend only on the zone's index, so appending a zone does not change the
-    ranges of other zones.
+    Each zone gets a quarter of `cidr`, for the machines of the zone. The last quarter is divided into sixteen small
+    ranges for the other subnets. The ranges of a zone depend only on the zone's index, so appending a zone does not
+    change the ranges of other zones.
     """
     *quarters, rest = ipaddress.ip_network(cidr).subnets(prefixlen_diff=2)
     small = list(rest.subnets(prefixlen_diff=4))

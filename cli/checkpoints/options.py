@@ -34,7 +34,7 @@ def secret_option(function: F) -> F:
         show_envvar=True,
         type=click.Path(),
         metavar="FILE",
-        help="File with the job's secret, to check signatures.",
+        help="File with the job's secret, to check signatures and MACs.",
     )(function)
 
 

@@ -25,7 +25,8 @@ Examples:
 @click.option(
     "--check-account",
     is_flag=True,
-    help="Also check the spec against the account: subnets, training plans, quotas, scripts, and EKS version.",
+    help="Also check the spec against the account: subnets, training plans, file systems, quotas, lifecycle scripts, "
+    "and EKS version.",
 )
 @click.option("--wait", is_flag=True, help="Wait until the cluster is in service or has failed.")
 @click.option(

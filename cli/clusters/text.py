@@ -79,8 +79,8 @@ def _missing(estimate: Estimate) -> str:
 
 
 def changes_text(changes: Sequence[ResourceChange]) -> str:
-    """Return the changes of a deployment as text. New resources are counted by type and stack; all other changes are
-    listed one by one, with the changed fields."""
+    """Return, as text, the changes that a deployment would make. New resources are counted by type and stack; all other
+    changes are listed one by one, with the changed fields."""
     new: dict[str, Counter[str]] = {}
     lines = []
     for change in changes:

@@ -87,7 +87,12 @@ same command resumes an interrupted or killed conversion.""",
 )
 @click.option("--segment", type=Size(), default="128MiB", show_default=True, help="Size of one file of the store.")
 @click.option("--budget", type=Size(), help="Delete the least recently used stores if the folder exceeds this size.")
-@click.option("--sequence-length", type=click.IntRange(min=1), metavar="N", help="Also pack samples of N tokens.")
+@click.option(
+    "--sequence-length",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Also show how many samples the store has for a sequence length of N tokens (N + 1 tokens per sample).",
+)
 @click.option("--whole-documents", is_flag=True, help="Do not cut documents that fit into one packed sample.")
 @output_option()
 def command(

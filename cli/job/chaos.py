@@ -9,7 +9,7 @@ from ..output import print_result
 
 _KINDS = {
     "exception": "The training function raises an exception.",
-    "sigkill": "SIGKILL kills the rank's process. With --node: all processes of the node.",
+    "sigkill": "SIGKILL kills the rank's process. With --node: all of the job's processes on the node.",
     "sigsegv": "The rank's process crashes with SIGSEGV.",
     "hang": "The rank's process hangs, in the way that --how names.",
     "slow": "The rank takes --seconds longer for each phase, for --steps steps.",

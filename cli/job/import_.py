@@ -31,7 +31,8 @@ Examples:
 @output_option()
 def command(file: str, sets: tuple[str, ...], values: str | None, env_file: str | None, output: str) -> None:
     """Convert a Kubernetes job, a config.yaml of AWS's `hyp`, an sbatch file or a CreateTrainingJob request to a spec.
-    Parts of the file that a spec cannot express are listed on stderr."""
+    Parts of the file that a spec cannot express are listed on stderr. If the argument is a folder, the command
+    converts nothing, and shows for each job file in the folder whether the file can be imported."""
     from pathlib import Path
 
     from hyperpod_ext.config.files.load import text_of

@@ -101,7 +101,7 @@ def _read(file: Path, name: str) -> ClusterOutputs:
         values = {str(key): str(value) for key, value in found["values"].items()}
         outputs = ClusterOutputs(str(found["name"]), str(found["region"]), float(found["read_at"]), values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = f"write it again with `hp-ext cluster outputs {name}`"
+        hint = f"write the file again with `hp-ext cluster outputs {name}`"
         raise ConfigError(
             [Problem(f"does not contain outputs of a cluster: {error}", source=str(file), hint=hint)]
         ) from None

@@ -95,7 +95,7 @@ class Rollout(Config):
     rollback_batch: BatchSize | None = None
     """Nodes that are rolled back at the same time."""
     wait_s: Annotated[NonNegativeInt, Field(le=3600)] | None = None
-    """Seconds between one batch and the next."""
+    """Seconds to wait after the update of one batch of nodes before the next batch of nodes is updated."""
     alarms: Annotated[tuple[Annotated[str, Field(min_length=1, max_length=255)], ...], Field(max_length=10)] = ()
     """Names of CloudWatch alarms that roll the update back."""
 

@@ -33,7 +33,7 @@ class JobNodes:
 def refusal(job: JobConfig, nodes: int) -> Problem | None:
     """Return why a job cannot run on `nodes` nodes; None if the job can. Pure."""
     if job.elastic is None:
-        hint = "set `elastic` with min_nodes and max_nodes in its spec, and start it again"
+        hint = "set `elastic` with min_nodes and max_nodes in the spec of the job, and start the job again"
         return Problem(f"{job.name} runs on exactly {count(job.nodes, 'node')}", source="--nodes", hint=hint)
     sizes = allowed_sizes(job.elastic, job.nodes, job.workers_per_node, job.global_batch_size)
     if nodes in sizes:
@@ -54,7 +54,7 @@ def refusal(job: JobConfig, nodes: int) -> Problem | None:
 def refusal_to_move(job: JobConfig, node: int) -> Problem | None:
     """Return why the spec forbids moving the ranks of a node to a spare; None if the spec allows it. Pure."""
     if not job.spares and job.elastic is None:
-        hint = "set `spares: 1` in its spec, and start it again"
+        hint = "set `spares: 1` in the spec of the job, and start the job again"
         return Problem(f"{job.name} has no spares that ranks could move to", source="--node", hint=hint)
     most = max(job.nodes, job.elastic.max_nodes if job.elastic else 0) + job.spares
     if node < most:

@@ -61,7 +61,7 @@ def order(handle: JobHandle, nodes: int) -> PendingResize:
             raise ConfigError([problem])
         if state_of(found) in ("succeeded", "failed"):
             raise ConflictError(
-                f"{handle.name} has ended ({state_of(found)})", hint="start it again with `hp-ext create-job`"
+                f"{handle.name} has ended ({state_of(found)})", hint="start the job again with `hp-ext create-job`"
             )
         try:
             kept = client.replace(path, bounded(found, job, nodes), fieldValidation="Strict")

@@ -1,7 +1,8 @@
 """Schemas of custom resources, with which rendered files are checked before submission.
 
-The definition of HyperPodPyTorchJob is not public, so its schema follows AWS's documentation and client. Only required
-fields of pods are checked here; the API server checks all other fields of pods.
+The definition of HyperPodPyTorchJob is not public, so its schema follows AWS's documentation and client. Of a pod's
+spec, only `containers` is checked here, and of a container only `name`, `image`, `command`, `args` and `env`; the API
+server checks all other fields.
 """
 
 from __future__ import annotations

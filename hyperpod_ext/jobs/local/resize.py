@@ -112,7 +112,7 @@ def moved(ordered: PendingMove, timeout_s: float | None, *, drain: bool) -> dict
 def _running(handle: JobHandle) -> tuple[local_store.Submission, JobConfig]:
     submission = local_store.find_running(handle.name)
     if submission.read_status()["state"] != "running":
-        raise ConflictError(f"{handle.name} is not running", hint="start it again with `hp-ext create-job`")
+        raise ConflictError(f"{handle.name} is not running", hint="start the job again with `hp-ext create-job`")
     return submission, submission.read_job()
 
 

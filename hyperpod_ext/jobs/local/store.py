@@ -252,7 +252,7 @@ def find_running(name: str) -> Submission:
     """
     submission = find(name)
     if not submission.is_running():
-        raise ConflictError(f"{name} is not running", hint="start it again with `hp-ext create-job`")
+        raise ConflictError(f"{name} is not running", hint="start the job again with `hp-ext create-job`")
     return submission
 
 

@@ -54,7 +54,7 @@ class Start:
     world_size: int | None
     """World size of the next rank assignment, if the worker is started for the next assignment; otherwise None."""
     joining: bool
-    """Whether `rank` is the worker's rank in the next rank assignment, and not its rank in the current assignment."""
+    """True: `rank` comes from the next rank assignment. False: `rank` comes from the current assignment."""
     forking: int | None = None
     """Local rank of the process, while it is being forked; otherwise None."""
 

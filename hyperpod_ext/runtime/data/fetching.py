@@ -70,8 +70,8 @@ class Fetch:
         return Fetched(batch, len(samples), tuple(skipped) if task.counts else ())
 
     def seeded(self, task: Task) -> Fetched:
-        """Read `task` in a worker process, after seeding the random generators of Python, numpy and torch for the
-        task."""
+        """Read `task`, after seeding the random generators of Python, numpy and torch for the task. Does not restore
+        the generators."""
         _seed_all(f"{self._seed}/{task.step}/{task.slot}")
         return self(task)
 

@@ -1,7 +1,8 @@
 """The base class of all events, and the parsing of log lines. `kinds.py` lists the kinds of events.
 
-Writers pass a name and fields, and `decode` refuses undeclared fields. Reading event lines is more lenient than
-writing: `read` accepts names of earlier versions, drops unknown fields, and returns `Other` for an unknown kind.
+When an event is written, `decode` makes it from its name and fields, and raises an error for undeclared fields. Reading
+event lines is more lenient: `read` accepts names of earlier versions, drops unknown fields, and returns `Other` for an
+unknown kind.
 """
 
 from __future__ import annotations

@@ -189,8 +189,11 @@ class RankHeartbeat(Declared):
     phase: Annotated[int, Field(ge=0, le=max(Phase))]
     collectives: Count
     quiet_s: Seconds
+    """Time since the rank's last progress."""
     silent_s: Seconds
+    """Time since the process last ran Python code."""
     stopped: bool
+    """Whether the process is stopped, for example by SIGSTOP or a debugger."""
 
 
 # --- reports of a rank ----------------------------------------------------------------------------
@@ -812,8 +815,8 @@ class BeginGeneration(GenerationOrder):
     full_size: Count | None = None
     """World size that the job has when no rank is missing; null if no rank is missing now."""
     addresses: ByNumber[Address]
-    """Address of the key-value server of each rank. In a small job, `addresses` has all addresses. In a large job,
-    `addresses` has only addresses that are new since generation `follows`, and ranks request other addresses with
+    """Address of each rank's own key-value server, by rank. In a small job, `addresses` has all addresses. In a large
+    job, `addresses` has only addresses that are new since generation `follows`, and ranks request other addresses with
     `look_up`."""
     follows: Count
     """Generation whose addresses stay valid and are extended by `addresses`; 0 if all earlier addresses are invalid."""

@@ -54,7 +54,7 @@ def type_in_words(annotation: Any) -> str:
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Annotated:
         units = [extra.name for extra in arguments[1:] if isinstance(extra, Unit)]
-        return ", ".join([type_in_words(arguments[0]), *units])
+        return ", in ".join([type_in_words(arguments[0]), *units])
     if origin is typing.Literal:
         return " or ".join(f"`{value}`" if value != "" else "empty" for value in arguments)
     if origin in (typing.Union, types.UnionType):
@@ -66,7 +66,7 @@ def type_in_words(annotation: Any) -> str:
     if origin is dict and arguments[1] is not Any:
         return f"object of {type_in_words(arguments[1])} by {type_in_words(arguments[0])}"
     if isinstance(annotation, type) and issubclass(annotation, Declared):
-        return f"object: {'; '.join(fields_in_words(annotation))}"
+        return f"object: {'; '.join(words.rstrip('.') for words in fields_in_words(annotation))}"
     return _NAMES.get(origin or annotation, str(annotation))
 
 

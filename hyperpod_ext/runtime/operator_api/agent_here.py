@@ -73,7 +73,8 @@ class AgentHere:
         self._prepared = prepared
         self._orders: queue.SimpleQueue[tuple[int, NodeStart] | int] = queue.SimpleQueue()
         self._wanted = 0
-        """Number of the operator's newest order. If an older order has started the running `Node`, this `Node` ends."""
+        """Number of the newest order to start or end a `Node`, from HyperPod's training operator or a signal. If an
+        older order has started the running `Node`, this `Node` ends."""
         self._idle = threading.Event()
         self._idle.set()
         self._running: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Node] | None = None

@@ -71,7 +71,7 @@ def recording() -> Iterator[Made]:
         yield made
     finally:
         _c10d._new_group_with_tag = make
-        DeviceMesh.__init__ = init  # type: ignore[method-assign]  # as it was
+        DeviceMesh.__init__ = init  # type: ignore[method-assign]  # restore the original method
     made.talked = collectives_begun() != before
     private_names.check_loaded()  # check again: `build` may have imported DTensors or FSDP2
 

@@ -146,12 +146,12 @@ def test_the_table_has_every_kind_and_field() -> None:
     )
     assert join.endswith(" | agent | coordinator |")
     for field in [
-        "`took_s` (number, s)",
+        "`took_s` (number, in s)",
         "`when_busy` (`wait` or `skip`, may be left out)",
         "`step` (integer or null, may be left out)",
         "`ranks` (list of integer, may be left out)",
         "`peers` (object of list: text, integer by integer, may be left out)",
-        "`held` (list of object: `rank` (integer); `nbytes` (integer, bytes), may be left out)",
+        "`held` (list of object: `rank` (integer); `nbytes` (integer, in bytes), may be left out)",
         "`record` (object, may be left out)",
     ]:
         assert field in join
@@ -160,7 +160,7 @@ def test_the_table_has_every_kind_and_field() -> None:
 def test_the_table_of_requests_has_their_answers() -> None:
     head, _, ping, _ = table(KINDS, answer_of=lambda kind: Snapshot if kind is Ping else Ping).splitlines()
     assert head == "| name | meaning | fields | answer | from | to |"
-    assert ping == "| `ping` | Now and then. | none | `rank` (integer)<br>`nbytes` (integer, bytes) |  |  |"
+    assert ping == "| `ping` | Now and then. | none | `rank` (integer)<br>`nbytes` (integer, in bytes) |  |  |"
 
 
 @pytest.mark.parametrize("seed", range(20))

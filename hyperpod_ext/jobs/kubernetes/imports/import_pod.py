@@ -39,7 +39,7 @@ def read_pod(
         kubernetes: section `kubernetes` of the spec.
         left_out: list to which sentences about lost settings are added.
         notes: list to which sentences about harmless differences are added.
-        raw: whether a command that starts no Python file can be imported as the spec's `command`.
+        raw: whether the caller allows a command that starts no Python file to become the spec's `command`.
     """
     if not pods:
         return

@@ -68,7 +68,7 @@ class VerifiedParts(Declared):
 
     nbytes: Bytes
     crc64nvme: str
-    """CRC64-NVME of the bytes of all parts together."""
+    """CRC64-NVME of the bytes that follow this message: all requested parts, one after the other."""
 
 
 class ReadParts(Request[VerifiedParts]):

@@ -22,7 +22,8 @@ _STEP = 1.25
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Seconds between attempts to change the group's nice value. The kernel allows users ten changes per second."""
+"""Seconds between attempts to change the nice value of the scheduling group. The kernel accepts a
+change only 0.1 s after the last change by any process on the machine. Processes with CAP_SYS_ADMIN are exempt."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 

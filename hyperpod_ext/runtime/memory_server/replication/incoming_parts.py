@@ -276,8 +276,8 @@ class IncomingParts:
     # --- inside ---------------------------------------------------------------------------------
 
     def _place(self, owner: int, ranks: Sequence[int] | None) -> tuple[Stripe, int]:
-        """Return the stripe of rank `owner`, and the rank of this node in the stripe. `ranks` is the stripe that the
-        sender has sent, or None if it has sent none."""
+        """Return the stripe of rank `owner`, and the rank of this node in the stripe. `ranks`: the ranks of the stripe
+        according to the sender's message, or None if the message has no such ranks."""
         group = self.group
         stripe = group.stripe(owner) if group is not None else None
         if group is None or stripe is None or (ranks is not None and stripe.ranks != tuple(ranks)):

@@ -123,7 +123,7 @@ def populate(
             return
         in_huge = in_huge and _collapse(address + start, length)
         if _advise(address + start, length, _MADV_POPULATE_WRITE if make else _MADV_POPULATE_READ) != 0:
-            return  # the kernel is too old to populate pages, so the first save will be slower
+            return  # pages cannot be populated, for example by kernels before 5.14, so the first save will be slower
 
 
 def _collapse(address: int, nbytes: int) -> bool:
