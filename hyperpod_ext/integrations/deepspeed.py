@@ -44,7 +44,8 @@ def keep_engine(run: Run, build: Callable[[], DeepSpeedEngine], **states: Statef
         states: further objects with state_dict() and load_state_dict(), with the same names on every rank.
 
     Raises:
-        JobFailedError: `ZeroOptimizer` does not support the engine, or the saved state does not fit.
+        JobFailedError: `build` returns no engine, `ZeroOptimizer` does not support the engine, or the saved state does
+            not fit.
         TypeError: a further state has the name `model`, `optimizer` or `lr_scheduler`.
     """
     check_adapter(run, "keep_engine", "deepspeed")
@@ -54,6 +55,11 @@ def keep_engine(run: Run, build: Callable[[], DeepSpeedEngine], **states: Statef
         deepspeed_comm.cdb = None  # DeepSpeed keeps process groups in globals, also after a fault
         deepspeed_groups._release_process_group_references()
         engine = build()
+        if not isinstance(engine, DeepSpeedEngine):
+            raise JobFailedError(
+                f"keep_engine: build returned a {type(engine).__name__} instead of DeepSpeed's engine",
+                hint="Return deepspeed.initialize(...)[0].",
+            )
         return engine, ZeroOptimizer(engine)
 
     engine, optimizer = run.keep(build_engine)
@@ -92,8 +98,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
         ranks, world_size = dist.get_world_size(zero.dp_process_group), dist.get_world_size()
         if ranks != world_size:
             raise JobFailedError(
-                f"keep_engine: ZeRO divides the state among {ranks} of {world_size} ranks, because the engine uses "
-                "model or pipeline parallelism, which is not supported",
+                "keep_engine does not support model and pipeline parallelism, and this engine's ZeRO divides the state "
+                f"among groups of {ranks} of the {world_size} ranks",
                 hint="Leave mpu and PipelineModule out. To shard the model, use fully_shard (FSDP2).",
             )
         self._engine, self._zero, self.defaults = engine, zero, zero.optimizer.defaults
@@ -138,10 +144,10 @@ class ZeroOptimizer(torch.optim.Optimizer):
         engine = self._engine
         if engine.micro_steps % engine.gradient_accumulation_steps():
             raise JobFailedError(
-                "a step of run.steps ended between two steps of DeepSpeed's engine, whose waiting gradients a snapshot "
-                "does not contain",
-                hint=f"Compute {engine.gradient_accumulation_steps()} batches (gradient_accumulation_steps) in each "
-                "step of run.steps.",
+                "keep_engine: a step of run.steps ended before the optimizer step, and a snapshot does not contain the "
+                "accumulated gradients",
+                hint="In each step of run.steps, call engine.backward and engine.step for all "
+                f"{engine.gradient_accumulation_steps()} batches (gradient_accumulation_steps).",
             )
         options = [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups]
         return {
@@ -183,8 +189,8 @@ class ZeroOptimizer(torch.optim.Optimizer):
             return part
         if self._zero.round_robin_gradients:
             raise JobFailedError(
-                "another number of ranks saved this state with zero_optimization.round_robin_gradients, which orders "
-                "the parameters by the number of ranks",
+                "this state was saved with another number of ranks, and with zero_optimization.round_robin_gradients "
+                "the order of the parameters depends on the number of ranks",
                 hint="Start the job with the number of ranks that saved the state.",
             )
         vector = value.full_tensor() if isinstance(value, DTensor) else value

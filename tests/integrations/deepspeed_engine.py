@@ -1,5 +1,5 @@
 """DeepSpeed's engine, as `test_deepspeed.py` runs it through faults: deepspeed_engine.py STAGE PRECISION MICRO_BATCHES
-[STEPS].
+[STEPS [early]].
 
 With two parameter groups, weight decay, a scheduler, clipped gradients, and an odd number of parameters, so that ZeRO
 pads a part."""
@@ -41,7 +41,8 @@ def build() -> Any:
     groups = [{"params": [p for p in model.parameters() if p.ndim == n], "weight_decay": 0.1 * n} for n in (1, 2)]
     deepspeed.init_distributed()
     parallel = ModelParallel() if precision == "mpu" else None
-    return deepspeed.initialize(model=model, model_parameters=groups, config=config, mpu=parallel)[0]
+    built = deepspeed.initialize(model=model, model_parameters=groups, config=config, mpu=parallel)
+    return built if precision == "tuple" else built[0]
 
 
 class ModelParallel:
@@ -86,7 +87,7 @@ def main(run: Run) -> None:
     engine = keep_engine(run, build)
     write_digests(engine, f"start-{run.world_size}.json")
     for step in run.steps(STEPS):
-        for number in range(engine.gradient_accumulation_steps()):
+        for number in range(1 if "early" in sys.argv else engine.gradient_accumulation_steps()):
             chance = torch.Generator().manual_seed(1000 * step + 10 * number + run.rank)
             x = torch.randn(BATCH, 33, generator=chance).to(next(engine.parameters()).dtype)
             loss = (engine(x) - x.roll(1)).float().square().mean()

@@ -50,7 +50,9 @@ def test_another_number_of_ranks_continues_from_the_same_vectors(tmp_path: Path)
         (("3", "bf16", "1"), "DeepSpeedZeroOptimizer_Stage3, and ZeRO-1 or ZeRO-2 is needed"),
         (("0", "fp32", "1"), "keep_engine: the engine's optimizer is a "),
         (("2", "cpu", "1"), "zero_optimization.offload_optimizer is not supported"),
-        (("2", "mpu", "1"), "ZeRO divides the state among 1 of 2 ranks"),
+        (("2", "mpu", "1"), "ZeRO divides the state among groups of 1 of the 2 ranks"),
+        (("2", "tuple", "1"), "keep_engine: build returned a tuple instead of DeepSpeed's engine"),
+        (("2", "fp32", "2", "16", "early"), "a step of run.steps ended before the optimizer step"),
     ],
 )
 def test_engines_that_cannot_be_restored_are_refused(tmp_path: Path, words: tuple[str, ...], named: str) -> None:

@@ -22,8 +22,8 @@ _STEP = 1.25
 _AUTOGROUP = Path("/proc/self/autogroup")
 _TIMEOUT_S = 10.0
 _AGAIN_S = 0.11
-"""Seconds between attempts to change the nice value of the scheduling group. The kernel accepts a
-change only 0.1 s after the last change by any process on the machine. Processes with CAP_SYS_ADMIN are exempt."""
+"""Seconds between attempts to change the nice value of the scheduling group. For 0.1 s after
+a change by any process on the machine, the kernel refuses further changes, except by processes with CAP_SYS_ADMIN."""
 _FOR_GOOD = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS}
 
 
